@@ -1,0 +1,37 @@
+# `make demo` and `make test` do all set-up on a machine with Python and (better, not required) a C++ compiler.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
+
+.PHONY: help demo test lint bench format clean
+help:     ## show this list
+	@grep -hE '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
+
+$(STAMP): pyproject.toml constraints/dev.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## the main job: four methods on five tasks of digits, a table and an HTML report
+	$(BIN)/infssm run
+
+test: $(STAMP) lint ## format, lint, types, room table, all tests
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(STAMP) ## format, lint, types, room table
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## kernels and distances side by side with other implementations
+	$(BIN)/python -m benchmarks
+
+format: $(STAMP) ## rewrite the sources in house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:    ## remove everything that was built or installed here
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

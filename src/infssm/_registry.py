@@ -1,0 +1,64 @@
+"""Names to things: one small registry used by models, methods, distances, data sets and probes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from infssm.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for a close name, else the list of known names."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
+
+
+class Registry(Generic[T]):
+    """A named collection that rejects duplicates and suggests close names.
+
+    ``group`` names the entry-point group through which installed packages add their own entries.
+    """
+
+    def __init__(self, what: str, group: str | None = None) -> None:
+        self.what = what
+        self._items: dict[str, T] = {}
+        self._group = group
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Register the decorated object under ``name``."""
+
+        def add(item: T) -> T:
+            if name in self._items:
+                raise ConfigError(f"{self.what} {name!r} is registered already")
+            self._items[name] = item
+            return item
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._items:
+            self._load_entry_points()
+        if name not in self._items:
+            raise ConfigError(f"unknown {self.what} {name!r}{suggest(name, self._items)}")
+        return self._items[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_entry_points()
+        return iter(sorted(self._items))
+
+    def _load_entry_points(self) -> None:
+        if self._group is None:
+            return
+        group, self._group = self._group, None
+        for point in entry_points(group=group):
+            if point.name not in self._items:
+                self._items[point.name] = point.load()

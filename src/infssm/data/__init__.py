@@ -1,0 +1,1 @@
+"""Data sets, splits saved as data, task streams, transforms."""

@@ -1,0 +1,1 @@
+"""Pure functions on the observability geometry of state space systems."""

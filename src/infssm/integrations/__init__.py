@@ -1,0 +1,1 @@
+"""Bridges to other libraries; each file imports its library lazily."""

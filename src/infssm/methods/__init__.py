@@ -1,0 +1,1 @@
+"""Continual-learning methods: one contract, one file per method, composition by name."""

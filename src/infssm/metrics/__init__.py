@@ -1,0 +1,1 @@
+"""The accuracy matrix and everything computed from it."""

@@ -1,0 +1,1 @@
+"""Readable state space backbones and their weights."""

@@ -1,0 +1,1 @@
+"""Replay buffers: what they store and how they choose."""

@@ -1,0 +1,1 @@
+"""The one visible training loop, with optimiser, schedule, checkpoints and devices."""
