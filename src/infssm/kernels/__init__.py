@@ -1,1 +1,18 @@
-"""Selective scan, causal convolution and fused distances: one public op each, chosen backend at run time."""
+"""Selective scan with state outputs and the fused operations around it: reference and compiled backends."""
+
+from infssm.kernels._backend import backend_report
+from infssm.kernels.conv import causal_conv1d
+from infssm.kernels.distance import fused_distance
+from infssm.kernels.norm import add_rms_norm
+from infssm.kernels.scan import selective_scan
+from infssm.kernels.states import ScanStates, mean_states
+
+__all__ = [
+    "ScanStates",
+    "add_rms_norm",
+    "backend_report",
+    "causal_conv1d",
+    "fused_distance",
+    "mean_states",
+    "selective_scan",
+]

@@ -1,0 +1,23 @@
+"""Residual addition and RMSNorm in one pass."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from infssm.kernels import _reference
+from infssm.kernels._backend import pick_backend
+from infssm.kernels._checks import expect_shape
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, *, eps: float, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """The normed sum and the sum itself, which is the next residual.
+
+    x, residual: [..., channels]; weight: [channels]. Returns `(normed, new_residual)`: normed in x's dtype,
+    `new_residual = x + residual` in at least float32.
+    """
+    expect_shape("weight", weight, x.shape[-1:])
+    expect_shape("residual", residual, x.shape)
+    pick_backend(backend, x, residual, weight)
+    return _reference.add_rms_norm(x, residual, weight, eps)
