@@ -1,1 +1,38 @@
 """Continual-learning methods: one contract, one file per method, composition by name."""
+
+from infssm.methods._build import attach, build_method, list_methods, parse_name, register_method
+from infssm.methods._contract import (
+    Base,
+    Batch,
+    BatchLike,
+    ComponentConfig,
+    Context,
+    Regularizer,
+    StatePair,
+    TaskInfo,
+    Terms,
+)
+from infssm.methods._method import Method, StatesConfig
+from infssm.methods import inf_ssm, lwf, seq  # isort: skip  (each registers its methods)
+
+__all__ = [
+    "Base",
+    "Batch",
+    "BatchLike",
+    "ComponentConfig",
+    "Context",
+    "Method",
+    "Regularizer",
+    "StatePair",
+    "StatesConfig",
+    "TaskInfo",
+    "Terms",
+    "attach",
+    "build_method",
+    "inf_ssm",
+    "list_methods",
+    "lwf",
+    "parse_name",
+    "register_method",
+    "seq",
+]

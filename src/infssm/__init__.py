@@ -1,0 +1,1 @@
+"""infssm: learn task after task with state space models, without forgetting."""

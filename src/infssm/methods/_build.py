@@ -1,0 +1,129 @@
+"""From a name such as ``er+inf-ssm`` and flat or dotted options to a :class:`Method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from torch import nn
+
+from infssm._registry import Registry, suggest
+from infssm.errors import ConfigError
+from infssm.methods._contract import Base, Component, ComponentConfig, Context, Regularizer
+from infssm.methods._method import Method, StatesConfig
+
+C = TypeVar("C", bound=type[Component])
+components: Registry[type[Component]] = Registry("method", group="infssm.methods")
+
+
+def register_method(cls: C) -> C:
+    """Class decorator: make a :class:`Base` or :class:`Regularizer` available under its ``name``."""
+    components.register(cls.name)(cls)
+    return cls
+
+
+def list_methods() -> list[str]:
+    """Names of all single methods; join a base and regularizers with ``+`` to compose them."""
+    return list(components)
+
+
+def split_name(name: str) -> list[str]:
+    """``"er+inf-ssm"`` to ``["er", "inf-ssm"]``; a trailing plus belongs to the name before it (``inf-ssm+``, ``der++``)."""
+    parts: list[str] = []
+    for part in name.split("+"):
+        if part or not parts:
+            parts.append(part)
+        else:
+            parts[-1] += "+"
+    return parts
+
+
+def parse_name(name: str) -> tuple[type[Base], list[type[Regularizer]]]:
+    """The base and the regularizers a name stands for; regularizers alone stand on ``seq``."""
+    parts = split_name(name)
+    classes = [components[part] for part in parts]
+    bases = [c for c in classes if issubclass(c, Base)]
+    regularizers = [c for c in classes if issubclass(c, Regularizer)]
+    if len(bases) > 1:
+        raise ConfigError(
+            f"{name!r}: only one base method can form the loss, got {' and '.join(b.name for b in bases)}"
+        )
+    if len({c.name for c in classes}) < len(classes):
+        raise ConfigError(f"{name!r} names a method twice")
+    base = bases[0] if bases else components["seq"]
+    assert issubclass(base, Base)
+    if base.joint and regularizers:
+        raise ConfigError(f"{name!r}: joint training sees all data at once, so there is nothing to regularize")
+    return base, regularizers
+
+
+def build_method(
+    model: nn.Module,
+    name: str,
+    *,
+    num_classes: int | None = None,
+    num_tasks: int | None = None,
+    watching: bool = False,
+    **options: Any,
+) -> Method:
+    """Compose the named method on ``model``; see :func:`infssm.attach` for the options."""
+    base_cls, regularizer_classes = parse_name(name)
+    configs = resolve_options(name, [base_cls, *regularizer_classes], options)
+    states = configs.pop("states")
+    assert isinstance(states, StatesConfig)
+    context = Context(model, num_classes=num_classes, num_tasks=num_tasks, watching=watching)
+    base = base_cls(configs[base_cls.name], context)
+    regularizers = [cls(configs[cls.name], context) for cls in regularizer_classes]
+    return Method(name, context, base, regularizers, states)
+
+
+def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
+    """Hold ``model`` to what it knew, in your own training loop.
+
+    ```python
+    method = infssm.attach(model, "inf-ssm-exact")
+    for task in stream:
+        method.begin_task(task)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y) + method.penalty(x)  # 0 on the first task
+            loss.backward(); optimizer.step(); optimizer.zero_grad(); method.after_step()
+        method.end_task(task)
+    ```
+
+    Works with any model whose state space layers are known (:class:`infssm.NoSSMLayersError` otherwise). ``options`` are
+    the fields of the method's components: ``weight=1e3``, ``layers=12``; with several components that share a field name,
+    give a mapping per component: ``**{"inf-ssm": {"weight": 1e3}}``.
+    """
+    return build_method(model, name, watching=True, **options)
+
+
+def resolve_options(
+    name: str, classes: list[type[Component]], options: Mapping[str, Any]
+) -> dict[str, ComponentConfig]:
+    """Sort flat and per-component options into each component's validated configuration."""
+    schemas: dict[str, type[ComponentConfig]] = {c.name: c.Config for c in classes} | {"states": StatesConfig}
+    chosen: dict[str, dict[str, Any]] = {key: {} for key in schemas}
+    for key, value in options.items():
+        if key in schemas and isinstance(value, Mapping):
+            chosen[key] |= value
+            continue
+        owners = [owner for owner, schema in schemas.items() if key in schema.model_fields]
+        if not owners:
+            known = {field for schema in schemas.values() for field in schema.model_fields}
+            raise ConfigError(f"method {name!r} has no option {key!r}{suggest(key, known)}")
+        if len(owners) > 1:
+            raise ConfigError(f"option {key!r} of {name!r} belongs to {' and '.join(owners)}: say {owners[0]}.{key}")
+        chosen[owners[0]][key] = value
+    return {key: _validate(key, schema, chosen[key]) for key, schema in schemas.items()}
+
+
+def _validate(owner: str, schema: type[ComponentConfig], values: Mapping[str, Any]) -> ComponentConfig:
+    for key in values:
+        if key not in schema.model_fields:
+            raise ConfigError(f"method {owner!r} has no option {key!r}{suggest(key, schema.model_fields)}")
+    try:
+        return schema(**values)
+    except ValidationError as error:
+        lines = [f"{owner}.{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()]
+        raise ConfigError("; ".join(lines)) from None

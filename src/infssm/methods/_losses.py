@@ -1,0 +1,40 @@
+"""Losses and state differences that several methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from infssm.geometry import StateSpace
+from infssm.methods._contract import BatchLike, StatePair
+
+
+def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
+    """Mean cross-entropy over some columns of ``logits: [b, K]``.
+
+    Soft targets are cut to the columns and renormalised to sum to one; hard labels must lie inside them.
+    """
+    start = columns.start or 0
+    if batch.soft is None:
+        return F.cross_entropy(logits[:, columns], batch.y - start)
+    soft = batch.soft[:, columns]
+    return F.cross_entropy(logits[:, columns], soft / soft.sum(dim=1, keepdim=True))
+
+
+def mean_over_states(pair: StatePair, difference: Callable[[StateSpace, StateSpace], Tensor]) -> Tensor:
+    """Mean over tokens, then over layers and directions, of a difference of two state spaces."""
+    means = [difference(old, new).mean() for old, new in zip(pair.old, pair.new, strict=True)]
+    return torch.stack(means).mean()
+
+
+def squared_difference(which: str) -> Callable[[StateSpace, StateSpace], Tensor]:
+    """Mean squared difference over the n states of soft-normalised ``a``, ``b`` or ``c``: ``[...]``."""
+
+    def difference(old: StateSpace, new: StateSpace) -> Tensor:
+        x, y = getattr(old.soft_normalized(), which), getattr(new.soft_normalized(), which)
+        return (x - y).abs().square().mean(dim=-1)
+
+    return difference

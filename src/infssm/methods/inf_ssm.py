@@ -1,0 +1,157 @@
+"""Inf-SSM and Inf-SSM+ as published, and Inf-SSM-exact: distances of infinite-horizon observability.
+
+`inf-ssm` is for reproduction: its simplified distance is not 0 between equal systems and its gradient there is not 0
+either, so a strong weight or a large learning rate pulls the new model away from the old one. `inf-ssm-exact` is what
+to use: a distance with its minimum at the old model, and a weight that sets itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from infssm.errors import ConfigError
+from infssm.geometry import StateSpace, distance, list_distances
+from infssm.methods._auto import AutoWeight
+from infssm.methods._build import register_method
+from infssm.methods._contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
+from infssm.methods._losses import mean_over_states, squared_difference
+
+
+class InfSSMConfig(ComponentConfig):
+    """Options of :class:`InfSSM`."""
+
+    weight: float = Field(1e6, ge=0, description="λ of the paper, Tables 12-19")
+    equality: Literal["token", "tensor", "off"] = Field(
+        "token",
+        description="where equal systems count as distance 0: per token (paper), per layer (released code), never",
+    )
+
+
+@register_method
+class InfSSM(Regularizer):
+    """``λ · mean(1 - cos²θ)``: the paper's simplified distance between the observability subspaces of old and new."""
+
+    name = "inf-ssm"
+    Config = InfSSMConfig
+    config: InfSSMConfig
+    needs_states: ClassVar[bool] = True
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The term ``distance``."""
+        assert states is not None
+        return {"distance": self.config.weight * mean_over_states(states, self._simplified)}
+
+    def _simplified(self, old: StateSpace, new: StateSpace) -> Tensor:
+        equality = self.config.equality
+        return distance(old, new, kind="simplified", soft_normalize=True, validate=False, equality=equality)
+
+
+class InfSSMPlusConfig(InfSSMConfig):
+    """Options of :class:`InfSSMPlus`."""
+
+    gamma: float = Field(1.0, ge=0, description="γ of the paper: weight of the B term, Tables 12-13")
+    b_weight: Literal["product", "separate"] = Field(
+        "product", description="B term weighted λ·γ (the paper's equation) or γ alone"
+    )
+
+
+@register_method
+class InfSSMPlus(InfSSM):
+    """Inf-SSM plus the mean squared difference of B̃."""
+
+    name = "inf-ssm+"
+    Config = InfSSMPlusConfig
+    config: InfSSMPlusConfig
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The terms ``distance`` and ``b``."""
+        assert states is not None
+        if any(space.b is None for space in states.new):
+            raise ConfigError(
+                "inf-ssm+ needs the input matrix B, which this model's layers do not provide; use inf-ssm"
+            )
+        weight = self.config.gamma * (self.config.weight if self.config.b_weight == "product" else 1.0)
+        return super().penalty(states) | {"b": weight * mean_over_states(states, squared_difference("b"))}
+
+
+class InfSSMExactConfig(ComponentConfig):
+    """Options of :class:`InfSSMExact`."""
+
+    distance: Mapping[str, float] = Field(
+        {"output": 1.0},
+        validate_default=True,
+        description="a distance kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
+    )
+    weight: float | Literal["auto"] = Field(
+        "auto", description="a number, or 'auto': set from the drift that unregularized training shows"
+    )
+    probe_steps: int = Field(50, gt=0, description="unregularized steps from which 'auto' measures the drift")
+
+    @field_validator("distance", mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        terms = [term.strip().rpartition("*") for term in value.split("+")]
+        return {kind.strip(): float(factor or 1.0) for factor, _, kind in terms}
+
+    @field_validator("distance")
+    @classmethod
+    def _known(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        if unknown := set(value) - {"a", "b", "c", *list_distances()}:
+            raise ValueError(f"unknown distance {sorted(unknown)}; known: a, b, c, {', '.join(list_distances())}")
+        return value
+
+
+@register_method
+class InfSSMExact(Regularizer):
+    """``weight · mean(distance)`` with any distance of :mod:`infssm.geometry` or a weighted sum of them."""
+
+    name = "inf-ssm-exact"
+    Config = InfSSMExactConfig
+    config: InfSSMExactConfig
+    needs_states: ClassVar[bool] = True
+
+    def __init__(self, config: InfSSMExactConfig, context: Context) -> None:
+        super().__init__(config, context)
+        self.auto = AutoWeight(self.drift, context, config.probe_steps) if config.weight == "auto" else None
+
+    def drift(self, states: StatePair) -> Tensor:
+        """The unweighted penalty."""
+        return sum(
+            (factor * mean_over_states(states, _difference(kind)) for kind, factor in self.config.distance.items()),
+            start=states.new[0].a.real.new_zeros(()),
+        )
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """On the first task with an old model, let ``auto`` measure."""
+        if self.auto is not None:
+            self.auto.begin_task(task, loader)
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The term ``distance``."""
+        assert states is not None
+        drift = self.drift(states)
+        if self.auto is not None:
+            return {"distance": self.auto.weigh(drift)}
+        assert self.config.weight != "auto"
+        return {"distance": self.config.weight * drift}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The measured weight."""
+        return {} if self.auto is None else self.auto.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the measured weight."""
+        if self.auto is not None:
+            self.auto.load_state_dict(state)
+
+
+def _difference(kind: str) -> Callable[[StateSpace, StateSpace], Tensor]:
+    if kind in ("a", "b", "c"):
+        return squared_difference(kind)
+    return lambda old, new: distance(old, new, kind=kind, soft_normalize=True, validate=False)

@@ -1,0 +1,60 @@
+"""LwF-AC and LwF-ABC: keep each layer's states where the old model has them, in mean squared error.
+
+Not the logit distillation of the original LwF; the paper's state variants (its Tables 2, 6, 12 and 13).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from infssm.errors import ConfigError
+from infssm.methods._build import register_method
+from infssm.methods._contract import ComponentConfig, Regularizer, StatePair, Terms
+from infssm.methods._losses import mean_over_states, squared_difference
+
+
+class LwFACConfig(ComponentConfig):
+    """Options of :class:`LwFAC`."""
+
+    weight: float = Field(
+        1e4, ge=0, description="on MSE(A) + MSE(C); the paper uses 50 to 500 (MSE-lambda, Tables 12-13)"
+    )
+
+
+class LwFABCConfig(LwFACConfig):
+    """Options of :class:`LwFABC`."""
+
+    b_weight: float = Field(1e3, ge=0, description="on MSE(B); the paper uses 10 to 500 (MSE-gamma, Tables 12-13)")
+
+
+@register_method
+class LwFAC(Regularizer):
+    """``weight · mean(MSE(Ã) + MSE(C̃))`` over tokens, layers and directions."""
+
+    name = "lwf-ac"
+    Config = LwFACConfig
+    config: LwFACConfig
+    needs_states: ClassVar[bool] = True
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The terms ``a`` and ``c``."""
+        assert states is not None
+        return {k: self.config.weight * mean_over_states(states, squared_difference(k)) for k in ("a", "c")}
+
+
+@register_method
+class LwFABC(LwFAC):
+    """LwF-AC plus ``b_weight · MSE(B̃)``."""
+
+    name = "lwf-abc"
+    Config = LwFABCConfig
+    config: LwFABCConfig
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The terms ``a``, ``c`` and ``b``."""
+        assert states is not None
+        if any(space.b is None for space in states.new):
+            raise ConfigError("lwf-abc needs the input matrix B, which this model's layers do not provide; use lwf-ac")
+        return super().penalty(states) | {"b": self.config.b_weight * mean_over_states(states, squared_difference("b"))}

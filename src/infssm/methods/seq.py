@@ -1,0 +1,46 @@
+"""Seq: plain training on one task after the other, the lower bound; and Joint, the upper bound."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from infssm.methods._build import register_method
+from infssm.methods._contract import Base, BatchLike, ComponentConfig, Terms
+from infssm.methods._losses import cross_entropy
+
+
+class SeqConfig(ComponentConfig):
+    """Options of :class:`Seq`."""
+
+    mask: Literal["task", "seen", "none"] = Field(
+        "task", description="logits in the softmax: the current task's (released code), all seen classes, or all"
+    )
+
+
+@register_method
+class Seq(Base):
+    """Cross-entropy on the current task's logits, nothing held."""
+
+    name = "seq"
+    Config = SeqConfig
+    config: SeqConfig
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """One term: the cross-entropy."""
+        task = self.context.current
+        columns = {"task": task.block, "seen": task.seen, "none": slice(None)}[self.config.mask]
+        return {"ce": cross_entropy(self.context.forward(batch.x), batch, columns)}
+
+
+@register_method
+class Joint(Base):
+    """Trains on the data of all tasks so far with all seen classes: what a learner with full memory reaches."""
+
+    name = "joint"
+    joint: ClassVar[bool] = True
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """One term: the cross-entropy over all seen classes."""
+        return {"ce": cross_entropy(self.context.forward(batch.x), batch, self.context.current.seen)}
