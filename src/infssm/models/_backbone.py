@@ -1,0 +1,149 @@
+"""The manners all backbones share: heads, features, weights on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from infssm.errors import CheckpointError, ConfigError
+from infssm.models import _init
+from infssm.models._registry import build
+from infssm.models._weights import load_weights
+
+
+class Backbone(nn.Module):
+    """A feature extractor with a linear ``head``.
+
+    Subclasses set ``num_features`` and ``num_classes`` and define ``embed`` (input -> tokens [batch, tokens, dim]),
+    ``encode`` (tokens -> features [batch, tokens, dim]) and ``pool`` (features -> [batch, dim]).
+    """
+
+    num_features: int
+    num_classes: int
+    head: nn.Module
+    cls_index: int | None = None
+    model_name: str | None = None
+    model_options: dict[str, Any]
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Turn the input into tokens [batch, tokens, dim]."""
+        raise NotImplementedError
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Run all blocks and the final norm: tokens -> features [batch, tokens, dim]."""
+        raise NotImplementedError
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Reduce features [batch, tokens, dim] to what the head sees, [batch, dim]."""
+        raise NotImplementedError
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Features of every token, [batch, tokens, dim]."""
+        return self.encode(self.embed(x))
+
+    def forward_head(self, features: Tensor, *, pre_logits: bool = False) -> Tensor:
+        """Logits [batch, classes] of features [batch, tokens, dim]; with ``pre_logits`` the pooled features."""
+        pooled = self.pool(features)
+        return pooled if pre_logits else self.head(pooled)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [batch, classes]."""
+        return self.forward_head(self.forward_features(x))
+
+    def make_head(self, num_classes: int) -> nn.Module:
+        """Return a freshly initialised classifier (identity for zero classes)."""
+        if num_classes == 0:
+            return nn.Identity()
+        head = nn.Linear(self.num_features, num_classes)
+        _init.linear_(head)
+        return head
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replace the head by a fresh one for ``num_classes`` classes, on the device of the model."""
+        parameter = next(self.parameters())
+        self.head = self.make_head(num_classes).to(device=parameter.device, dtype=parameter.dtype)
+        self.num_classes = num_classes
+
+    def get_classifier(self) -> nn.Module:
+        """Return the head."""
+        return self.head
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay must leave alone, besides all one-dimensional ones."""
+        return set()
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rename or resample what public checkpoints of this architecture hold otherwise than we do."""
+        return state
+
+    def head_shape_differs(self, state: dict[str, Tensor]) -> bool:
+        """Whether a state dict has a head for another number of classes (or none), so ours stays as it is."""
+        weight = self.head.weight if isinstance(self.head, nn.Linear) else None
+        other = state.get("head.weight")
+        if weight is None or other is None:
+            return True
+        return other.ndim == 2 and other.shape[1] == weight.shape[1] and other.shape[0] != weight.shape[0]
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Write ``model.safetensors`` and ``config.json`` (name and options for ``create_model``)."""
+        if self.model_name is None:
+            raise ConfigError("only models built by create_model can be saved: it notes their name and options")
+        folder = Path(directory).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        options = {**self.model_options, "num_classes": self.num_classes}
+        config = json.dumps({"name": self.model_name, "options": options}, indent=2)
+        (folder / "config.json").write_text(config + "\n")
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str], **options: Any) -> Backbone:
+        """Rebuild a model from what ``save_pretrained`` wrote; ``options`` override the saved ones."""
+        model = from_pretrained(directory, **options)
+        if not isinstance(model, cls):
+            raise CheckpointError(f"{directory} holds a {type(model).__name__}, not a {cls.__name__}")
+        return model
+
+
+def create_model(
+    name: str, *, num_classes: int | None = None, weights: str | os.PathLike[str] | None = None, **options: Any
+) -> Any:
+    """Build a registered model.
+
+    name: one of ``list_models()``. num_classes: size of the head (the model's default when ``None``).
+    weights: a checkpoint file, a folder written by ``save_pretrained``, or the name of a file in
+    ``$INFSSM_WEIGHTS``; a head for another number of classes is left out. options: see the model's function.
+    """
+    if num_classes is not None:
+        options["num_classes"] = num_classes
+    model = build(name, options)
+    if weights is not None:
+        if not isinstance(model, Backbone):
+            raise ConfigError(f"model {name!r} is not a Backbone: load its weights yourself")
+        load_weights(model, weights)
+    return model
+
+
+def from_pretrained(directory: str | os.PathLike[str], **options: Any) -> Any:
+    """Rebuild a model from a folder written by ``save_pretrained``; ``options`` override the saved ones."""
+    folder = Path(directory).expanduser()
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        name, saved = config["name"], config["options"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} has no usable config.json; was it written by save_pretrained?") from error
+    return create_model(name, weights=folder, **{**saved, **options})
+
+
+def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Zero whole samples of x [batch, ...] with probability ``rate`` and rescale the rest (stochastic depth)."""
+    if rate == 0.0 or not training:
+        return x
+    keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= rate
+    return x * (keep / (1 - rate)).to(x.dtype)

@@ -1,0 +1,100 @@
+"""Reading checkpoints safely, and saying in short why one does not fit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from infssm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from infssm.models._backbone import Backbone
+
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+_NESTED = ("model", "state_dict", "module")
+
+
+def weights_root() -> Path:
+    """Folder in which weights are looked up by name: ``$INFSSM_WEIGHTS``, else ``~/.cache/infssm/weights``."""
+    return Path(os.environ.get("INFSSM_WEIGHTS", "~/.cache/infssm/weights")).expanduser()
+
+
+def find_weights(weights: str | os.PathLike[str]) -> Path:
+    """Return the file meant by a path (a file, or a folder with ``model.safetensors``) or by a name."""
+    path = Path(weights).expanduser()
+    if path.is_dir():
+        path = path / "model.safetensors"
+    candidates = [path] + [weights_root() / f"{weights}{suffix}" for suffix in ("", *_SUFFIXES)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise CheckpointError(f"no weights at {path}, and none named {str(weights)!r} in {weights_root()}; pass a path")
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint file without running any code it may hold."""
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else _torch_load(path)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} is not a readable checkpoint (truncated, or not one): {reason}") from error
+    return _tensors(content, path)
+
+
+def load_weights(model: Backbone, weights: str | os.PathLike[str]) -> None:
+    """Load a checkpoint into ``model``: every key must fit, save a head made for another number of classes."""
+    path = find_weights(weights)
+    state = model.adapt_state_dict(read_state_dict(path))
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if model.head_shape_differs(state):
+        head = [name for name in expected if name.startswith("head.")]
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+        expected = {name: shape for name, shape in expected.items() if name not in head}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    problems = _problems(expected, found)
+    if problems:
+        raise CheckpointError(f"{path} does not fit {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(state, strict=False)
+
+
+def _torch_load(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
+    while isinstance(content, Mapping):
+        nested = next((key for key in _NESTED if isinstance(content.get(key), Mapping)), None)
+        if nested is None:
+            break
+        content = content[nested]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise CheckpointError(
+            f"{path} holds no state dict: expected name -> tensor, alone or under one of {', '.join(_NESTED)}"
+        )
+    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def _problems(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Describe what is missing, unexpected and of another shape, a few names each."""
+    both = sorted(expected.keys() & found.keys())
+    mismatched = [f"{name} {found[name]} instead of {expected[name]}" for name in both if found[name] != expected[name]]
+    groups = {
+        "missing": sorted(expected.keys() - found.keys()),
+        "unexpected": sorted(found.keys() - expected.keys()),
+        "mismatched": mismatched,
+    }
+    return [f"{len(names)} {what}: {_short(names)}" for what, names in groups.items() if names]
+
+
+def _short(names: Iterable[str], limit: int = 4) -> str:
+    names = list(names)
+    rest = f", ... ({len(names) - limit} more)" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

@@ -1,0 +1,281 @@
+"""Vision Mamba (Vim): bidirectional selective scans over image patches, class token in the middle.
+
+Parameter names and shapes are those of the public hustvl/Vim checkpoints (bimamba v2, absolute positions,
+``if_divide_out``), which load as they are; a head for another number of classes is left out and position
+embeddings are resampled to the model's grid.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infssm.errors import CheckpointError, ConfigError
+from infssm.kernels import add_rms_norm, causal_conv1d
+from infssm.models import _init
+from infssm.models._backbone import Backbone, drop_path
+from infssm.models._mixer import STATE_SETS, Scan, SSMMixer, StateRows
+from infssm.models._registry import register_model
+
+
+class VimMixer(SSMMixer):
+    """Bidirectional selective state space layer: [batch, tokens, d_model] -> [batch, tokens, d_model].
+
+    Both directions share ``in_proj`` and ``out_proj``; each has its own convolution, projections and A, D. The
+    backward one (names with ``_b``) runs against the token order. The outputs are averaged.
+    """
+
+    def __init__(self, d_model: int, *, d_state: int = 16, d_conv: int = 4, expand: int = 2) -> None:
+        super().__init__()
+        self.d_inner = expand * d_model
+        self.d_state = d_state
+        self.dt_rank = math.ceil(d_model / 16)
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self._add_direction("", d_conv)
+        self._add_direction("_b", d_conv)
+        self.A_log = _init.a_log(self.d_inner, d_state)
+        self.A_b_log = _init.a_log(self.d_inner, d_state)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        with torch.no_grad():
+            self.dt_proj.bias.copy_(_init.dt_bias(self.d_inner))
+            # Vim leaves the backward bias at zero: its steps start near softplus(0).
+            self.dt_proj_b.bias.zero_()
+
+    def _add_direction(self, suffix: str, d_conv: int) -> None:
+        inner, rank = self.d_inner, self.dt_rank
+        setattr(self, f"conv1d{suffix}", nn.Conv1d(inner, inner, d_conv, groups=inner, padding=d_conv - 1))
+        setattr(self, f"x_proj{suffix}", nn.Linear(inner, rank + 2 * self.d_state, bias=False))
+        setattr(self, f"dt_proj{suffix}", nn.Linear(rank, inner))
+        setattr(self, f"D{suffix}", nn.Parameter(torch.ones(inner)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden: [batch, tokens, d_model]."""
+        x, z = self.in_proj(hidden).chunk(2, dim=-1)
+        forward, backward = self.run_scans([self._direction(x, z, "", False), self._direction(x, z, "_b", True)])
+        return self.out_proj(forward + backward)
+
+    def _direction(self, x: Tensor, z: Tensor, suffix: str, reverse: bool) -> Scan:
+        """Convolve and project x [batch, tokens, d_inner] for one direction."""
+        conv, dt_proj = getattr(self, f"conv1d{suffix}"), getattr(self, f"dt_proj{suffix}")
+        u = causal_conv1d(x, conv.weight.squeeze(1), conv.bias, reverse=reverse)
+        low, b, c = getattr(self, f"x_proj{suffix}")(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        return Scan(
+            u=u,
+            delta=F.linear(low, dt_proj.weight),
+            A=-torch.exp(getattr(self, "A_b_log" if reverse else "A_log").float()),
+            B=b,
+            C=c,
+            D=getattr(self, f"D{suffix}"),
+            bias=dt_proj.bias,
+            z=z,
+            reverse=reverse,
+            out_scale=0.5,
+        )
+
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """Parameters that form (A, C) or (A, B, C) of both directions, with the rows that matter."""
+        if which not in STATE_SETS:
+            raise ConfigError(f"unknown parameter set {which!r}; known: {', '.join(STATE_SETS)}")
+        rows: list[StateRows] = []
+        for suffix, a_log in (("", self.A_log), ("_b", self.A_b_log)):
+            rows += self._direction_parameters(which, suffix, a_log)
+        if which == "ABC-full":
+            rows.append((self.in_proj.weight, slice(0, self.d_inner)))
+        return rows
+
+    def _direction_parameters(self, which: str, suffix: str, a_log: nn.Parameter) -> list[StateRows]:
+        x_proj, dt_proj = getattr(self, f"x_proj{suffix}"), getattr(self, f"dt_proj{suffix}")
+        rows: list[StateRows] = [(a_log, None), (dt_proj.weight, None), (dt_proj.bias, None)]
+        if which == "AC-direct":
+            rank, n = self.dt_rank, self.d_state
+            return [*rows, (x_proj.weight, slice(0, rank)), (x_proj.weight, slice(rank + n, rank + 2 * n))]
+        rows.append((x_proj.weight, None))
+        if which == "ABC-full":
+            conv = getattr(self, f"conv1d{suffix}")
+            rows += [(conv.weight, None), (conv.bias, None)]
+        return rows
+
+
+class RMSNorm(nn.Module):
+    """Weight of a root-mean-square norm, applied together with the residual addition."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (norm(x + residual), x + residual), both [batch, tokens, dim]; the residual is float32."""
+        return add_rms_norm(x, residual, self.weight, eps=self.eps)
+
+
+class Block(nn.Module):
+    """Add, norm, mix: the mixer's output and the residual stay apart so that add and norm are one pass."""
+
+    def __init__(self, dim: int, mixer: SSMMixer, *, drop_path_rate: float = 0.0) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.norm = RMSNorm(dim)
+        self.drop_path_rate = drop_path_rate
+
+    def forward(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """hidden: [batch, tokens, dim]; residual likewise, or None before the first block."""
+        if residual is not None:
+            hidden = drop_path(hidden, self.drop_path_rate, self.training)
+        hidden, residual = self.norm(hidden, residual)
+        return self.mixer(hidden), residual
+
+
+class PatchEmbed(nn.Module):
+    """Cut an image into patches and project each: [batch, chans, height, width] -> [batch, patches, dim]."""
+
+    def __init__(self, patch_size: int, in_chans: int, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, kernel_size=patch_size, stride=patch_size)
+        _init.lecun_normal_(self.proj.weight)
+        if self.proj.bias is not None:
+            nn.init.zeros_(self.proj.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, chans, height, width]."""
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class VisionMamba(Backbone):
+    """Vim image classifier. Images [batch, in_chans, img_size, img_size] -> logits [batch, num_classes]."""
+
+    def __init__(
+        self,
+        *,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 192,
+        depth: int = 24,
+        d_state: int = 16,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.num_features = embed_dim
+        self.num_classes = num_classes
+        self.img_size, self.grid_size = _grid(img_size, patch_size)
+        self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, self.num_patches + 1, embed_dim))
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        rates = [0.0, *torch.linspace(0, drop_path_rate, depth).tolist()]
+        self.layers = nn.ModuleList(
+            Block(embed_dim, VimMixer(embed_dim, d_state=d_state), drop_path_rate=rates[i]) for i in range(depth)
+        )
+        for layer in self.layers:
+            _init.residual_projection_(layer.mixer.out_proj.weight, depth)
+        self.drop_path_rate = drop_path_rate
+        self.norm_f = RMSNorm(embed_dim)
+        self.head = self.make_head(num_classes)
+
+    @property
+    def num_patches(self) -> int:
+        """Patches per image."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    @property
+    def cls_index(self) -> int:  # type: ignore[override]
+        """Position of the class token among the tokens of ``embed``."""
+        return self.num_patches // 2
+
+    def embed(self, x: Tensor) -> Tensor:
+        """x: [batch, in_chans, height, width] -> tokens [batch, patches + 1, dim] with class token and positions."""
+        if tuple(x.shape[-2:]) != self.img_size:
+            raise ConfigError(f"images of {tuple(x.shape[-2:])} for a model of {self.img_size}: use set_input_size")
+        patches = self.patch_embed(x)
+        middle = self.cls_index
+        cls = self.cls_token.expand(x.shape[0], -1, -1)
+        return torch.cat((patches[:, :middle], cls, patches[:, middle:]), dim=1) + self.pos_embed
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Run all blocks and the final norm; any number of tokens: [batch, tokens, dim]."""
+        hidden, residual = tokens, None
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual)
+        features, _ = self.norm_f(drop_path(hidden, self.drop_path_rate, self.training), residual)
+        return features
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Take the class token, counted from the end so that prepended tokens do not move it."""
+        return features[:, self.cls_index - self.num_patches - 1]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay must leave alone, besides all one-dimensional ones."""
+        return {"pos_embed", "cls_token"}
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Make the model take images of another size; position embeddings are resampled."""
+        old_grid = self.grid_size
+        self.img_size, self.grid_size = _grid(img_size, self.patch_size)
+        if self.model_name is not None:
+            self.model_options["img_size"] = img_size
+        if self.grid_size != old_grid:
+            self.pos_embed = nn.Parameter(resample_positions(self.pos_embed.detach(), old_grid, self.grid_size))
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Resample position embeddings made for another (square) grid."""
+        positions = state.get("pos_embed")
+        if positions is None or positions.ndim != 3 or positions.shape[1] == self.num_patches + 1:
+            return state
+        side = math.isqrt(positions.shape[1] - 1)
+        if side * side != positions.shape[1] - 1:
+            raise CheckpointError(f"pos_embed of {positions.shape[1]} tokens is no square grid and a class token")
+        return {**state, "pos_embed": resample_positions(positions, (side, side), self.grid_size)}
+
+
+def resample_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Resample position embeddings [1, patches + 1, dim] bicubically; the middle one, the class token's, is kept."""
+    middle = old[0] * old[1] // 2
+    cls = positions[:, middle : middle + 1]
+    grid = torch.cat((positions[:, :middle], positions[:, middle + 1 :]), dim=1)
+    grid = grid.reshape(1, *old, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=new, mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
+    middle = new[0] * new[1] // 2
+    return torch.cat((grid[:, :middle], cls, grid[:, middle:]), dim=1)
+
+
+def _grid(img_size: int | tuple[int, int], patch_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    if height % patch_size or width % patch_size:
+        raise ConfigError(f"image size {(height, width)} is not a multiple of the patch size {patch_size}")
+    return (height, width), (height // patch_size, width // patch_size)
+
+
+def _vim(defaults: dict[str, Any], options: dict[str, Any]) -> VisionMamba:
+    return VisionMamba(**{**defaults, **options})
+
+
+@register_model("vim_nano")
+def vim_nano(**options: Any) -> VisionMamba:
+    """Vim for small images: 32x32, patch 4, depth 6, width 96 unless told otherwise."""
+    return _vim({"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 6, "num_classes": 100}, options)
+
+
+@register_model("vim_tiny_patch16_224")
+def vim_tiny_patch16_224(**options: Any) -> VisionMamba:
+    """Vim-tiny, 7 M parameters (public weights: vim_t_midclstok_76p1acc)."""
+    return _vim({"embed_dim": 192}, options)
+
+
+@register_model("vim_small_patch16_224")
+def vim_small_patch16_224(**options: Any) -> VisionMamba:
+    """Vim-small, 26 M parameters (public weights: vim_s_midclstok_80p5acc)."""
+    return _vim({"embed_dim": 384}, options)
+
+
+@register_model("vim_base_patch16_224")
+def vim_base_patch16_224(**options: Any) -> VisionMamba:
+    """Vim-base, 98 M parameters."""
+    return _vim({"embed_dim": 768}, options)
