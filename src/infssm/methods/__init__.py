@@ -1,5 +1,6 @@
 """Continual-learning methods: one contract, one file per method, composition by name."""
 
+from infssm.methods import inf_ssm, lwf, seq
 from infssm.methods._build import attach, build_method, list_methods, parse_name, register_method
 from infssm.methods._contract import (
     Base,
@@ -13,7 +14,6 @@ from infssm.methods._contract import (
     Terms,
 )
 from infssm.methods._method import Method, StatesConfig
-from infssm.methods import inf_ssm, lwf, seq  # isort: skip  (each registers its methods)
 
 __all__ = [
     "Base",

@@ -26,8 +26,8 @@ _MEASURED = 5
 class AutoWeight:
     """Measures once, on the first task with an old model, and keeps the weight.
 
-    With a loader a copy of the model is trained for ``steps`` steps and thrown away. Without one (a user's own loop) the
-    first ``steps`` steps of the task run unregularized and are measured as they go.
+    With a loader a copy of the model is trained for ``steps`` steps and thrown away. Without one (a user's own loop)
+    the first ``steps`` steps of the task run unregularized and are measured as they go.
     """
 
     def __init__(self, drift: Callable[[StatePair], Tensor], context: Context, steps: int) -> None:

@@ -29,7 +29,7 @@ def list_methods() -> list[str]:
 
 
 def split_name(name: str) -> list[str]:
-    """``"er+inf-ssm"`` to ``["er", "inf-ssm"]``; a trailing plus belongs to the name before it (``inf-ssm+``, ``der++``)."""
+    """``"er+inf-ssm"`` to ``["er", "inf-ssm"]``; a plus before no name belongs to the name it follows (``der++``)."""
     parts: list[str] = []
     for part in name.split("+"):
         if part or not parts:
@@ -91,9 +91,9 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
         method.end_task(task)
     ```
 
-    Works with any model whose state space layers are known (:class:`infssm.NoSSMLayersError` otherwise). ``options`` are
-    the fields of the method's components: ``weight=1e3``, ``layers=12``; with several components that share a field name,
-    give a mapping per component: ``**{"inf-ssm": {"weight": 1e3}}``.
+    Works with any model whose state space layers are known (:class:`infssm.NoSSMLayersError` otherwise). ``options``
+    are the fields of the method's components: ``weight=1e3``, ``layers=12``; where several components share a field
+    name, give a mapping per component: ``**{"inf-ssm": {"weight": 1e3}}``.
     """
     return build_method(model, name, watching=True, **options)
 

@@ -176,7 +176,7 @@ def _logits(output: Any) -> Tensor:
     return logits
 
 
-class Component(ABC):
+class Component:
     """Hooks shared by bases and regularizers. ``Config`` holds the component's options."""
 
     name: ClassVar[str]
@@ -213,7 +213,7 @@ class Component(ABC):
         """Restore what :meth:`state_dict` returned."""
 
 
-class Regularizer(Component):
+class Regularizer(Component, ABC):
     """Adds terms to any base's loss. Called from the second task on only."""
 
     needs_states: ClassVar[bool] = False
@@ -225,7 +225,7 @@ class Regularizer(Component):
         """Loss terms of this step, weighted."""
 
 
-class Base(Component):
+class Base(Component, ABC):
     """Forms the classification loss. Called on every task."""
 
     stores_data: ClassVar[bool] = False

@@ -84,7 +84,7 @@ class InfSSMExactConfig(ComponentConfig):
     distance: Mapping[str, float] = Field(
         {"output": 1.0},
         validate_default=True,
-        description="a distance kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
+        description="a kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
     )
     weight: float | Literal["auto"] = Field(
         "auto", description="a number, or 'auto': set from the drift that unregularized training shows"
