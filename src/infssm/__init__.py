@@ -1,1 +1,82 @@
-"""infssm: learn task after task with state space models, without forgetting."""
+"""infssm: learn task after task with state space models, without forgetting.
+
+Everything a user needs is a name of this module; each is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infssm.data import TaskStream as TaskStream
+    from infssm.data import load_dataset as load_dataset
+    from infssm.errors import CheckpointError as CheckpointError
+    from infssm.errors import ConfigError as ConfigError
+    from infssm.errors import DataError as DataError
+    from infssm.errors import DivergedError as DivergedError
+    from infssm.errors import InfssmError as InfssmError
+    from infssm.errors import NoSSMLayersError as NoSSMLayersError
+    from infssm.geometry import StateSpace as StateSpace
+    from infssm.geometry import distance as distance
+    from infssm.geometry import gram as gram
+    from infssm.geometry import gram_dense as gram_dense
+    from infssm.geometry import list_distances as list_distances
+    from infssm.geometry import principal_angles as principal_angles
+    from infssm.geometry import register_distance as register_distance
+    from infssm.geometry import soft_normalize as soft_normalize
+    from infssm.kernels import causal_conv1d as causal_conv1d
+    from infssm.kernels import selective_scan as selective_scan
+    from infssm.methods import attach as attach
+    from infssm.methods import list_methods as list_methods
+    from infssm.methods import register_method as register_method
+    from infssm.models import create_model as create_model
+    from infssm.models import list_models as list_models
+    from infssm.models import register_model as register_model
+    from infssm.presets import run as run
+    from infssm.states import record_states as record_states
+    from infssm.states import register_probe as register_probe
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "data": ("TaskStream", "load_dataset"),
+    "errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DivergedError",
+        "InfssmError",
+        "NoSSMLayersError",
+    ),
+    "geometry": (
+        "StateSpace",
+        "distance",
+        "gram",
+        "gram_dense",
+        "list_distances",
+        "principal_angles",
+        "register_distance",
+        "soft_normalize",
+    ),
+    "kernels": ("causal_conv1d", "selective_scan"),
+    "methods": ("attach", "list_methods", "register_method"),
+    "models": ("create_model", "list_models", "register_model"),
+    "presets": ("run",),
+    "states": ("record_states", "register_probe"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'infssm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"infssm.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
