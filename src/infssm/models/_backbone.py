@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -50,7 +50,10 @@ class Backbone(nn.Module):
     def forward_head(self, features: Tensor, *, pre_logits: bool = False) -> Tensor:
         """Logits [batch, classes] of features [batch, tokens, dim]; with ``pre_logits`` the pooled features."""
         pooled = self.pool(features)
-        return pooled if pre_logits else self.head(pooled)
+        if pre_logits:
+            return pooled
+        logits: Tensor = self.head(pooled)
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [batch, classes]."""
@@ -99,8 +102,7 @@ class Backbone(nn.Module):
         options = {**self.model_options, "num_classes": self.num_classes}
         config = json.dumps({"name": self.model_name, "options": options}, indent=2)
         (folder / "config.json").write_text(config + "\n")
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / "model.safetensors")
+        save_file(_untied(self.state_dict()), folder / "model.safetensors")
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str], **options: Any) -> Backbone:
@@ -109,6 +111,12 @@ class Backbone(nn.Module):
         if not isinstance(model, cls):
             raise CheckpointError(f"{directory} holds a {type(model).__name__}, not a {cls.__name__}")
         return model
+
+
+def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keep the first name of tensors that share memory; ``adapt_state_dict`` restores the others."""
+    first = {tensor.data_ptr(): name for name, tensor in reversed(list(state.items()))}
+    return {name: state[name].detach().cpu().contiguous() for name in first.values()}
 
 
 def create_model(
@@ -139,11 +147,3 @@ def from_pretrained(directory: str | os.PathLike[str], **options: Any) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder} has no usable config.json; was it written by save_pretrained?") from error
     return create_model(name, weights=folder, **{**saved, **options})
-
-
-def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Zero whole samples of x [batch, ...] with probability ``rate`` and rescale the rest (stochastic depth)."""
-    if rate == 0.0 or not training:
-        return x
-    keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= rate
-    return x * (keep / (1 - rate)).to(x.dtype)

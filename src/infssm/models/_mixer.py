@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from infssm.errors import ConfigError
 from infssm.kernels import ScanStates, mean_states, selective_scan
 
-StateRows = tuple[nn.Parameter, "slice | None"]
+StateRows = tuple[Tensor, "slice | None"]
 """A parameter and the rows of it that form states (``None``: all rows)."""
 
 STATE_SETS = ("AC-direct", "ABC-direct", "ABC-full")
@@ -38,15 +39,15 @@ class StateTap(Protocol):
     """
 
     @property
-    def zoh(self) -> bool: ...  # noqa: D102
+    def zoh(self) -> bool: ...
 
     @property
-    def include_dt_bias(self) -> bool: ...  # noqa: D102
+    def include_dt_bias(self) -> bool: ...
 
     @property
-    def stop(self) -> bool: ...  # noqa: D102
+    def stop(self) -> bool: ...
 
-    def emit(self, mixer: SSMMixer, states: list[RawStates]) -> None: ...  # noqa: D102
+    def emit(self, mixer: SSMMixer, states: list[RawStates]) -> None: ...
 
 
 class Scan(NamedTuple):
@@ -96,15 +97,15 @@ class SSMMixer(nn.Module):
             raise RuntimeError("a tap with stop=True must raise from emit to end the forward pass")
 
 
-def _scan(scan: Scan, return_states: bool | str) -> tuple[Tensor, ScanStates] | Tensor:
-    half = scan.out_scale
+def _scan(scan: Scan, return_states: bool | Literal["zoh"]) -> Any:
+    scale = scan.out_scale
     return selective_scan(
         scan.u,
         scan.delta,
         scan.A,
-        scan.B if half == 1.0 else scan.B * half,
+        scan.B if scale == 1.0 else scan.B * scale,
         scan.C,
-        scan.D if half == 1.0 else scan.D * half,
+        scan.D if scale == 1.0 else scan.D * scale,
         z=scan.z,
         delta_bias=scan.bias,
         delta_softplus=True,
@@ -114,7 +115,8 @@ def _scan(scan: Scan, return_states: bool | str) -> tuple[Tensor, ScanStates] | 
 
 
 def _output(scan: Scan) -> Tensor:
-    return _scan(scan, False)
+    y: Tensor = _scan(scan, False)
+    return y
 
 
 def _output_and_states(scan: Scan, tap: StateTap) -> tuple[Tensor, RawStates]:
@@ -138,3 +140,9 @@ def _states_only(scan: Scan, tap: StateTap) -> RawStates:
 
 def _raw(scan: Scan, states: ScanStates) -> RawStates:
     return RawStates(a=states.a, c=scan.C, b=scan.B, delta=states.delta, zoh=states.zoh)
+
+
+def check_state_set(which: str) -> None:
+    """Raise unless ``which`` names a parameter set."""
+    if which not in STATE_SETS:
+        raise ConfigError(f"unknown parameter set {which!r}; known: {', '.join(STATE_SETS)}")

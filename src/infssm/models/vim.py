@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.kernels import add_rms_norm, causal_conv1d
 from infssm.models import _init
-from infssm.models._backbone import Backbone, drop_path
-from infssm.models._mixer import STATE_SETS, Scan, SSMMixer, StateRows
+from infssm.models._backbone import Backbone
+from infssm.models._block import Block, RMSNorm, run_blocks
+from infssm.models._mixer import SSMMixer, StateRows, check_state_set
 from infssm.models._registry import register_model
+from infssm.models._selective import Direction, depthwise_conv
 
 
 class VimMixer(SSMMixer):
@@ -31,103 +32,42 @@ class VimMixer(SSMMixer):
 
     def __init__(self, d_model: int, *, d_state: int = 16, d_conv: int = 4, expand: int = 2) -> None:
         super().__init__()
-        self.d_inner = expand * d_model
-        self.d_state = d_state
-        self.dt_rank = math.ceil(d_model / 16)
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self._add_direction("", d_conv)
-        self._add_direction("_b", d_conv)
-        self.A_log = _init.a_log(self.d_inner, d_state)
-        self.A_b_log = _init.a_log(self.d_inner, d_state)
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        inner, rank = expand * d_model, math.ceil(d_model / 16)
+        self.d_inner, self.d_state, self.dt_rank = inner, d_state, rank
+        self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
+        self.A_log, self.A_b_log = _init.a_log(inner, d_state), _init.a_log(inner, d_state)
+        self.D, self.D_b = nn.Parameter(torch.ones(inner)), nn.Parameter(torch.ones(inner))
+        self.conv1d, self.conv1d_b = depthwise_conv(inner, d_conv), depthwise_conv(inner, d_conv)
+        self.x_proj = nn.Linear(inner, rank + 2 * d_state, bias=False)
+        self.x_proj_b = nn.Linear(inner, rank + 2 * d_state, bias=False)
+        self.dt_proj, self.dt_proj_b = nn.Linear(rank, inner), nn.Linear(rank, inner)
+        self.out_proj = nn.Linear(inner, d_model, bias=False)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(_init.dt_bias(self.d_inner))
+            self.dt_proj.bias.copy_(_init.dt_bias(inner))
             # Vim leaves the backward bias at zero: its steps start near softplus(0).
             self.dt_proj_b.bias.zero_()
 
-    def _add_direction(self, suffix: str, d_conv: int) -> None:
-        inner, rank = self.d_inner, self.dt_rank
-        setattr(self, f"conv1d{suffix}", nn.Conv1d(inner, inner, d_conv, groups=inner, padding=d_conv - 1))
-        setattr(self, f"x_proj{suffix}", nn.Linear(inner, rank + 2 * self.d_state, bias=False))
-        setattr(self, f"dt_proj{suffix}", nn.Linear(rank, inner))
-        setattr(self, f"D{suffix}", nn.Parameter(torch.ones(inner)))
+    def directions(self) -> list[Direction]:
+        """The parameters of the forward and of the backward direction."""
+        return [
+            Direction(self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D),
+            Direction(self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b, reverse=True),
+        ]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [batch, tokens, d_model]."""
         x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        forward, backward = self.run_scans([self._direction(x, z, "", False), self._direction(x, z, "_b", True)])
-        return self.out_proj(forward + backward)
-
-    def _direction(self, x: Tensor, z: Tensor, suffix: str, reverse: bool) -> Scan:
-        """Convolve and project x [batch, tokens, d_inner] for one direction."""
-        conv, dt_proj = getattr(self, f"conv1d{suffix}"), getattr(self, f"dt_proj{suffix}")
-        u = causal_conv1d(x, conv.weight.squeeze(1), conv.bias, reverse=reverse)
-        low, b, c = getattr(self, f"x_proj{suffix}")(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        return Scan(
-            u=u,
-            delta=F.linear(low, dt_proj.weight),
-            A=-torch.exp(getattr(self, "A_b_log" if reverse else "A_log").float()),
-            B=b,
-            C=c,
-            D=getattr(self, f"D{suffix}"),
-            bias=dt_proj.bias,
-            z=z,
-            reverse=reverse,
-            out_scale=0.5,
-        )
+        forward, backward = self.run_scans([way.prepare(x, z, out_scale=0.5) for way in self.directions()])
+        mixed: Tensor = self.out_proj(forward + backward)
+        return mixed
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """Parameters that form (A, C) or (A, B, C) of both directions, with the rows that matter."""
-        if which not in STATE_SETS:
-            raise ConfigError(f"unknown parameter set {which!r}; known: {', '.join(STATE_SETS)}")
-        rows: list[StateRows] = []
-        for suffix, a_log in (("", self.A_log), ("_b", self.A_b_log)):
-            rows += self._direction_parameters(which, suffix, a_log)
+        check_state_set(which)
+        rows = [row for way in self.directions() for row in way.state_parameters(which)]
         if which == "ABC-full":
             rows.append((self.in_proj.weight, slice(0, self.d_inner)))
         return rows
-
-    def _direction_parameters(self, which: str, suffix: str, a_log: nn.Parameter) -> list[StateRows]:
-        x_proj, dt_proj = getattr(self, f"x_proj{suffix}"), getattr(self, f"dt_proj{suffix}")
-        rows: list[StateRows] = [(a_log, None), (dt_proj.weight, None), (dt_proj.bias, None)]
-        if which == "AC-direct":
-            rank, n = self.dt_rank, self.d_state
-            return [*rows, (x_proj.weight, slice(0, rank)), (x_proj.weight, slice(rank + n, rank + 2 * n))]
-        rows.append((x_proj.weight, None))
-        if which == "ABC-full":
-            conv = getattr(self, f"conv1d{suffix}")
-            rows += [(conv.weight, None), (conv.bias, None)]
-        return rows
-
-
-class RMSNorm(nn.Module):
-    """Weight of a root-mean-square norm, applied together with the residual addition."""
-
-    def __init__(self, dim: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (norm(x + residual), x + residual), both [batch, tokens, dim]; the residual is float32."""
-        return add_rms_norm(x, residual, self.weight, eps=self.eps)
-
-
-class Block(nn.Module):
-    """Add, norm, mix: the mixer's output and the residual stay apart so that add and norm are one pass."""
-
-    def __init__(self, dim: int, mixer: SSMMixer, *, drop_path_rate: float = 0.0) -> None:
-        super().__init__()
-        self.mixer = mixer
-        self.norm = RMSNorm(dim)
-        self.drop_path_rate = drop_path_rate
-
-    def forward(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """hidden: [batch, tokens, dim]; residual likewise, or None before the first block."""
-        if residual is not None:
-            hidden = drop_path(hidden, self.drop_path_rate, self.training)
-        hidden, residual = self.norm(hidden, residual)
-        return self.mixer(hidden), residual
 
 
 class PatchEmbed(nn.Module):
@@ -142,7 +82,8 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, chans, height, width]."""
-        return self.proj(x).flatten(2).transpose(1, 2)
+        patches: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return patches
 
 
 class VisionMamba(Backbone):
@@ -171,11 +112,12 @@ class VisionMamba(Backbone):
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         rates = [0.0, *torch.linspace(0, drop_path_rate, depth).tolist()]
+        mixers = [VimMixer(embed_dim, d_state=d_state) for _ in range(depth)]
+        for mixer in mixers:
+            _init.residual_projection_(mixer.out_proj.weight, depth)
         self.layers = nn.ModuleList(
-            Block(embed_dim, VimMixer(embed_dim, d_state=d_state), drop_path_rate=rates[i]) for i in range(depth)
+            Block(embed_dim, mixer, drop_path_rate=rate) for mixer, rate in zip(mixers, rates, strict=False)
         )
-        for layer in self.layers:
-            _init.residual_projection_(layer.mixer.out_proj.weight, depth)
         self.drop_path_rate = drop_path_rate
         self.norm_f = RMSNorm(embed_dim)
         self.head = self.make_head(num_classes)
@@ -194,18 +136,14 @@ class VisionMamba(Backbone):
         """x: [batch, in_chans, height, width] -> tokens [batch, patches + 1, dim] with class token and positions."""
         if tuple(x.shape[-2:]) != self.img_size:
             raise ConfigError(f"images of {tuple(x.shape[-2:])} for a model of {self.img_size}: use set_input_size")
-        patches = self.patch_embed(x)
+        patches: Tensor = self.patch_embed(x)
         middle = self.cls_index
         cls = self.cls_token.expand(x.shape[0], -1, -1)
         return torch.cat((patches[:, :middle], cls, patches[:, middle:]), dim=1) + self.pos_embed
 
     def encode(self, tokens: Tensor) -> Tensor:
         """Run all blocks and the final norm; any number of tokens: [batch, tokens, dim]."""
-        hidden, residual = tokens, None
-        for layer in self.layers:
-            hidden, residual = layer(hidden, residual)
-        features, _ = self.norm_f(drop_path(hidden, self.drop_path_rate, self.training), residual)
-        return features
+        return run_blocks(self.layers, self.norm_f, tokens, drop_path_rate=self.drop_path_rate)
 
     def pool(self, features: Tensor) -> Tensor:
         """Take the class token, counted from the end so that prepended tokens do not move it."""
