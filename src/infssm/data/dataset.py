@@ -1,0 +1,84 @@
+"""A data set: pictures, labels, class names, and which pictures are the official test set."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infssm.data.images import Images
+from infssm.errors import DataError
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """All pictures of a data set in one index space.
+
+    Where the data set has an official test set, its pictures come last, so every picture has one index whatever its
+    role.
+
+    Attributes:
+        name: name it was loaded by.
+        classes: class names; the position is the label.
+        images: the pictures.
+        labels: int64 [n] label of every picture.
+        num_test: how many of the last pictures are the official test set; 0 when there is none.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    images: Images
+    labels: Indices
+    num_test: int = 0
+
+    def __post_init__(self) -> None:
+        labels = np.asarray(self.labels)
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(f"{self.name}: labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
+        if len(labels) != len(self.images):
+            raise DataError(f"{self.name}: {len(self.images)} images but {len(labels)} labels")
+        if len(labels) == 0:
+            raise DataError(f"{self.name}: the data set holds no images")
+        if labels.min() < 0 or labels.max() >= len(self.classes):
+            raise DataError(
+                f"{self.name}: labels run from {labels.min()} to {labels.max()}, but {len(self.classes)} classes "
+                f"need 0 to {len(self.classes) - 1}"
+            )
+        object.__setattr__(self, "labels", labels.astype(np.int64))
+        self._require_every_class()
+
+    def _require_every_class(self) -> None:
+        for role, part in self.splits.items():
+            counts = np.bincount(self.labels[part.start : part.stop], minlength=len(self.classes))
+            empty = [self.classes[label] for label in np.flatnonzero(counts == 0)]
+            if empty:
+                shown = ", ".join(empty[:5]) + (" and more" if len(empty) > 5 else "")
+                raise DataError(f"{self.name}: {len(empty)} classes have no {role} images: {shown}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @property
+    def splits(self) -> dict[str, range]:
+        """Official parts as index ranges: ``train`` and ``test``, or ``all`` where there is no official test set."""
+        first_test = len(self) - self.num_test
+        if self.num_test == 0:
+            return {"all": range(len(self))}
+        return {"train": range(first_test), "test": range(first_test, len(self))}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of labels and pictures' identity; a split belongs to exactly one fingerprint."""
+        digest = hashlib.sha256(self.labels.astype("<i8").tobytes())
+        digest.update(f"{self.num_test} {self.images.fingerprint()}".encode())
+        return digest.hexdigest()[:16]

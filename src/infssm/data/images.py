@@ -1,0 +1,145 @@
+"""Where the pixels of a data set live: one array in memory, or files on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infssm.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class Images(Protocol):
+    """An indexed collection of pictures."""
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of every picture: 1 or 3."""
+
+    def __len__(self) -> int: ...
+
+    def picture(self, index: int) -> Image:
+        """Picture ``index`` as a PIL image, in its own size."""
+
+    def raw(self, indices: Sequence[int], size: int) -> Tensor:
+        """Pictures as uint8 [n, channels, height, width], all of one size."""
+
+    def fingerprint(self) -> str:
+        """Digest that changes when pictures are added, removed or reordered."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayImages:
+    """Pictures of one size in memory.
+
+    Attributes:
+        pixels: uint8 [n, channels, height, width].
+    """
+
+    pixels: Tensor
+
+    @classmethod
+    def from_numpy(cls, pixels: np.ndarray[Any, Any]) -> ArrayImages:
+        """From uint8 [n, height, width] or [n, height, width, channels]."""
+        if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[-1] in (1, 3))):
+            raise DataError(
+                "images must be uint8 arrays [n, height, width] or [n, height, width, 1 or 3], "
+                f"got {pixels.dtype} {list(pixels.shape)}"
+            )
+        planes = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+        return cls(torch.from_numpy(np.ascontiguousarray(planes)))
+
+    @property
+    def channels(self) -> int:
+        """Colour channels: 1 or 3."""
+        return int(self.pixels.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def picture(self, index: int) -> Image:
+        """Picture ``index`` as an RGB or grey PIL image."""
+        return to_picture(self.pixels[index])
+
+    def raw(self, indices: Sequence[int], size: int) -> Tensor:  # noqa: ARG002 - arrays keep the size they have
+        """Pictures as uint8 [n, channels, height, width]; arrays keep the size they have."""
+        return self.pixels[torch.as_tensor(indices)]
+
+    def fingerprint(self) -> str:
+        """Digest of the shape and of every 997th byte."""
+        digest = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
+        digest.update(self.pixels.flatten()[::997].numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class FileImages:
+    """Pictures in files of any size, read as RGB when asked for.
+
+    Attributes:
+        root: folder the paths start from.
+        paths: relative paths with forward slashes.
+    """
+
+    root: Path
+    paths: tuple[str, ...]
+
+    @property
+    def channels(self) -> int:
+        """Files are read as RGB."""
+        return 3
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def picture(self, index: int) -> Image:
+        """Picture ``index`` as an RGB PIL image; DataError names a file that cannot be read."""
+        from PIL import Image as pil
+
+        path = self.root / self.paths[index]
+        try:
+            with pil.open(path) as image:
+                return image.convert("RGB")
+        except (OSError, SyntaxError, ValueError, pil.DecompressionBombError) as error:
+            raise DataError(
+                f"cannot read the image {path}: {error}; replace or delete it (`infssm data check` lists all such)"
+            ) from error
+
+    def raw(self, indices: Sequence[int], size: int) -> Tensor:
+        """Pictures with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size]."""
+        return torch.stack([to_raw(self.picture(int(index)), size) for index in indices])
+
+    def fingerprint(self) -> str:
+        """Digest of the list of paths."""
+        return hashlib.sha256("\n".join(self.paths).encode()).hexdigest()[:16]
+
+
+def to_picture(raw: Tensor) -> Image:
+    """uint8 [channels, height, width] to a PIL image."""
+    from PIL import Image as pil
+
+    array = raw.permute(1, 2, 0).numpy()
+    return pil.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def to_raw(image: Image, size: int) -> Tensor:
+    """PIL image to uint8 [channels, size, size]: bicubic resize of the short side, then the central square."""
+    from PIL import Image as pil
+
+    width, height = image.size
+    scale = size / min(width, height)
+    new = (max(size, round(width * scale)), max(size, round(height * scale)))
+    if new != image.size:
+        image = image.resize(new, pil.Resampling.BICUBIC)
+    left, top = (new[0] - size) // 2, (new[1] - size) // 2
+    array = np.array(image.crop((left, top, left + size, top + size)))
+    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())

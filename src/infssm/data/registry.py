@@ -1,0 +1,137 @@
+"""Data sets by name, and where on disk they are looked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infssm._registry import Registry, suggest
+from infssm.data.dataset import ImageDataset
+from infssm.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file to download and unpack.
+
+    Attributes:
+        url: where it is published.
+        file: name of the downloaded file.
+        creates: folder or file it unpacks to, under the data root.
+        into: folder to unpack into, under the data root.
+        md5: known digest, from the publisher or from torchvision; None where none is known.
+        sha256: likewise.
+    """
+
+    url: str
+    file: str
+    creates: str
+    into: str = "."
+    md5: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """What is known about a data set before it is loaded.
+
+    Attributes:
+        name: its name.
+        load: ``load(root, **options) -> ImageDataset``.
+        summary: one line for lists.
+        classes: expected number of classes; None where it is the user's.
+        images: expected number of images; None where it is not fixed.
+        archives: what fetching downloads; empty when there is nothing to fetch.
+    """
+
+    name: str
+    load: Callable[..., ImageDataset]
+    summary: str = ""
+    classes: int | None = None
+    images: int | None = None
+    archives: tuple[Archive, ...] = ()
+
+
+DATASETS: Registry[DatasetEntry] = Registry("data set", "infssm.datasets")
+
+
+def register_dataset(
+    name: str,
+    *,
+    summary: str = "",
+    classes: int | None = None,
+    images: int | None = None,
+    archives: tuple[Archive, ...] = (),
+) -> Callable[[Callable[..., ImageDataset]], DatasetEntry]:
+    """Register a loader ``(root: Path, **options) -> ImageDataset`` under ``name``.
+
+    The decorated name becomes the :class:`DatasetEntry`, which is also what an ``infssm.datasets`` entry point names.
+    """
+
+    def add(load: Callable[..., ImageDataset]) -> DatasetEntry:
+        return DATASETS.register(name)(DatasetEntry(name, load, summary, classes, images, archives))
+
+    return add
+
+
+def list_datasets() -> list[str]:
+    """Names of all registered data sets."""
+    return list(DATASETS)
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """The folder that holds data sets: ``root``, else ``$INFSSM_DATA``, else ``~/.cache/infssm/data``."""
+    chosen = root or os.environ.get("INFSSM_DATA") or Path("~/.cache/infssm/data")
+    return Path(chosen).expanduser()
+
+
+def find_layout(name: str, root: Path, candidates: tuple[str, ...], *, what: str) -> Path:
+    """First of ``root/candidate`` that exists; DataError tells what is missing, where it was sought, how to get it."""
+    for candidate in candidates:
+        if (root / candidate).exists():
+            return root / candidate
+    raise missing_data(name, root, [str(root / candidate) for candidate in candidates], what=what)
+
+
+def missing_data(name: str, root: Path, sought: list[str], *, what: str) -> DataError:
+    """The error for data that is not there."""
+    fetch = ""
+    if name in DATASETS and DATASETS[name].archives:
+        fetch = f"\nfetch it with: infssm data fetch {name} --data-root {root}"
+    places = "\n".join(f"  {place}" for place in sought)
+    return DataError(
+        f"{name}: {what} not found; looked for\n{places}\n"
+        f"set the place with --data-root or $INFSSM_DATA (now {root}){fetch}"
+    )
+
+
+def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> ImageDataset:
+    """Load a registered data set, or your own.
+
+    Args:
+        name: a registered name; or the path of a folder with one folder per class (or with ``train/`` and ``test/``
+            of that form) or of an ``.npz`` with x_train, y_train, x_test, y_test and classes; or the name of such a
+            folder or file under the data root.
+        root: data root; see :func:`data_root`.
+        **options: passed to the loader, such as ``size`` for ``synthetic``.
+    """
+    from infssm.data.sets.own import load_own
+
+    place = data_root(root)
+    known = set(DATASETS)
+    if name in known:
+        try:
+            return DATASETS[name].load(place, **options)
+        except TypeError as error:
+            if options and "unexpected keyword argument" in str(error):
+                raise ConfigError(f"data set {name!r}: {error}") from error
+            raise
+    for candidate in (Path(name).expanduser(), place / name, place / f"{name}.npz"):
+        if candidate.is_dir() or (candidate.is_file() and candidate.suffix == ".npz"):
+            return load_own(candidate, name=candidate.stem, **options)
+    if "/" in name or name.endswith(".npz"):
+        raise DataError(f"no data at {Path(name).expanduser()}: give a folder with one folder per class, or an .npz")
+    raise ConfigError(f"unknown data set {name!r}{suggest(name, known)}; neither is there {place / name}[.npz]")

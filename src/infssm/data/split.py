@@ -1,0 +1,173 @@
+"""Train, validation and test indices: drawn once, stored as data, verified when read back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infssm.data.dataset import ImageDataset, Indices
+from infssm.errors import ConfigError, DataError
+
+_TRAIN_SHARE = 0.9
+_BASE_SHARE = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Data set indices of the three parts.
+
+    Attributes:
+        dataset: name of the data set.
+        classes: its class names.
+        fingerprint: of the data set the indices belong to.
+        train: int64 [n] indices.
+        val: int64 [n] indices.
+        test: int64 [n] indices.
+    """
+
+    dataset: str
+    classes: tuple[str, ...]
+    fingerprint: str
+    train: Indices
+    val: Indices
+    test: Indices
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of images per part."""
+        return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over class list, data fingerprint, sizes and all indices."""
+        digest = hashlib.sha256(json.dumps([self.classes, self.fingerprint, self.sizes]).encode())
+        for part in (self.train, self.val, self.test):
+            digest.update(part.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def verify(self, dataset: ImageDataset, *, expected_hash: str | None = None) -> None:
+        """Raise DataError unless this split was drawn from ``dataset`` as it is now, without overlap."""
+        if self.classes != dataset.classes:
+            raise DataError(f"the split was made for other classes than {dataset.name} has now; {_REMEDY}")
+        if self.fingerprint != dataset.fingerprint:
+            raise DataError(f"the images of {dataset.name} are not those the split was made for; {_REMEDY}")
+        everything = np.concatenate([self.train, self.val, self.test])
+        if len(np.unique(everything)) != len(everything):
+            raise DataError("the split uses an image twice")
+        if everything.min() < 0 or everything.max() >= len(dataset):
+            raise DataError(f"the split names images outside 0..{len(dataset) - 1}")
+        if expected_hash is not None and self.hash != expected_hash:
+            raise DataError(f"the split has hash {self.hash[:12]}, the run was started with {expected_hash[:12]}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dump``."""
+        return {
+            "version": 1,
+            "dataset": self.dataset,
+            "fingerprint": self.fingerprint,
+            "hash": self.hash,
+            "sizes": self.sizes,
+            "classes": list(self.classes),
+            "train": self.train.tolist(),
+            "val": self.val.tolist(),
+            "test": self.test.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Split:
+        """Rebuild what :meth:`to_json` wrote; DataError if its hash does not match its content."""
+        try:
+            parts = {name: np.array(data[name], dtype=np.int64).reshape(-1) for name in ("train", "val", "test")}
+            split = cls(data["dataset"], tuple(data["classes"]), data["fingerprint"], **parts)
+            stored = data["hash"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"this is not a stored split: {error!r}") from error
+        if split.hash != stored:
+            raise DataError("the stored split was changed: its indices do not match its hash")
+        return split
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, atomically."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(self.to_json()) + "\n")
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Split:
+        """Read what :meth:`save` wrote."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text()))
+        except OSError as error:
+            raise DataError(f"cannot read the split {path}: {error.strerror}") from error
+        except (json.JSONDecodeError, DataError) as error:
+            raise DataError(f"{path}: {error}") from error
+
+
+_REMEDY = "restore the data, or start a new run"
+
+
+def make_split(
+    dataset: ImageDataset,
+    *,
+    seed: int = 0,
+    train_per_class: int | None = None,
+    test_per_class: int | None = None,
+) -> Split:
+    """Draw the split of a data set; the same for every run seed, as in the paper's released code.
+
+    With an official test set: nine tenths of a permutation of the training images train, the rest validates.
+    Without: four fifths of a permutation of all images are the base and the rest is the test set, then a second
+    permutation from the same generator divides the base nine to one.
+
+    Args:
+        dataset: the data.
+        seed: of the generator; 0 is the protocol's, whatever the run's seed.
+        train_per_class: keep only the first images of each class for training.
+        test_per_class: keep only the first images of each class for validation and for testing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if dataset.num_test:
+        base = np.arange(len(dataset) - dataset.num_test)
+        test = np.arange(len(dataset) - dataset.num_test, len(dataset))
+    else:
+        base, test = _cut(np.arange(len(dataset)), _BASE_SHARE, generator)
+    train, val = _cut(base, _TRAIN_SHARE, generator)
+    labels = dataset.labels
+    return Split(
+        dataset.name,
+        dataset.classes,
+        dataset.fingerprint,
+        _first_per_class(train, labels, train_per_class, "train_per_class"),
+        _first_per_class(val, labels, test_per_class, "test_per_class"),
+        _first_per_class(test, labels, test_per_class, "test_per_class"),
+    )
+
+
+def _cut(indices: Indices, share: float, generator: torch.Generator) -> tuple[Indices, Indices]:
+    """One randperm, cut at ``int(share * n)``: what torch's random_split does, in one draw."""
+    shuffled = indices[torch.randperm(len(indices), generator=generator).numpy()]
+    end = int(share * len(indices))
+    return shuffled[:end], shuffled[end:]
+
+
+def _first_per_class(indices: Indices, labels: Indices, limit: int | None, option: str) -> Indices:
+    if limit is None:
+        return indices
+    if limit < 1:
+        raise ConfigError(f"{option} must be at least 1, got {limit}")
+    of_class = labels[indices]
+    order = np.argsort(of_class, kind="stable")
+    starts = np.searchsorted(of_class[order], of_class[order])
+    rank = np.empty(len(indices), dtype=np.int64)
+    rank[order] = np.arange(len(indices)) - starts
+    return indices[rank < limit]
