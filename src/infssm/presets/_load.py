@@ -1,0 +1,119 @@
+"""Presets: from ``imagenet-r/5-task/inf-ssm`` to the values of a run, with the source of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import yaml
+
+from infssm._registry import suggest
+from infssm.errors import ConfigError
+from infssm.methods import parse_name
+from infssm.train import merge
+
+VARIANTS = ("paper", "authors-code")
+"""Where the paper and its released code differ: follow the text, or the code."""
+
+_HERE = files("infssm.presets")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One cell of a results table, ready to run.
+
+    values: nested values for :func:`infssm.train.load_config`. sources: the tables they come from. assumed: fields the
+    paper does not give, with the reason for the value chosen. paper: the published AA, AIA and FM, where there are any.
+    """
+
+    name: str
+    values: dict[str, Any]
+    sources: tuple[str, ...]
+    assumed: dict[str, str]
+    paper: dict[str, Any] | None
+
+
+@cache
+def paper_numbers() -> dict[str, Any]:
+    """Every number of the paper's tables."""
+    numbers: dict[str, Any] = json.loads((_HERE / "paper.json").read_text("utf-8"))
+    return numbers
+
+
+def list_benchmarks() -> list[str]:
+    """Names of all benchmarks, such as ``imagenet-r/5-task``."""
+    return sorted(f"{d.name}/{f.name.removesuffix('.yaml')}" for d in _HERE.iterdir() if d.is_dir() for f in _yamls(d))
+
+
+def list_presets() -> list[str]:
+    """Names of all presets: each benchmark with each of its methods."""
+    return [f"{bench}/{row}" for bench in list_benchmarks() for row in _benchmark(bench)["methods"]]
+
+
+def load_preset(name: str, variant: str = "paper") -> Preset:
+    """Return the preset ``benchmark/method``, with the divergences of paper and released code settled by ``variant``.
+
+    A method without a row of its own runs with the benchmark's training block and its own default options.
+    """
+    if variant not in VARIANTS:
+        raise ConfigError(f"unknown variant {variant!r}{suggest(variant, VARIANTS)}")
+    bench_name, _, row_name = name.rpartition("/")
+    if bench_name not in list_benchmarks():
+        raise ConfigError(f"unknown preset {name!r}{suggest(name, list_presets())}")
+    bench = _benchmark(bench_name)
+    row = bench["methods"].get(row_name)
+    if row is None:
+        row = {"assumed": {"method": "no published values on this benchmark; the method's defaults"}}
+    values = merge({key: bench[key] for key in ("data", "model", "train")}, {"benchmark": bench_name})
+    values = merge(values, {"method": {"name": row_name}})
+    values = merge(values, {key: row[key] for key in ("model", "train", "method") if key in row})
+    parse_name(values["method"]["name"])
+    for overlay in (_variants()[variant], bench.get("variants", {}).get(variant, {})):
+        values = merge(values, _for_method(overlay, values["method"]["name"]))
+    return Preset(
+        name=name,
+        values=values,
+        sources=tuple(bench.get("sources", ())) + tuple(row.get("sources", ())),
+        assumed=bench.get("assumed", {}) | row.get("assumed", {}),
+        paper=_published(row.get("result")),
+    )
+
+
+@cache
+def _benchmark(name: str) -> dict[str, Any]:
+    folder, _, file = name.partition("/")
+    loaded: dict[str, Any] = yaml.safe_load((_HERE / folder / f"{file}.yaml").read_text("utf-8"))
+    return loaded
+
+
+@cache
+def _variants() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((_HERE / "variants.yaml").read_text("utf-8"))
+    return loaded
+
+
+def _yamls(folder: Traversable) -> list[Traversable]:
+    return [f for f in folder.iterdir() if f.name.endswith(".yaml")]
+
+
+def _for_method(overlay: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Keep of an overlay's ``method`` section what the named method has components for."""
+    base, regularizers = parse_name(method)
+    known = {"states", base.name, *(r.name for r in regularizers)}
+    kept = {key: value for key, value in overlay.get("method", {}).items() if key in known}
+    return {**overlay, "method": kept} if "method" in overlay else dict(overlay)
+
+
+def _published(key: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Look up a published result by table, data set, number of tasks and method."""
+    if key is None:
+        return None
+    found = [r for r in paper_numbers()["results"] if all(r[k] == v for k, v in key.items())]
+    if len(found) != 1:
+        raise ConfigError(f"{len(found)} published results match {dict(key)}")
+    return {metric: found[0][metric] for metric in ("AA", "AIA", "FM")} | {"table": found[0]["table"]}
