@@ -1,1 +1,17 @@
-"""Pure functions on the observability geometry of state space systems."""
+"""Geometry of observability subspaces: state spaces, Gram matrices, distances, principal angles."""
+
+from infssm.geometry import _energy, _subspace
+from infssm.geometry._distance import distance
+from infssm.geometry._gram import gram, gram_dense
+from infssm.geometry._registry import list_distances, register_distance
+from infssm.geometry._space import StateSpace, soft_normalize
+
+__all__ = [
+    "StateSpace",
+    "distance",
+    "gram",
+    "gram_dense",
+    "list_distances",
+    "register_distance",
+    "soft_normalize",
+]

@@ -1,0 +1,127 @@
+"""Distances that see C (and B): `simplified`, `aligned` and `output`.
+
+All three are quadratic forms of ``1 / (1 - a_i b_j)``. They are written through differences of the two systems, so that
+no digits cancel near equality: value and gradient of `aligned` and `output` are exactly 0 there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from infssm.errors import ConfigError
+from infssm.geometry._gram import szego
+from infssm.geometry._registry import register_distance
+from infssm.geometry._space import StateSpace
+
+
+@register_distance("simplified")
+def simplified(old: StateSpace, new: StateSpace, *, equality: str = "token") -> Tensor:
+    """The paper's distance ``1 - tr(G3 G4) / (tr G1 tr G2)``: not 0 at equality but for its special case.
+
+    With ``p_i = |c_i|^2 / (1 - |a_i|^2)`` scaled to sum 1 (and q likewise) it equals
+    ``sum_ij p_i q_j |a_i - b_j|^2 / |1 - conj(a_i) b_j|^2``, a mean of pseudo-hyperbolic distances without cancellation.
+
+    Args:
+        old: ``a, c [..., n]``.
+        new: ``a, c [..., n]``.
+        equality: where the paper's special case (0 where old and new agree to rtol 1e-5, atol 1e-8) applies: "token"
+            (each leading index by itself), "tensor" (all or nothing, as in the authors' code) or "off".
+    """
+    if equality not in ("token", "tensor", "off"):
+        raise ConfigError(f"distance: equality must be 'token', 'tensor' or 'off', got {equality!r}")
+    a, b = old.a, new.a
+    p, q = _mass(old), _mass(new)
+    gap = _abs2((a.unsqueeze(-1) - b.unsqueeze(-2)) * szego(a, b))
+    mean = torch.einsum("...i,...ij,...j->...", p, gap, q)
+    value = mean / (p.sum(-1) * q.sum(-1))
+    if equality == "off":
+        return value
+    same = torch.isclose(new.a, old.a).all(-1) & torch.isclose(new.c, old.c).all(-1)
+    return torch.where(same.all() if equality == "tensor" else same, torch.zeros_like(value), value)
+
+
+@register_distance("aligned")
+def aligned(old: StateSpace, new: StateSpace) -> Tensor:
+    """``1 - tr(G3 G4) / (|G1|_F |G2|_F)``: 0 exactly when ``O O^H`` and its new counterpart are proportional.
+
+    It is 1 - cos of the angle between ``f = sum_i |c_i|^2 k(a_i, .)`` and g, likewise of the new system, where
+    ``k(x, y) = |1 - conj(x) y|^-2``. The sine comes from the residual ``g - t f``, ``t = <f, g> / <f, f>``.
+    """
+    a, b = old.a, new.a
+    p, q = _weight(old), _weight(new)
+    aa, ab, bb = szego(a, a), szego(a, b), szego(b, b)
+    ba = ab.mH
+    ff, fg, gg = _form(p, _abs2(aa), p), _form(p, _abs2(ab), q), _form(q, _abs2(bb), q)
+    # The residual is orthogonal to f, so the derivative through t vanishes: t is a constant.
+    t = (fg / ff).detach().unsqueeze(-1)
+    shift = a - b
+    col = -shift.unsqueeze(-2) * b.conj().unsqueeze(-1) * bb * ba
+    row = col.mH
+    both = _mixed_difference(old, new, aa, ab, bb)
+    moved = _real(col.conj() * (bb + ba))
+    curved = 2 * _real(col.conj() * row) + 2 * _real(aa.conj() * both) - _abs2(both)
+    change, base = q - t * p, t * p
+    residual = _form(change, _abs2(bb), change) + 2 * _form(change, moved, base) + _form(base, curved, base)
+    sine2 = residual.clamp_min(0) / gg
+    return sine2 / (1 + fg / (ff * gg).sqrt())
+
+
+@register_distance("output")
+def output(old: StateSpace, new: StateSpace) -> Tensor:
+    """Energy of the difference of the two impulse responses over all time, ``sum_t |c a^t b - c' a'^t b'|^2``."""
+    if old.b is None or new.b is None:
+        which = "old" if old.b is None else "new"
+        raise ConfigError(
+            f"distance: kind 'output' needs b, and {which}.b is None; give StateSpace(a, c, b), or use kind 'aligned'"
+        )
+    r, s = _residues(old, old.b), _residues(new, new.b)
+    a, b = old.a, new.a
+    aa, ab, bb = szego(a, a), szego(a, b), szego(b, b)
+    change, moved = s - r, -(a - b) * r
+    cross = b.conj().unsqueeze(-1) * bb * ab.mH
+    energy = _form(change, bb, change) + 2 * _form(change, cross, moved)
+    return (energy + _form(r, _mixed_difference(old, new, aa, ab, bb), r)).clamp_min(0)
+
+
+def _mixed_difference(old: StateSpace, new: StateSpace, aa: Tensor, ab: Tensor, bb: Tensor) -> Tensor:
+    """``bb - ab - ba + aa`` of Szego kernels without cancellation, ``[..., n, n]``."""
+    shift, both = old.a - new.a, old.a * new.a
+    factor = shift.conj().unsqueeze(-1) * shift.unsqueeze(-2)
+    factor = factor * (1 - both.conj().unsqueeze(-1) * both.unsqueeze(-2))
+    return factor * (aa * bb) * (ab * ab.mH)
+
+
+def _form(x: Tensor, kernel: Tensor, y: Tensor) -> Tensor:
+    """Real part of ``x^H kernel y``: ``[...]``."""
+    return _real((x.conj() * (kernel @ y.unsqueeze(-1)).squeeze(-1)).sum(-1))
+
+
+def _weight(space: StateSpace) -> Tensor:
+    """``|c|^2``, summed when the transition is scalar: all states share one pole."""
+    weight = _abs2(space.c)
+    return weight.sum(-1, keepdim=True) if space.is_scalar else weight
+
+
+def _mass(space: StateSpace) -> Tensor:
+    """Diagonal of the self-Gram, ``|c|^2 / (1 - |a|^2)``."""
+    size = space.a.abs()
+    return (
+        _weight(space) / ((1 - size) * (1 + size))
+        if space.a.is_complex()
+        else _weight(space) / ((1 - space.a) * (1 + space.a))
+    )
+
+
+def _residues(space: StateSpace, b: Tensor) -> Tensor:
+    """``c b``, summed when the transition is scalar."""
+    residues = space.c * b
+    return residues.sum(-1, keepdim=True) if space.is_scalar else residues
+
+
+def _abs2(x: Tensor) -> Tensor:
+    return x.real.square() + x.imag.square() if x.is_complex() else x.square()
+
+
+def _real(x: Tensor) -> Tensor:
+    return x.real if x.is_complex() else x

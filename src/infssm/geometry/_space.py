@@ -1,0 +1,117 @@
+"""`StateSpace`, the record every distance compares, and soft-normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from infssm.errors import ConfigError
+
+
+def soft_normalize(x: Tensor) -> Tensor:
+    """Soft-normalisation ``SN(x) = 2 sigmoid(x) - 1 = tanh(x / 2)`` of a real tensor, elementwise.
+
+    Args:
+        x: ``[...]``, real.
+
+    Returns:
+        ``[...]`` in (-1, 1).
+    """
+    if x.is_complex():
+        raise ConfigError("soft_normalize: x is complex; soft-normalisation is defined for real states only")
+    return torch.tanh(x / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class StateSpace:
+    """A diagonal state space system ``x' = diag(a) x + b u, y = c x``, one per leading index.
+
+    The values are raw: no soft-normalisation is applied unless `soft_normalized` is called.
+
+    Attributes:
+        a: ``[..., n]`` diagonal of the transition, real or complex, or ``[..., 1]`` next to ``c: [..., n]``, which
+            means the scalar transition ``A = a I`` of Mamba-2.
+        c: ``[..., n]`` output row.
+        b: ``[..., n]`` input column, or None; only the `output` distance needs it.
+    """
+
+    a: Tensor
+    c: Tensor
+    b: Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of states."""
+        return self.c.shape[-1]
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the transition is ``a I`` with more than one state (Mamba-2)."""
+        return self.a.shape[-1] == 1 and self.n > 1
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> StateSpace:
+        """Apply ``fn`` to each tensor."""
+        return StateSpace(fn(self.a), fn(self.c), None if self.b is None else fn(self.b))
+
+    def detach(self) -> StateSpace:
+        """The same values, cut from the autograd graph."""
+        return self.map(Tensor.detach)
+
+    def soft_normalized(self) -> StateSpace:
+        """Soft-normalise every real tensor; complex ones (S4D's poles lie in the unit disc already) stay as they are."""
+        return self.map(lambda x: x if x.is_complex() else soft_normalize(x))
+
+    def with_conjugates(self) -> StateSpace:
+        """Append the mirror image of a system stored as one half of its conjugate pairs, ``[..., n] -> [..., 2n]``."""
+        if not self.a.is_complex():
+            raise ConfigError("with_conjugates: a is real; only a complex system can be one half of conjugate pairs")
+        if self.is_scalar:
+            raise ConfigError("with_conjugates: a scalar transition a I has no conjugate half")
+        return self.map(lambda x: torch.cat([x, x.conj()], dim=-1))
+
+    @classmethod
+    def from_dense(cls, A: Tensor, C: Tensor, B: Tensor | None = None) -> StateSpace:
+        """The modal (complex diagonal) form of a system with a full transition matrix.
+
+        With ``A = V diag(a) V^-1`` (columns of V of unit length) the result has ``c = C V`` and ``b = V^-1 B``, sorted
+        by the imaginary, then the real part of the eigenvalues, so that nearby systems pair their poles.
+        `martin`, `fubini-study`, `binet-cauchy`, `chordal`, `geodesic` and `output` do not depend on coordinates and
+        are exact for the dense system. `simplified` and `aligned` do: they are those of the modal coordinates, not of
+        the coordinates A was given in (build those from `gram_dense`). Differentiable where eigenvalues are distinct.
+
+        Args:
+            A: ``[..., n, n]`` transition, spectral radius below 1.
+            C: ``[..., n]`` or ``[..., 1, n]`` output row.
+            B: ``[..., n]`` or ``[..., n, 1]`` input column.
+        """
+        n = A.shape[-1]
+        if A.ndim < 2 or A.shape[-2] != n:
+            raise ConfigError(f"from_dense: A must be square [..., n, n], got {tuple(A.shape)}")
+        a, V = torch.linalg.eig(A)
+        radius = float(a.detach().abs().max()) if a.numel() else 0.0
+        if not radius < 1:
+            raise ConfigError(f"from_dense: A is unstable, spectral radius {radius:.6g} >= 1; scale it below 1")
+        c = (_row(C, n, A.ndim - 1, "C").to(V.dtype).unsqueeze(-2) @ V).squeeze(-2)
+        b = None
+        if B is not None:
+            b = torch.linalg.solve(V, _column(B, n, A.ndim - 1).to(V.dtype).unsqueeze(-1)).squeeze(-1)
+        order = a.detach().real.sort(dim=-1, stable=True).indices
+        order = order.gather(-1, a.detach().imag.gather(-1, order).sort(dim=-1, stable=True).indices)
+        return cls(a, c, b).map(lambda x: x.gather(-1, order.expand(x.shape)))
+
+
+def _row(C: Tensor, n: int, ndim: int, name: str) -> Tensor:
+    """Bring ``[..., 1, n]`` to ``[..., n]``."""
+    if C.ndim == ndim + 1 and C.shape[-2] == 1:
+        C = C.squeeze(-2)
+    if C.ndim != ndim or C.shape[-1] != n:
+        raise ConfigError(f"from_dense: {name} must be one row of n = {n} values per system, got {tuple(C.shape)}")
+    return C
+
+
+def _column(B: Tensor, n: int, ndim: int) -> Tensor:
+    """Bring ``[..., n, 1]`` to ``[..., n]``."""
+    return _row(B.mT if B.ndim == ndim + 1 else B, n, ndim, "B")
