@@ -1,1 +1,21 @@
-"""Recording the state spaces of any model's forward pass, and the probes that read them."""
+"""From any model's mixers to their states: recording, the probes of other libraries' layers, the frozen old model."""
+
+from infssm.states import probes as _probes  # noqa: F401  (registers the built-in probes)
+from infssm.states._mixers import find_mixers, state_parameters, unwrap
+from infssm.states._old import OldModel
+from infssm.states._probe import MixerInputs, Probe, StateOptions, register_probe
+from infssm.states._recorder import Recorder, StateRecord, record_states
+
+__all__ = [
+    "MixerInputs",
+    "OldModel",
+    "Probe",
+    "Recorder",
+    "StateOptions",
+    "StateRecord",
+    "find_mixers",
+    "record_states",
+    "register_probe",
+    "state_parameters",
+    "unwrap",
+]

@@ -1,0 +1,147 @@
+"""What all probes of selective layers share: projections in float32, and states from what a scan would be given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infssm.geometry import StateSpace
+from infssm.kernels import causal_conv1d, mean_states
+from infssm.states._probe import StateOptions, StateRows
+
+
+class SelectiveInputs(NamedTuple):
+    """What a selective scan is given.
+
+    u: [batch, tokens, channels]; delta: [batch, tokens, channels] before bias and softplus; A: [channels, n];
+    B, C: [batch, tokens, n] or [batch, tokens, groups, n]; bias: [channels] of delta, or None.
+    """
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    bias: Tensor | None
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Half precision as float32, anything wider as it is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def project(linear: nn.Module, x: Tensor, rows: slice = slice(None)) -> Tensor:
+    """Those output features of a linear layer. Adapters and quantised layers are called, then cut."""
+    if type(linear) is not nn.Linear:
+        return wide(linear(x)[..., rows])
+    bias = None if linear.bias is None else wide(linear.bias[rows])
+    return F.linear(wide(x), wide(linear.weight[rows]), bias)
+
+
+def convolve(
+    conv: nn.Conv1d, x: Tensor, *, rows: slice = slice(None), act: Any = "silu", reverse: bool = False
+) -> Tensor:
+    """Those channels of a causal depthwise convolution, then the activation (a name or a callable)."""
+    bias = None if conv.bias is None else wide(conv.bias[rows])
+    fused = act in ("silu", "swish")
+    y = causal_conv1d(wide(x), wide(conv.weight[rows, 0]), bias, silu=fused, reverse=reverse)
+    return y if fused else act(y)
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the padding tokens. x: [batch, tokens, channels]; mask: [batch, tokens] or None."""
+    return x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)
+
+
+Norm = Callable[[Tensor], Tensor]
+
+
+def selective_inputs(
+    u: Tensor,
+    x_proj: nn.Module,
+    dt_proj: Any,
+    A_log: Tensor,
+    *,
+    norms: tuple[Norm | None, Norm | None, Norm | None] = (None, None, None),
+) -> SelectiveInputs:
+    """Mamba's projections of the convolved input u: [batch, tokens, channels]; norms act on dt, B and C."""
+    n = A_log.shape[-1]
+    projected = project(x_proj, u)
+    parts = projected.split([projected.shape[-1] - 2 * n, n, n], dim=-1)
+    dt, B, C = (part if norm is None else norm(part) for part, norm in zip(parts, norms, strict=True))
+    delta = F.linear(wide(dt), wide(dt_proj.weight))
+    bias = None if dt_proj.bias is None else wide(dt_proj.bias)
+    return SelectiveInputs(u, delta, -torch.exp(wide(A_log)), B, C, bias)
+
+
+def state_space(
+    inputs: SelectiveInputs, options: StateOptions, *, limit: tuple[float, float] = (0.0, math.inf)
+) -> StateSpace:
+    """States of a selective layer: a, b, c: [batch, tokens, n] ([batch, tokens, groups, n] with groups)."""
+    delta, bias, softplus = inputs.delta, inputs.bias if options.include_dt_bias else None, True
+    if limit[0] > 0.0 or limit[1] < math.inf:
+        delta = F.softplus(delta if bias is None else delta + bias).clamp(*limit)
+        bias, softplus = None, False
+    means = mean_states(
+        delta,
+        inputs.A,
+        delta_bias=bias,
+        delta_softplus=softplus,
+        groups=inputs.B.shape[2] if inputs.B.ndim == 4 else None,
+        zoh=options.b_mode == "zoh",
+    )
+    return StateSpace(means.a, inputs.C, options.b(inputs.B, means.delta, means.zoh))
+
+
+def selective_parameters(
+    which: str,
+    *,
+    in_proj: nn.Module,
+    directions: list[tuple[nn.Conv1d, nn.Module, Any, nn.Parameter]],
+    norms: tuple[Any, Any, Any] = (None, None, None),
+) -> list[StateRows]:
+    """Parameters that form Mamba's states; a direction is (conv1d, x_proj, dt_proj, A_log); norms of dt, B and C."""
+    rows: list[StateRows] = []
+    for conv, x_proj, dt_proj, A_log in directions:
+        n, weight = A_log.shape[-1], x_proj.weight
+        rank = len(weight) - 2 * n
+        rows += [(A_log, None), *_all(dt_proj)]
+        rows += (
+            [(weight, slice(0, rank)), (weight, slice(rank + n, None))] if which == "AC-direct" else [(weight, None)]
+        )
+        if which == "ABC-full":
+            rows += _all(conv)
+    rows += [row for norm in (norms[::2] if which == "AC-direct" else norms) if norm is not None for row in _all(norm)]
+    if which == "ABC-full":
+        rows += _rows(in_proj, slice(0, len(in_proj.weight) // 2))
+    return rows
+
+
+def head_rows(in_proj: nn.Module, groups: int, n: int, heads: int) -> tuple[slice, slice]:
+    """Mamba-2's rows of in_proj for (B, C, dt), and of the convolution for (B, C): the last of each."""
+    return slice(len(in_proj.weight) - 2 * groups * n - heads, None), slice(-2 * groups * n, None)
+
+
+def head_parameters(which: str, mixer: Any, groups: int, n: int) -> list[StateRows]:
+    """Parameters that form Mamba-2's states: rows of in_proj for B, C and dt, and of the convolution for B and C."""
+    heads, total, channels = len(mixer.A_log), len(mixer.in_proj.weight), len(mixer.conv1d.weight)
+    width = groups * n
+    rows: list[StateRows] = [(mixer.A_log, None), (mixer.dt_bias, None)]
+    start = total - heads - width - (0 if which == "AC-direct" else width)
+    rows += _rows(mixer.in_proj, slice(start, total))
+    if which == "ABC-full":
+        rows += _rows(mixer.conv1d, slice(channels - 2 * width, channels))
+    return rows
+
+
+def _rows(module: nn.Module, rows: slice | None) -> list[StateRows]:
+    return [(parameter, rows) for parameter in (module.weight, module.bias) if isinstance(parameter, nn.Parameter)]
+
+
+def _all(module: Any) -> list[StateRows]:
+    return [(p, None) for p in (module.weight, getattr(module, "bias", None)) if isinstance(p, nn.Parameter)]

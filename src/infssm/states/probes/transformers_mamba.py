@@ -1,0 +1,61 @@
+"""Probes of transformers' Mamba-1 layers: Mamba, FalconMamba, Jamba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.geometry import StateSpace
+from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.states.probes._selective import (
+    SelectiveInputs,
+    convolve,
+    masked,
+    project,
+    selective_inputs,
+    selective_parameters,
+    state_space,
+)
+
+
+def scan_inputs(mixer: Any, x: Tensor, mask: Tensor | None) -> SelectiveInputs:
+    """What the mixer's scan is given, from the conv's input x: [batch, tokens, channels]."""
+    act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
+    u = masked(convolve(mixer.conv1d, x, act=act), mask)
+    return selective_inputs(u, mixer.x_proj, mixer.dt_proj, mixer.A_log, norms=norms_of(mixer))
+
+
+def norms_of(mixer: Any) -> tuple[Any, Any, Any]:
+    """The norms of dt, B and C, where the family has them."""
+    dt, b, c = (getattr(mixer, f"{name}_layernorm", None) for name in ("dt", "b", "c"))
+    return dt, b, c
+
+
+def mixer_input(mixer: Any, inputs: MixerInputs) -> tuple[Tensor, Tensor | None]:
+    """The hidden states [batch, tokens, width] and the padding mask a transformers mixer was called with."""
+    cache = inputs.get(1, "cache_params")
+    if cache is not None and cache.has_previous_state(mixer.layer_idx):
+        raise ConfigError(
+            "states cannot be recorded while generating from a cache; call the model with use_cache=False"
+        )
+    mask = inputs.get(2, "attention_mask")
+    return masked(inputs.get(0, "hidden_states"), mask), mask
+
+
+def parameters(mixer: Any, which: str) -> list[StateRows]:
+    """Parameters that form the mixer's states."""
+    direction = (mixer.conv1d, mixer.x_proj, mixer.dt_proj, mixer.A_log)
+    norms = norms_of(mixer)
+    return selective_parameters(which, in_proj=mixer.in_proj, directions=[direction], norms=norms)
+
+
+@register_probe("transformers.models.mamba.modeling_mamba.MambaMixer", parameters=parameters)
+@register_probe("transformers.models.falcon_mamba.modeling_falcon_mamba.FalconMambaMixer", parameters=parameters)
+@register_probe("transformers.models.jamba.modeling_jamba.JambaMambaMixer", parameters=parameters)
+def probe(mixer: nn.Module, inputs: MixerInputs) -> list[StateSpace]:
+    """States of one forward scan."""
+    hidden, mask = mixer_input(mixer, inputs)
+    x = project(mixer.in_proj, hidden, slice(0, mixer.A_log.shape[0]))  # type: ignore[union-attr, arg-type]
+    return [state_space(scan_inputs(mixer, x, mask), inputs.options)]

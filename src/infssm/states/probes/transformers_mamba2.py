@@ -1,0 +1,55 @@
+"""Probes of transformers' Mamba-2 layers: Mamba2, Bamba, FalconH1, Zamba2, NemotronH."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from infssm.geometry import StateSpace
+from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.states.probes._selective import (
+    SelectiveInputs,
+    convolve,
+    head_parameters,
+    head_rows,
+    masked,
+    project,
+    state_space,
+    wide,
+)
+from infssm.states.probes.transformers_mamba import mixer_input
+
+
+def parameters(mixer: Any, which: str) -> list[StateRows]:
+    """Parameters that form the mixer's states."""
+    return head_parameters(which, mixer, mixer.n_groups, mixer.ssm_state_size)
+
+
+@register_probe("transformers.models.mamba2.modeling_mamba2.Mamba2Mixer", parameters=parameters)
+@register_probe("transformers.models.bamba.modeling_bamba.BambaMixer", parameters=parameters)
+@register_probe("transformers.models.falcon_h1.modeling_falcon_h1.FalconH1Mixer", parameters=parameters)
+@register_probe("transformers.models.zamba2.modeling_zamba2.Zamba2MambaMixer", parameters=parameters)
+@register_probe("transformers.models.nemotron_h.modeling_nemotron_h.NemotronHMamba2Mixer", parameters=parameters)
+def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
+    """States of one scan with a scalar transition per head: a: [batch, tokens(, groups), 1]."""
+    hidden, mask = mixer_input(mixer, inputs)
+    groups, n, heads = mixer.n_groups, mixer.ssm_state_size, mixer.num_heads
+    rows, conv_rows = head_rows(mixer.in_proj, groups, n, heads)
+    # FalconH1 scales the input and every block of the projection.
+    projected = project(mixer.in_proj, hidden * getattr(mixer, "ssm_in_multiplier", 1), rows)
+    if (scale := getattr(mixer, "mup_vector", None)) is not None:
+        projected = projected * scale[..., rows]
+    bc, dt = projected.split([2 * groups * n, heads], dim=-1)
+    act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
+    bc = masked(convolve(mixer.conv1d, bc, rows=conv_rows, act=act), mask)
+    scan = head_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
+    return [state_space(scan, inputs.options, limit=mixer.time_step_limit)]
+
+
+def head_inputs(
+    bc: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, groups: int
+) -> SelectiveInputs:
+    """Mamba-2's scan without its input: bc: [batch, tokens, 2 groups n]; dt: [batch, tokens, heads]."""
+    B, C = (part.unflatten(-1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
+    return SelectiveInputs(dt, dt, -torch.exp(wide(A_log)).unsqueeze(-1), B, C, wide(dt_bias))
