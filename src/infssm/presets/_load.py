@@ -66,9 +66,7 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
     if bench_name not in list_benchmarks():
         raise ConfigError(f"unknown preset {name!r}{suggest(name, list_presets())}")
     bench = _benchmark(bench_name)
-    row = bench["methods"].get(row_name)
-    if row is None:
-        row = {"assumed": {"method": "no published values on this benchmark; the method's defaults"}}
+    row = _row(bench["methods"], row_name)
     values = merge({key: bench[key] for key in ("data", "model", "train")}, {"benchmark": bench_name})
     values = merge(values, {"method": {"name": row_name}})
     values = merge(values, {key: row[key] for key in ("model", "train", "method") if key in row})
@@ -95,6 +93,14 @@ def _benchmark(name: str) -> dict[str, Any]:
 def _variants() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((_HERE / "variants.yaml").read_text("utf-8"))
     return loaded
+
+
+def _row(rows: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A method's row, laid over the row it is ``like``, if any."""
+    if name not in rows:
+        return {"assumed": {"method": "no published values on this benchmark; the method's defaults"}}
+    row: dict[str, Any] = rows[name]
+    return merge(rows[row["like"]], row) if "like" in row else row
 
 
 def _yamls(folder: Traversable) -> list[Traversable]:
