@@ -1,18 +1,30 @@
 """Readable state space backbones on the kernels of infssm, and the registry that builds them."""
 
 from infssm.models._backbone import Backbone, create_model, from_pretrained
-from infssm.models._mixer import STATE_SETS, RawStates, Scan, SSMMixer, StateRows, StateTap
+from infssm.models._mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
 from infssm.models._registry import list_models, register_model
+from infssm.models._sequence import LanguageModel, SequenceClassifier
+from infssm.models.mamba import MambaMixer
+from infssm.models.mamba2 import Mamba2Mixer
+from infssm.models.s4d import S4DMixer, S4DModel
 from infssm.models.vim import VimMixer, VisionMamba
+from infssm.models.vmamba import SS2D, VMamba
 
 __all__ = [
+    "SS2D",
     "STATE_SETS",
     "Backbone",
+    "LanguageModel",
+    "Mamba2Mixer",
+    "MambaMixer",
     "RawStates",
+    "S4DMixer",
+    "S4DModel",
     "SSMMixer",
-    "Scan",
+    "SequenceClassifier",
     "StateRows",
     "StateTap",
+    "VMamba",
     "VimMixer",
     "VisionMamba",
     "create_model",

@@ -93,14 +93,17 @@ class Backbone(nn.Module):
             return True
         return other.ndim == 2 and other.shape[1] == weight.shape[1] and other.shape[0] != weight.shape[0]
 
+    def saved_options(self) -> dict[str, Any]:
+        """Options from which ``create_model`` rebuilds this model."""
+        return {**self.model_options, "num_classes": self.num_classes}
+
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json`` (name and options for ``create_model``)."""
         if self.model_name is None:
             raise ConfigError("only models built by create_model can be saved: it notes their name and options")
         folder = Path(directory).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        options = {**self.model_options, "num_classes": self.num_classes}
-        config = json.dumps({"name": self.model_name, "options": options}, indent=2)
+        config = json.dumps({"name": self.model_name, "options": self.saved_options()}, indent=2)
         (folder / "config.json").write_text(config + "\n")
         save_file(_untied(self.state_dict()), folder / "model.safetensors")
 

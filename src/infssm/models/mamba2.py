@@ -1,0 +1,153 @@
+"""Mamba-2: heads that share one scalar transition each, with parameter names of state-spaces/mamba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.kernels import add_rms_norm, causal_conv1d, mean_states, selective_scan
+from infssm.models import _init
+from infssm.models._mixer import RawStates, SSMMixer, StateRows, StateTap, check_state_set
+from infssm.models._registry import register_model
+from infssm.models._selective import depthwise_conv
+from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
+
+
+class RMSNormGated(nn.Module):
+    """Weight of the norm after the gate; each of ``groups`` slices of the channels is normalised by itself."""
+
+    def __init__(self, dim: int, *, groups: int = 1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.groups, self.eps = groups, eps
+
+    def forward(self, gated: Tensor) -> Tensor:
+        """gated: [batch, tokens, dim], the scan's output times silu(z)."""
+        if self.groups == 1:
+            return add_rms_norm(gated, None, self.weight, eps=self.eps)[0]
+        split = gated.float().reshape(*gated.shape[:-1], self.groups, -1)
+        normed = split * torch.rsqrt(split.square().mean(-1, keepdim=True) + self.eps)
+        return normed.reshape(gated.shape).to(gated.dtype) * self.weight
+
+
+class Mamba2Mixer(SSMMixer):
+    """Causal state space layer with a scalar transition per head: [batch, tokens, d_model] -> the same shape.
+
+    Its states have ``a [batch, tokens, 1]`` (mean over heads; the transition is a times the identity) and
+    ``b, c [batch, tokens, d_state]``; with more than one group everything has a group axis before the last one.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        d_conv: int = 4,
+        expand: int = 2,
+        headdim: int = 64,
+        ngroups: int = 1,
+    ) -> None:
+        super().__init__()
+        inner = expand * d_model
+        if inner % headdim or (inner // headdim) % ngroups:
+            raise ConfigError(f"{inner} channels do not split into heads of {headdim} in {ngroups} equal groups")
+        heads = inner // headdim
+        self.d_inner, self.d_state, self.headdim = inner, d_state, headdim
+        self.nheads, self.ngroups = heads, ngroups
+        conv_channels = inner + 2 * ngroups * d_state
+        self.in_proj = nn.Linear(d_model, inner + conv_channels + heads, bias=False)
+        self.conv1d = depthwise_conv(conv_channels, d_conv)
+        self.dt_bias = nn.Parameter(_init.dt_bias(heads))
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(heads))
+        self.norm = RMSNormGated(inner, groups=ngroups)
+        self.out_proj = nn.Linear(inner, d_model, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden: [batch, tokens, d_model]."""
+        z, xbc, dt = self.in_proj(hidden).split([self.d_inner, self.conv1d.in_channels, self.nheads], dim=-1)
+        xbc = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias)
+        width = self.ngroups * self.d_state
+        x, b, c = torch.split(xbc, [self.d_inner, width, width], dim=-1)
+        if self.ngroups > 1:
+            grouped = (*b.shape[:-1], self.ngroups, self.d_state)
+            b, c = b.view(grouped), c.view(grouped)
+        a = -torch.exp(self.A_log.float())
+        if self.tap is not None:
+            self.emit([self._states(dt, a, b, c, self.tap)])
+        y = selective_scan(
+            x,
+            self._per_channel(dt),
+            self._per_channel(a)[:, None].expand(-1, self.d_state),
+            b,
+            c,
+            self._per_channel(self.D),
+            z=z,
+            delta_bias=self._per_channel(self.dt_bias),
+            delta_softplus=True,
+        )
+        mixed: Tensor = self.out_proj(self.norm(y))
+        return mixed
+
+    def _per_channel(self, per_head: Tensor) -> Tensor:
+        """Repeat a value per head [..., heads] for each of its channels: [..., channels]."""
+        return per_head[..., None].expand(*per_head.shape, self.headdim).flatten(-2)
+
+    def _states(self, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, tap: StateTap) -> RawStates:
+        """States from the heads: the mean over a head's channels is the head's own value."""
+        means = mean_states(
+            dt,
+            a[:, None],
+            delta_bias=self.dt_bias if tap.include_dt_bias else None,
+            delta_softplus=True,
+            groups=self.ngroups if self.ngroups > 1 else None,
+            zoh=tap.zoh,
+        )
+        return RawStates(a=means.a, c=c, b=b, delta=means.delta, zoh=means.zoh)
+
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """Parameters that form (A, C) or (A, B, C).
+
+        B and C come out of ``in_proj`` and the convolution without passing through x, so "ABC-full" has no more
+        members than "ABC-direct".
+        """
+        check_state_set(which)
+        inner, width = self.d_inner, self.ngroups * self.d_state
+        first = inner + width if which == "AC-direct" else inner
+        conv = slice(first, inner + 2 * width)
+        rows: list[StateRows] = [(self.A_log, None), (self.dt_bias, None)]
+        rows.append((self.in_proj.weight, slice(inner + first, None)))
+        rows.append((self.conv1d.weight, conv))
+        if self.conv1d.bias is not None:
+            rows.append((self.conv1d.bias, conv))
+        return rows
+
+
+_MIXER_OPTIONS = ("d_state", "d_conv", "expand", "headdim", "ngroups")
+
+
+def _mixers(d_model: int, n_layer: int, options: dict[str, Any]) -> list[SSMMixer]:
+    own = {key: options.pop(key) for key in _MIXER_OPTIONS if key in options}
+    return [Mamba2Mixer(d_model, **own) for _ in range(n_layer)]
+
+
+@register_model("mamba2_nano")
+def mamba2_nano(*, d_model: int = 96, n_layer: int = 4, **options: Any) -> SequenceClassifier:
+    """Small Mamba-2 classifier; ids of ``vocab_size`` or, with ``in_dim``, real sequences [batch, tokens, in_dim]."""
+    mixers = _mixers(d_model, n_layer, options := {"d_state": 16, "headdim": 32, **options})
+    return classifier(mixers, d_model=d_model, **{"vocab_size": 256, "num_classes": 10, **options})
+
+
+@register_model("mamba2_130m")
+def mamba2_130m(*, d_model: int = 768, n_layer: int = 24, **options: Any) -> SequenceClassifier:
+    """Mamba-2-130m as a sequence classifier; the backbone of state-spaces/mamba2-130m loads into it."""
+    return classifier(_mixers(d_model, n_layer, options), d_model=d_model, **{"vocab_size": 50288, **options})
+
+
+@register_model("mamba2_lm_130m")
+def mamba2_lm_130m(*, d_model: int = 768, n_layer: int = 24, **options: Any) -> LanguageModel:
+    """Mamba-2-130m language model (public weights: state-spaces/mamba2-130m)."""
+    return language_model(_mixers(d_model, n_layer, options), d_model=d_model, **{"vocab_size": 50288, **options})

@@ -1,0 +1,161 @@
+"""S4D: complex diagonal state spaces that do not depend on the input, run as one long convolution.
+
+Parameter names are those of the S4D example of state-spaces/s4 (``encoder``, ``s4_layers``, ``norms``; its
+``decoder`` is our ``head``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.models._backbone import Backbone
+from infssm.models._mixer import RawStates, SSMMixer, StateRows, check_state_set
+from infssm.models._registry import register_model
+
+Discretization = Literal["zoh", "bilinear"]
+
+
+class S4DKernel(nn.Module):
+    """Diagonal state spaces, one per channel; n states are stored as n/2 conjugate pairs.
+
+    log_dt: [channels]; log_A_real, A_imag: [channels, n/2]; C: [channels, n/2, 2] (real and imaginary part); B is 1.
+    """
+
+    def __init__(self, channels: int, n: int, *, discretization: Discretization = "zoh") -> None:
+        super().__init__()
+        if discretization not in ("zoh", "bilinear"):
+            raise ConfigError(f"unknown discretization {discretization!r}; known: zoh, bilinear")
+        self.discretization = discretization
+        low, high = math.log(0.001), math.log(0.1)
+        self.log_dt = nn.Parameter(torch.rand(channels) * (high - low) + low)
+        self.C = nn.Parameter(torch.view_as_real(torch.randn(channels, n // 2, dtype=torch.cfloat)))
+        self.log_A_real = nn.Parameter(torch.full((channels, n // 2), 0.5).log())
+        self.A_imag = nn.Parameter(math.pi * torch.arange(n // 2, dtype=torch.float32).repeat(channels, 1))
+
+    def discretize(self) -> tuple[Tensor, Tensor]:
+        """Return the discrete transition and the factor that discretises B, both complex [channels, n/2]."""
+        dt = torch.exp(self.log_dt)[:, None]
+        a = torch.complex(-torch.exp(self.log_A_real), self.A_imag)
+        if self.discretization == "zoh":
+            transition = torch.exp(dt * a)
+            return transition, (transition - 1) / a
+        return (1 + dt * a / 2) / (1 - dt * a / 2), dt / (1 - dt * a / 2)
+
+    def forward(self, tokens: int) -> Tensor:
+        """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t)."""
+        transition, factor = self.discretize()
+        steps = torch.arange(tokens, device=transition.device, dtype=self.log_dt.dtype)
+        powers = torch.exp(torch.log(transition)[..., None] * steps)
+        weights = torch.view_as_complex(self.C) * factor
+        return 2 * torch.einsum("hn,hnt->ht", weights, powers).real
+
+
+class S4DMixer(SSMMixer):
+    """Long convolution with a diagonal state space per channel, then a gated projection: [batch, tokens, channels].
+
+    Its states do not depend on the input: a, b and c are complex [1, channels, n/2], one exact system per channel
+    (half of each conjugate pair), delta is [1, channels] and zoh the factor of the layer's own discretisation.
+    """
+
+    def __init__(self, channels: int, *, d_state: int = 64, discretization: Discretization = "zoh") -> None:
+        super().__init__()
+        self.D = nn.Parameter(torch.randn(channels))
+        self.kernel = S4DKernel(channels, d_state, discretization=discretization)
+        self.output_linear = nn.Sequential(nn.Conv1d(channels, 2 * channels, kernel_size=1), nn.GLU(dim=-1))
+
+    def forward(self, u: Tensor) -> Tensor:
+        """u: [batch, tokens, channels]."""
+        if self.tap is not None:
+            self.emit([self._states(self.tap.zoh)])
+        tokens = u.shape[1]
+        kernel_f = torch.fft.rfft(self.kernel(tokens).T, n=2 * tokens, dim=0)
+        y = torch.fft.irfft(torch.fft.rfft(u.float(), n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)
+        y = F.gelu(y[:, :tokens].to(u.dtype) + self.D * u)
+        projection = self.output_linear[0]
+        return F.glu(F.linear(y, projection.weight.squeeze(-1), projection.bias), dim=-1)  # type: ignore[operator, arg-type]
+
+    def _states(self, zoh: bool) -> RawStates:
+        transition, factor = self.kernel.discretize()
+        return RawStates(
+            a=transition[None],
+            c=torch.view_as_complex(self.kernel.C)[None],
+            b=torch.ones_like(transition)[None],
+            delta=torch.exp(self.kernel.log_dt)[None],
+            zoh=factor[None] if zoh else None,
+        )
+
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """Parameters that form (A, C); B is constant, so all sets are the same."""
+        check_state_set(which)
+        kernel = self.kernel
+        return [(kernel.log_dt, None), (kernel.log_A_real, None), (kernel.A_imag, None), (kernel.C, None)]
+
+
+class S4DModel(Backbone):
+    """Stack of S4D layers with residuals and layer norms; real sequences [batch, tokens, in_dim] -> logits."""
+
+    def __init__(
+        self,
+        *,
+        in_dim: int = 1,
+        num_classes: int = 10,
+        d_model: int = 128,
+        n_layer: int = 4,
+        d_state: int = 64,
+        discretization: Discretization = "zoh",
+        prenorm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_features, self.num_classes, self.prenorm = d_model, num_classes, prenorm
+        self.encoder = nn.Linear(in_dim, d_model)
+        self.s4_layers = nn.ModuleList(
+            S4DMixer(d_model, d_state=d_state, discretization=discretization) for _ in range(n_layer)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(n_layer))
+        self.head = self.make_head(num_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """x: [batch, tokens, in_dim] -> [batch, tokens, dim]."""
+        tokens: Tensor = self.encoder(x)
+        return tokens
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Run all layers: [batch, tokens, dim]."""
+        for layer, norm in zip(self.s4_layers, self.norms, strict=True):
+            tokens = tokens + layer(norm(tokens)) if self.prenorm else norm(tokens + layer(tokens))
+        return tokens
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Mean over tokens: [batch, dim]."""
+        return features.mean(dim=1)
+
+    def no_weight_decay(self) -> set[str]:
+        """The parameters of the state spaces other than C."""
+        return {
+            name for name, _ in self.named_parameters() if name.rsplit(".")[-1] in ("log_dt", "log_A_real", "A_imag")
+        }
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take the public name of the head."""
+        return {
+            f"head.{name.removeprefix('decoder.')}" if name.startswith("decoder.") else name: value
+            for name, value in state.items()
+        }
+
+
+@register_model("s4d_nano")
+def s4d_nano(**options: Any) -> S4DModel:
+    """Small S4D for real sequences [batch, tokens, in_dim]: width 64, 4 layers, 32 states."""
+    return S4DModel(**{"d_model": 64, "d_state": 32, **options})
+
+
+@register_model("s4d_base")
+def s4d_base(**options: Any) -> S4DModel:
+    """S4D of the public CIFAR-10 example: width 128, 4 layers, 64 states, RGB pixels in sequence."""
+    return S4DModel(**{"in_dim": 3, **options})
