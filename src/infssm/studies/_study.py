@@ -1,0 +1,73 @@
+"""What a study is: a function that returns numbers, a figure and a text that says what they show."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infssm._registry import Registry
+from infssm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Study:
+    """The outcome of a study: ``data`` is plain JSON values, ``text`` a few sentences computed from it."""
+
+    name: str
+    data: dict[str, Any]
+    figure: Figure
+    text: str
+
+    def save(self, out: str | os.PathLike[str]) -> Path:
+        """Write ``<name>.json``, ``<name>.png`` and ``<name>.md`` into ``out`` and return the figure's path."""
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.name}.json").write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{self.name}.md").write_text(
+            f"# {self.name}\n\n{self.text}\n\n![]({self.name}.png)\n", encoding="utf-8"
+        )
+        picture = folder / f"{self.name}.png"
+        self.figure.savefig(picture, dpi=130, bbox_inches="tight")
+        return picture
+
+
+_STUDIES: Registry[Callable[..., Study]] = Registry("study")
+register_study = _STUDIES.register
+
+
+def list_studies() -> list[str]:
+    """Names of all studies."""
+    return list(_STUDIES)
+
+
+def run_study(name: str, **options: Any) -> Study:
+    """Run the named study; options are those of its function."""
+    study = _STUDIES[name]
+    try:
+        return study(**options)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise ConfigError(f"study {name!r}: {error}") from None
+
+
+def axes(columns: int = 1, width: float = 5.0, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """One row of empty axes in the house's look."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("studies draw figures with matplotlib: pip install 'infssm[bench]'") from None
+    figure = Figure(figsize=(width * columns, height), layout="constrained")
+    panels = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    return figure, panels
