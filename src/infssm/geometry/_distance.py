@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from infssm import kernels
+from infssm.geometry._chunks import in_chunks
 from infssm.geometry._registry import get_distance
 from infssm.geometry._space import StateSpace
+from infssm.geometry._validate import check_pair
+
+_FUSED = frozenset({"simplified", "aligned", "martin"})
+_NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
 def distance(
@@ -21,6 +29,22 @@ def distance(
 ) -> Tensor:
     """Squared distance between two systems, one value per leading index.
 
+    | kind | value | sees |
+    |---|---|---|
+    | `simplified` | ``1 - tr(G3 G4) / (tr G1 tr G2)``, the paper's; not 0 at equality but for its special case | a, c |
+    | `aligned` | ``1 - tr(G3 G4) / (|G1|_F |G2|_F)`` | a, c |
+    | `martin` | ``-log prod cos^2 theta_i`` | a |
+    | `fubini-study` | ``arccos(prod cos theta_i)^2`` | a |
+    | `binet-cauchy` | ``1 - prod cos^2 theta_i`` | a |
+    | `chordal` | ``2 sum sin^2 theta_i`` | a |
+    | `geodesic` | ``sum theta_i^2`` | a |
+    | `output` | ``sum_t |c a^t b - c' a'^t b'|^2`` | a, c, b |
+
+    Differentiable in every tensor; all kinds but `simplified` have value 0 and gradient 0 at equality. The kinds that
+    see a alone compare subspaces: order, scale and coordinates of the states do not matter. A scalar transition
+    (``a [..., 1]``) has observability of rank 1, so these use n = 1, and the others sum ``|c|^2`` or ``c b``.
+    float16 and bfloat16 states are widened to float32.
+
     Args:
         old: ``a, c, b [..., n]``.
         new: ``a, c, b [..., n]``; leading dimensions broadcast against old's.
@@ -28,12 +52,39 @@ def distance(
         soft_normalize: apply soft-normalisation to raw real states first.
         validate: check shapes, types, NaN and poles, with errors that name the argument. Reads values, hence
             synchronises with the device; training passes False.
-        options: options of the kind, such as ``equality`` of `simplified`.
+        options: options of the kind, such as ``equality="token" | "tensor" | "off"`` of `simplified`.
 
     Returns:
         ``[...]``.
     """
     fn = get_distance(kind)
+    if validate:
+        check_pair(old, new, poles=not soft_normalize or old.a.is_complex())
+    old, new = old.map(_widen), new.map(_widen)
     if soft_normalize:
+        if kind in _FUSED and options.get("equality", "token") == "token" and _fusible(old, new):
+            return kernels.fused_distance(old.a, old.c, new.a, new.c, kind=kind)  # type: ignore[arg-type]
         old, new = old.soft_normalized(), new.soft_normalized()
-    return fn(old, new, **options)
+    return in_chunks(partial(fn, **options), *_broadcast(old, new))
+
+
+def _fusible(old: StateSpace, new: StateSpace) -> bool:
+    """Whether the compiled kernel takes these systems."""
+    tensors = (old.a, old.c, new.a, new.c)
+    fits = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+    return fits and old.a.shape == new.a.shape and old.c.shape == new.c.shape and _native()
+
+
+@cache
+def _native() -> bool:
+    return bool(kernels.backend_report()["native"])
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in _NARROW else x
+
+
+def _broadcast(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:
+    lead = torch.broadcast_shapes(old.c.shape[:-1], new.c.shape[:-1])  # type: ignore[no-untyped-call]
+    old, new = (space.map(lambda x: x.expand(*lead, x.shape[-1])) for space in (old, new))
+    return old, new

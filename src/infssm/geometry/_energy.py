@@ -20,7 +20,7 @@ def simplified(old: StateSpace, new: StateSpace, *, equality: str = "token") -> 
     """The paper's distance ``1 - tr(G3 G4) / (tr G1 tr G2)``: not 0 at equality but for its special case.
 
     With ``p_i = |c_i|^2 / (1 - |a_i|^2)`` scaled to sum 1 (and q likewise) it equals
-    ``sum_ij p_i q_j |a_i - b_j|^2 / |1 - conj(a_i) b_j|^2``, a mean of pseudo-hyperbolic distances without cancellation.
+    ``sum_ij p_i q_j |a_i - b_j|^2 / |1 - conj(a_i) b_j|^2``, a mean of squared pseudo-hyperbolic distances: nothing cancels.
 
     Args:
         old: ``a, c [..., n]``.
@@ -105,12 +105,7 @@ def _weight(space: StateSpace) -> Tensor:
 
 def _mass(space: StateSpace) -> Tensor:
     """Diagonal of the self-Gram, ``|c|^2 / (1 - |a|^2)``."""
-    size = space.a.abs()
-    return (
-        _weight(space) / ((1 - size) * (1 + size))
-        if space.a.is_complex()
-        else _weight(space) / ((1 - space.a) * (1 + space.a))
-    )
+    return _weight(space) / (1 - _abs2(space.a))
 
 
 def _residues(space: StateSpace, b: Tensor) -> Tensor:

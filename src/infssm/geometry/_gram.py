@@ -66,7 +66,8 @@ def gram_dense(A: Tensor, C: Tensor, B: Tensor, D: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(x.detach())
+    norm: Tensor = torch.linalg.matrix_norm(x.detach())
+    return norm
 
 
 def _check_stable(A: Tensor, name: str) -> None:

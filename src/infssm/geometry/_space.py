@@ -61,7 +61,7 @@ class StateSpace:
         return self.map(Tensor.detach)
 
     def soft_normalized(self) -> StateSpace:
-        """Soft-normalise every real tensor; complex ones (S4D's poles lie in the unit disc already) stay as they are."""
+        """Soft-normalise every real tensor; complex ones (S4D: poles in the unit disc already) stay as they are."""
         return self.map(lambda x: x if x.is_complex() else soft_normalize(x))
 
     def with_conjugates(self) -> StateSpace:

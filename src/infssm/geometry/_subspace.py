@@ -1,22 +1,119 @@
-"""Distances between observability subspaces: functions of the poles alone."""
+"""Distances between observability subspaces: functions of the poles alone.
+
+For distinct poles and no zero in c the subspace is spanned by the sequences ``(1, a_i, a_i^2, ...)``. Repeated poles
+are the limit (``t a^(t-1)`` joins the span), which every formula here takes without a special case.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from infssm.geometry._lattice import rotation_lattice
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
+from infssm.geometry._validate import check_pair
+
+# Below this 1 - cos the series of arccos^2 is exact to rounding and has a finite derivative at 0.
+_SERIES_RANGE = 1e-2
 
 
 @register_distance("martin")
 def martin(old: StateSpace, new: StateSpace) -> Tensor:
-    """``-log prod cos^2 theta_i = sum_ij log1p(conj(d_i) d_j / ((1 - conj(a_i) a_j) (1 - conj(b_i) b_j)))``, d = a - b."""
-    a, b = old.a, new.a
+    """``-log prod cos^2 theta_i = sum_ij log1p(conj(d_i) d_j / ((1 - conj(a_i) a_j) (1 - conj(b_i) b_j)))``.
+
+    Here d = a - b: no determinant, no inverse, and no cancellation near equality.
+    """
+    a, b = paired(old.a, new.a)
     shift = a - b
-    scale = (1 - a.conj().unsqueeze(-1) * a.unsqueeze(-2)) * (1 - b.conj().unsqueeze(-1) * b.unsqueeze(-2))
-    x = shift.conj().unsqueeze(-1) * shift.unsqueeze(-2) / scale
+    scale = (1 - _outer(a)) * (1 - _outer(b))
+    x = _outer(shift) / scale
     if x.is_complex():
         x = 2 * x.real + x.real.square() + x.imag.square()
         return (torch.log1p(x).sum((-2, -1)) / 2).clamp_min(0)
     return torch.log1p(x).sum((-2, -1)).clamp_min(0)
+
+
+@register_distance("fubini-study")
+def fubini_study(old: StateSpace, new: StateSpace) -> Tensor:
+    """``arccos(prod cos theta_i)^2``."""
+    half = martin(old, new) / 2
+    x = -torch.expm1(-half)
+    small = x < _SERIES_RANGE
+    series = _arccos2_series(torch.where(small, x, 0))
+    return torch.where(small, series, torch.arccos(torch.exp(-torch.where(small, 1, half))).square())
+
+
+@register_distance("binet-cauchy")
+def binet_cauchy(old: StateSpace, new: StateSpace) -> Tensor:
+    """``1 - prod cos^2 theta_i``."""
+    return -torch.expm1(-martin(old, new))
+
+
+@register_distance("chordal")
+def chordal(old: StateSpace, new: StateSpace) -> Tensor:
+    """``2 n - 2 |S^T S'|_F^2 = 2 sum sin^2 theta_i``, the scale of the paper."""
+    sine, _ = rotation_lattice(*paired(old.a, new.a))
+    squares = sine.real.square() + sine.imag.square() if sine.is_complex() else sine.square()
+    return 2 * squares.sum((-2, -1))
+
+
+@register_distance("geodesic")
+def geodesic(old: StateSpace, new: StateSpace) -> Tensor:
+    """``sum theta_i^2``."""
+    return _angles(old, new).square().sum(-1)
+
+
+def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
+    """Principal angles between the two observability subspaces, largest first.
+
+    Small angles come from their sines and large ones from their cosines, so all keep their precision. A scalar
+    transition ``a I`` has observability of rank 1, hence one angle.
+
+    Args:
+        old: ``a [..., n]``.
+        new: ``a [..., n]``.
+
+    Returns:
+        ``[..., n]`` in [0, pi/2].
+    """
+    check_pair(old, new)
+    return _angles(old, new)
+
+
+def _angles(old: StateSpace, new: StateSpace) -> Tensor:
+    sine, cosine = rotation_lattice(*paired(old.a, new.a))
+    return torch.atan2(torch.linalg.svdvals(sine), torch.linalg.svdvals(cosine).flip(-1))
+
+
+def paired(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Reorder the poles ``[..., n]`` of both systems so that those of equal index are close.
+
+    No result depends on the order, but differences of near poles keep digits that those of far ones lose.
+    """
+    shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+    a, b = a.expand(shape), b.expand(shape)
+    if not a.is_complex():
+        return a.sort(dim=-1).values, b.sort(dim=-1).values
+    x, y = _lexicographic(a), _lexicographic(b)
+    better = ((x - y).abs().square().sum(-1) < (a - b).abs().square().sum(-1)).unsqueeze(-1)
+    return torch.where(better, x, a), torch.where(better, y, b)
+
+
+def _lexicographic(a: Tensor) -> Tensor:
+    """Sorted by imaginary, then real part."""
+    a = a.gather(-1, a.real.sort(dim=-1, stable=True).indices)
+    return a.gather(-1, a.imag.sort(dim=-1, stable=True).indices)
+
+
+def _outer(x: Tensor) -> Tensor:
+    return x.conj().unsqueeze(-1) * x.unsqueeze(-2)
+
+
+def _arccos2_series(x: Tensor) -> Tensor:
+    """``arccos(1 - x)^2 = 2 sum_k (2 x)^k / (k^2 binom(2k, k))`` for small x."""
+    terms = (1, 1 / 6, 2 / 45, 1 / 70, 8 / 1575, 4 / 2079, 16 / 21021)
+    total = torch.zeros_like(x)
+    for term in reversed(terms):
+        total = total * x + term
+    return 2 * x * total
