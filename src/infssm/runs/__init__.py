@@ -1,0 +1,20 @@
+"""Run directories, and what is made of them: reports, comparisons, tables."""
+
+from infssm.runs.compare import Comparison, Row, compare
+from infssm.runs.directory import RunDirectory, find_runs
+from infssm.runs.env import environment
+from infssm.runs.report import render_report, write_report
+from infssm.runs.tables import FORMATS, render
+
+__all__ = [
+    "FORMATS",
+    "Comparison",
+    "Row",
+    "RunDirectory",
+    "compare",
+    "environment",
+    "find_runs",
+    "render",
+    "render_report",
+    "write_report",
+]

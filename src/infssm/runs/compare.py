@@ -1,0 +1,154 @@
+"""Several runs side by side: mean and spread over seeds, as data and as one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from infssm.errors import ConfigError
+from infssm.metrics import AccuracyMatrix, Summary, summarize
+from infssm.runs.directory import RunDirectory
+from infssm.runs.page import flatten
+
+_NOT_COMPARED = (
+    "seed",
+    "out",
+    "log.",
+    "data.root",
+    "method.name",
+    "train.num_workers",
+    "train.log_every",
+    "train.task0",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One set-up over its seeds.
+
+    Attributes:
+        benchmark: data set, tasks and model.
+        label: the method, with the settings that tell it from others of that name.
+        seeds: of the runs behind it.
+        measures: every measure as mean and spread, fractions.
+        matrices: one accuracy matrix per seed.
+    """
+
+    benchmark: str
+    label: str
+    seeds: tuple[int, ...]
+    measures: dict[str, Summary]
+    matrices: tuple[AccuracyMatrix, ...]
+
+    @property
+    def aa_curve(self) -> list[float]:
+        """AA after every task, mean over seeds, in percent."""
+        return [100 * float(v) for v in np.mean([m.aa_curve for m in self.matrices], axis=0)]
+
+    @property
+    def forgetting(self) -> list[float]:
+        """Forgetting per task, mean over seeds, in points."""
+        return [
+            100 * float(v) for v in np.mean([m.class_incremental.forgetting_per_task() for m in self.matrices], axis=0)
+        ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of all set-ups, benchmark by benchmark, in the order the runs were given."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """Names of the benchmarks, each once."""
+        return list(dict.fromkeys(row.benchmark for row in self.rows))
+
+    def of(self, benchmark: str) -> list[Row]:
+        """Rows of one benchmark."""
+        return [row for row in self.rows if row.benchmark == benchmark]
+
+    def verdict(self) -> str:
+        """What the comparison shows, in a sentence per benchmark."""
+        return " ".join(sentence for b in self.benchmarks if (sentence := _verdict(self.of(b))))
+
+
+def compare(runs: Sequence[RunDirectory]) -> Comparison:
+    """Group complete runs by everything but their seed and summarize each group."""
+    if not runs:
+        raise ConfigError("there are no complete runs to compare")
+    groups: dict[str, list[tuple[RunDirectory, dict[str, Any]]]] = {}
+    for run in runs:
+        config = run.config()
+        groups.setdefault(_setup(config), []).append((run, config))
+    configs = [members[0][1] for members in groups.values()]
+    rows = [_row(members, _label(members[0][1], configs)) for members in groups.values()]
+    order = list(dict.fromkeys(row.benchmark for row in rows))
+    return Comparison(tuple(sorted(rows, key=lambda row: order.index(row.benchmark))))
+
+
+def _row(members: list[tuple[RunDirectory, dict[str, Any]]], label: str) -> Row:
+    matrices = tuple(run.matrix() for run, _ in members)
+    seeds = tuple(config["seed"] for _, config in members)
+    return Row(_benchmark(members[0][1]), label, seeds, summarize(matrices), matrices)
+
+
+def _benchmark(config: dict[str, Any]) -> str:
+    return f"{config['data']['name']}, {config['data']['num_tasks']} tasks, {config['model']['name']}"
+
+
+def _setup(config: dict[str, Any]) -> str:
+    """Key under which the seeds of one set-up meet."""
+    return json.dumps([config["method"]["name"], _benchmark(config), sorted(_compared(config).items())], default=str)
+
+
+def _label(config: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """The method's name, and in brackets what tells it from other set-ups of the same method and benchmark."""
+    name: str = config["method"]["name"]
+    same = [c for c in others if c["method"]["name"] == name and _benchmark(c) == _benchmark(config)]
+    mine = _compared(config)
+    theirs = [_compared(c) for c in same]
+    keys = dict.fromkeys(key for values in theirs for key in values)
+    differing = [k for k in keys if len({str(values.get(k)) for values in theirs}) > 1 and k in mine]
+    if not differing:
+        return name
+    shown = [f"{key.removeprefix('method.')}={mine[key]}" for key in differing]
+    return f"{name} ({', '.join(shown)})"
+
+
+def _compared(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        k: v
+        for k, v in flatten(config)
+        if not any(k == n or (n.endswith(".") and k.startswith(n)) for n in _NOT_COMPARED)
+    }
+
+
+def _verdict(rows: list[Row]) -> str:
+    if len(rows) < 2 or any(math.isnan(row.measures["fm"].mean) for row in rows):
+        return ""
+    best = max(rows, key=lambda row: row.measures["aa"].mean)
+    base = next((row for row in rows if row.label == "seq"), None)
+    aa, fm = _percent(best, "aa"), _percent(best, "fm")
+    if base is None:
+        calmest = min(rows, key=lambda row: row.measures["fm"].mean)
+        lowest = _percent(calmest, "fm")
+        return f"{best.label} has the highest AA ({aa:.1f} %), {calmest.label} the lowest FM ({lowest:.1f} points)."
+    base_aa, base_fm = _percent(base, "aa"), _percent(base, "fm")
+    if best is base:
+        return f"No method beats plain sequential training here (seq: AA {base_aa:.1f} %, FM {base_fm:.1f} points)."
+    below = [row.label for row in rows if row is not base and _percent(row, "aa") < base_aa]
+    tail = f"; {' and '.join(below)} {'is' if len(below) == 1 else 'are'} below seq" if below else ""
+    return (
+        f"{best.label} keeps the most: AA {aa:.1f} % against {base_aa:.1f} % for plain sequential training "
+        f"({aa - base_aa:+.1f} points), with FM {fm:.1f} against {base_fm:.1f} points{tail}."
+    )
+
+
+def _percent(row: Row, measure: str) -> float:
+    return 100 * row.measures[measure].mean

@@ -1,0 +1,75 @@
+"""The HTML page around the charts: one file, no script, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+
+def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
+    """A whole document."""
+    style = (files("infssm.runs") / "report.css").read_text(encoding="utf-8")
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{style}</style>'
+    )
+    body = f'<h1>{escape(title)}</h1><p class="sub">{escape(subtitle)}</p>{"".join(parts)}'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
+
+
+def tiles(values: Sequence[tuple[str, str]]) -> str:
+    """Headline numbers: (label, value)."""
+    inner = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for label, value in values
+    )
+    return f'<div class="tiles">{inner}</div>'
+
+
+def card(title: str, content: str, note: str = "") -> str:
+    """A titled box."""
+    tail = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<section class="card"><h2>{escape(title)}</h2>{content}{tail}</section>'
+
+
+def wide(content: str) -> str:
+    """A row of its own."""
+    return f'<div class="wide">{content}</div>'
+
+
+def columns(cards: Iterable[str]) -> str:
+    """Boxes side by side while there is room."""
+    return f'<div class="columns">{"".join(cards)}</div>'
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], best: Iterable[tuple[int, int]] = ()) -> str:
+    """A table; ``best`` are (row, column) cells to mark."""
+    marked = set(best)
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = ""
+    for i, row in enumerate(rows):
+        cells = (
+            f'<td class="best">{escape(c)}</td>' if (i, j) in marked else f"<td>{escape(c)}</td>"
+            for j, c in enumerate(row)
+        )
+        body += f"<tr>{''.join(cells)}</tr>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def settings(title: str, values: Mapping[str, Any]) -> str:
+    """Nested settings as a folded list of dotted names."""
+    pairs = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in flatten(values))
+    inner = f"<details open><summary>{escape(title)}</summary><dl>{pairs}</dl></details>"
+    return f'<section class="card wide">{inner}</section>'
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested mappings as (dotted name, value) pairs."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs

@@ -1,0 +1,109 @@
+"""`report.html` of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from infssm.metrics import AccuracyMatrix
+from infssm.runs import page, svg
+from infssm.runs.directory import RunDirectory
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write ``report.html`` for a run, complete or under way, and return its path."""
+    run.write_text(run.report_path.name, render_report(run))
+    return run.report_path
+
+
+def render_report(run: RunDirectory) -> str:
+    """The report as one self-contained HTML document."""
+    config, env, matrix, metrics = run.config(), run.env(), run.matrix(), run.metrics()
+    method, model = config["method"]["name"], config["model"]["name"]
+    state = "" if run.complete else f" · {matrix.steps} of {matrix.num_tasks} tasks so far"
+    parts = [
+        page.tiles(_headline(matrix, metrics)),
+        page.columns(
+            [
+                page.card(
+                    "Accuracy after each task, %",
+                    _heat(matrix.class_incremental.values),
+                    "Decided among all classes seen so far.",
+                ),
+                page.card(
+                    "Task-incremental accuracy, %",
+                    _heat(matrix.task_incremental.values),
+                    "Decided inside the image's own task.",
+                ),
+                page.card("Average accuracy, %", _curves(matrix)),
+                page.card(
+                    "Forgetting per task, points", _forgetting(matrix), "From a task's best accuracy to its final one."
+                ),
+                page.card("Loss terms", _losses(metrics), "Mean per epoch, weights applied, logarithmic scale."),
+                page.card("Learning rate", _rates(metrics)),
+            ]
+        ),
+        page.settings("Configuration", config),
+        page.settings("Environment", env),
+    ]
+    subtitle = f"{config['data']['name']}, {matrix.num_tasks} tasks · {model} · seed {config['seed']}{state}"
+    return page.page(f"{method}", subtitle, parts)
+
+
+def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    values = matrix.summary()
+    tiles = [
+        ("AA, %", f"{100 * values['aa']:.2f}"),
+        ("AIA, %", f"{100 * values['aia']:.2f}"),
+        ("FM, points", "–" if matrix.steps < 2 else f"{100 * values['fm']:.2f}"),
+        ("task-incremental AA, %", f"{100 * values['til_aa']:.2f}"),
+    ]
+    speeds = [line["images_per_s"] for line in metrics if line["kind"] == "epoch"]
+    if speeds:
+        tiles.append(("images/s in training", f"{sum(speeds) / len(speeds):,.0f}"))
+    return tiles
+
+
+def _heat(values: Any) -> str:
+    return svg.heat_map(
+        [[100 * float(v) for v in row] for row in values], x_label="accuracy on task", y_label="after task"
+    )
+
+
+def _curves(matrix: AccuracyMatrix) -> str:
+    steps = list(range(matrix.steps))
+    series = [
+        svg.Series("class-incremental", steps, [100 * float(v) for v in matrix.class_incremental.aa_curve]),
+        svg.Series("task-incremental", steps, [100 * float(v) for v in matrix.task_incremental.aa_curve]),
+    ]
+    return svg.line_chart(series, x_label="after task", y_label="AA, %", x_ticks=steps, y_range=(0, 102))
+
+
+def _forgetting(matrix: AccuracyMatrix) -> str:
+    if matrix.steps < 2:
+        return "<p>One task only: nothing to forget yet.</p>"
+    drops = [100 * float(v) for v in matrix.class_incremental.forgetting_per_task("code")]
+    return svg.bar_chart(
+        [str(t) for t in range(len(drops))], [("forgetting", drops)], x_label="task", y_label="forgetting, points"
+    )
+
+
+def _losses(metrics: Sequence[dict[str, Any]]) -> str:
+    epochs = [line for line in metrics if line["kind"] == "epoch"]
+    names = list(dict.fromkeys(name for line in epochs for name in line["loss"]))
+    if not names:
+        return "<p>No epoch was trained.</p>"
+    series = []
+    for name in names:
+        points = [(i, line["loss"][name]) for i, line in enumerate(epochs) if name in line["loss"]]
+        series.append(svg.Series(name, [i for i, _ in points], [v for _, v in points]))
+    return svg.line_chart(series, x_label="epoch of the run", y_label="loss", log=True, markers=len(epochs) <= 60)
+
+
+def _rates(metrics: Sequence[dict[str, Any]]) -> str:
+    steps = [line for line in metrics if line["kind"] == "step"]
+    if not steps:
+        return "<p>No step was trained.</p>"
+    series = svg.Series("learning rate", [line["at"] for line in steps], [line["lr"] for line in steps])
+    return svg.line_chart([series], x_label="step of the run", y_label="learning rate", log=True, markers=False)

@@ -1,0 +1,79 @@
+"""Devices and processes through Lightning Fabric, and the one thing the loop does itself: averaging gradients.
+
+Methods run several forwards per step and read states as side outputs, which a wrapped module cannot follow. So modules
+stay unwrapped, every process works on its slice of the same global batch, and gradients are averaged after backward.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+_BUCKET = 16 * 2**20  # elements per all-reduce: few messages, and a bounded copy
+
+
+def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any:
+    """Run ``function(fabric, *args)`` on every process of the configuration; return what process 0 returned."""
+    fabric_class = _fabric()
+    world = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else None
+    many = (world or config.devices) > 1
+    strategy = "auto" if not many else "ddp" if world else "ddp_spawn"
+    try:
+        fabric = fabric_class(
+            accelerator=config.accelerator,
+            devices=config.devices if world is None else "auto",
+            strategy=strategy,
+            precision=config.precision,
+        )
+    except (RuntimeError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"cannot use train.accelerator={config.accelerator} devices={config.devices}: {error}"
+        ) from error
+    if config.batch_size % fabric.world_size:
+        raise ConfigError(
+            f"train.batch_size={config.batch_size} must be a multiple of the {fabric.world_size} processes"
+        )
+    return fabric.launch(function, *args)
+
+
+def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
+    """Replace each gradient by its mean over all processes (nothing to do on one)."""
+    if fabric.world_size == 1:
+        return
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        bucket.append(parameter.grad)
+        size += parameter.grad.numel()
+        if size >= _BUCKET:
+            _reduce(fabric, bucket)
+            bucket, size = [], 0
+    if bucket:
+        _reduce(fabric, bucket)
+
+
+def _reduce(fabric: Fabric, gradients: list[Tensor]) -> None:
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    mean = fabric.all_reduce(flat, reduce_op="mean")
+    for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _fabric() -> Any:
+    try:
+        from lightning_fabric import Fabric
+    except ImportError:
+        raise ConfigError("training needs lightning-fabric: pip install 'infssm[bench]'") from None
+    return Fabric
