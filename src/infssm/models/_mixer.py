@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from infssm.errors import ConfigError
 from infssm.kernels import ScanStates, mean_states, selective_scan
@@ -121,9 +122,17 @@ def _output(scan: Scan) -> Tensor:
 
 def _output_and_states(scan: Scan, tap: StateTap) -> tuple[Tensor, RawStates]:
     if not tap.include_dt_bias:
-        return _output(scan), _states_only(scan, tap)
+        # Kept out of a gradient checkpoint's bookkeeping: its recomputation must save the same tensors as the
+        # forward did, whether or not a tap is still set then.
+        with saved_tensors_hooks(_same, _same):
+            states_only = _states_only(scan, tap)
+        return _output(scan), states_only
     y, states = _scan(scan, "zoh" if tap.zoh else True)
     return y, _raw(scan, states)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _states_only(scan: Scan, tap: StateTap) -> RawStates:
