@@ -3,6 +3,19 @@
 from infssm.data import sets as sets
 from infssm.data.dataset import ImageDataset
 from infssm.data.images import ArrayImages, FileImages
+from infssm.data.loader import Batch, Loader, make_loader
+from infssm.data.recipes import (
+    LightRecipe,
+    Mixing,
+    PictureRecipe,
+    Recipe,
+    Stats,
+    StrongRecipe,
+    list_recipes,
+    make_mixing,
+    make_recipe,
+    strong_recipe,
+)
 from infssm.data.registry import (
     Archive,
     DatasetEntry,
@@ -17,16 +30,29 @@ from infssm.data.stream import Task, TaskData, TaskStream
 __all__ = [
     "Archive",
     "ArrayImages",
+    "Batch",
     "DatasetEntry",
     "FileImages",
     "ImageDataset",
+    "LightRecipe",
+    "Loader",
+    "Mixing",
+    "PictureRecipe",
+    "Recipe",
     "Split",
+    "Stats",
+    "StrongRecipe",
     "Task",
     "TaskData",
     "TaskStream",
     "data_root",
     "list_datasets",
+    "list_recipes",
     "load_dataset",
+    "make_loader",
+    "make_mixing",
+    "make_recipe",
     "make_split",
     "register_dataset",
+    "strong_recipe",
 ]

@@ -1,0 +1,102 @@
+"""Getting the pictures of a batch: sliced from an array, or read one by one, in worker processes if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from infssm.data.images import ArrayImages, Images, to_raw
+from infssm.data.recipes.base import PictureRecipe, Recipe
+from infssm.errors import DataError
+
+_Item = tuple[Tensor | None, Tensor | None]
+
+
+def pictures(
+    images: Images,
+    recipe: Recipe,
+    indices: Tensor,
+    draws: Tensor | None,
+    batches: Sequence[Tensor],
+    *,
+    with_raw: bool,
+    workers: int,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Model input and, if wanted, raw pictures of each batch.
+
+    Args:
+        images: where pictures come from.
+        recipe: how they are transformed.
+        indices: int64 [n] data set index of every slot.
+        draws: [n, ...] random numbers of every slot; None for the evaluation transform.
+        batches: int64 slots of each batch.
+        with_raw: whether to return raw pictures too.
+        workers: processes.
+    """
+    if isinstance(images, ArrayImages) and not isinstance(recipe, PictureRecipe):
+        for slots in batches:
+            raw = images.pixels[indices[slots]]
+            yield _transform(recipe, raw, draws, slots), raw if with_raw else None
+        return
+    source = _Pictures(images, recipe, indices, draws, with_raw)
+    loader: DataLoader[_Item | DataError] = DataLoader(
+        source,
+        batch_sampler=[slots.tolist() for slots in batches],
+        num_workers=workers,
+        collate_fn=_collate,
+        generator=torch.Generator(),  # else the loader would draw from the global generator
+    )
+    for slots, fetched in zip(batches, loader, strict=True):
+        if isinstance(fetched, DataError):
+            raise fetched
+        x, raw = fetched
+        yield _transform(recipe, raw, draws, slots) if x is None else x, raw if with_raw else None
+
+
+def _transform(recipe: Recipe, raw: Tensor, draws: Tensor | None, slots: Tensor) -> Tensor:
+    return recipe.eval(raw) if draws is None else recipe.apply(raw, draws[slots])
+
+
+@dataclass(frozen=True)
+class _Pictures(Dataset[_Item | DataError]):
+    """Single pictures by slot: transformed for a picture recipe, raw for a batch recipe or where asked for."""
+
+    images: Images
+    recipe: Recipe
+    indices: Tensor
+    draws: Tensor | None
+    with_raw: bool
+
+    def __getitem__(self, slot: int) -> _Item | DataError:
+        try:
+            return self._read(slot)
+        except DataError as error:  # sent back as a value: raised in a worker it would arrive wrapped in its traceback
+            return error
+
+    def _read(self, slot: int) -> _Item:
+        index = int(self.indices[slot])
+        picture = self.images.picture(index)
+        x = raw = None
+        if isinstance(self.recipe, PictureRecipe):
+            seed = None if self.draws is None else int(self.draws[slot])
+            x = self.recipe.eval_picture(picture) if seed is None else self.recipe.train_picture(picture, seed)
+        if x is None or self.with_raw:
+            in_memory = isinstance(self.images, ArrayImages)
+            raw = self.images.raw([index], 0)[0] if in_memory else to_raw(picture, self.recipe.raw_size)
+        return x, raw
+
+
+def _collate(items: list[_Item | DataError]) -> _Item | DataError:
+    columns: list[list[Tensor]] = [[], []]
+    for item in items:
+        if isinstance(item, DataError):
+            return item
+        for column, value in zip(columns, item, strict=True):
+            if value is not None:
+                column.append(value)
+    x, raw = (torch.stack(column) if column else None for column in columns)
+    return x, raw

@@ -1,0 +1,26 @@
+"""Transforms: from raw pictures to model input."""
+
+from infssm.data.recipes.base import PictureRecipe, Recipe
+from infssm.data.recipes.deit import deit_recipe
+from infssm.data.recipes.factory import list_recipes, make_recipe, strong_recipe
+from infssm.data.recipes.light import LightRecipe
+from infssm.data.recipes.mixing import Mixing, make_mixing
+from infssm.data.recipes.stats import CIFAR100, DIGITS, IMAGENET, Stats
+from infssm.data.recipes.strong import StrongRecipe
+
+__all__ = [
+    "CIFAR100",
+    "DIGITS",
+    "IMAGENET",
+    "LightRecipe",
+    "Mixing",
+    "PictureRecipe",
+    "Recipe",
+    "Stats",
+    "StrongRecipe",
+    "deit_recipe",
+    "list_recipes",
+    "make_mixing",
+    "make_recipe",
+    "strong_recipe",
+]

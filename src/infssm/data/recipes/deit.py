@@ -1,0 +1,57 @@
+"""The DeiT recipe through timm: what the paper's released code trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from infssm.data._torchvision import timm
+from infssm.data.recipes.base import PictureRecipe
+from infssm.data.recipes.stats import IMAGENET, Stats
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_CROP_SHARE = 0.875
+
+
+def deit_recipe(
+    *, size: int = 224, stats: Stats = IMAGENET, eval_stats: Stats | None = None, augment_val: bool = False
+) -> PictureRecipe:
+    """Random resized crop, flip, RandAugment, normalisation and random erasing; resize and centre crop to evaluate.
+
+    Args:
+        size: height and width of the output.
+        stats: normalisation in training, and fill colour of RandAugment.
+        eval_stats: normalisation in evaluation; the same unless given.
+        augment_val: see :class:`~infssm.data.recipes.base.Recipe`.
+    """
+    create = timm("data").create_transform
+    train = create(
+        size,
+        is_training=True,
+        auto_augment="rand-m9-mstd0.5-inc1",
+        interpolation="bicubic",
+        re_prob=0.25,
+        re_mode="pixel",
+        re_count=1,
+        mean=stats.mean,
+        std=stats.std,
+    )
+    check = eval_stats or stats
+    evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=check.mean, std=check.std)
+    return PictureRecipe(
+        _ToRGB(train), _ToRGB(evaluate), size=size, raw_size=int(size / _CROP_SHARE), augment_val=augment_val
+    )
+
+
+class _ToRGB:
+    """A transform that grey pictures can pass too (a class, so that worker processes can receive it)."""
+
+    def __init__(self, transform: Callable[[Image], Tensor]) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Image) -> Tensor:
+        return self.transform(image.convert("RGB"))
