@@ -1,0 +1,51 @@
+"""What processes of one run exchange so that each holds the same buffer. All are identities in a single process."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's rank and the number of processes."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def gather_rows(rows: Tensor) -> Tensor:
+    """Rows of all processes, ``[b_0 + b_1 + ..., ...]`` in rank order; processes may have different numbers of rows."""
+    _, world = rank_and_world()
+    if world == 1:
+        return rows
+    home, device = rows.device, _device(rows)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([rows.shape[0]], device=device))
+    counts = [int(size) for size in sizes]
+    padded = rows.new_zeros(max(counts), *rows.shape[1:], device=device)
+    padded[: rows.shape[0]] = rows.to(device)
+    parts = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]).to(home)
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Elementwise sum over processes."""
+    if rank_and_world()[1] == 1:
+        return values
+    total = values.to(_device(values), copy=True)
+    dist.all_reduce(total)
+    return total.to(values.device)
+
+
+def rank_slice(items: Tensor) -> Tensor:
+    """This process's share of ``items: [m, ...]``, a contiguous piece; the shares differ by at most one item."""
+    rank, world = rank_and_world()
+    return items.tensor_split(world)[rank]
+
+
+def _device(tensor: Tensor) -> torch.device:
+    if dist.get_backend() == "nccl" and not tensor.is_cuda:
+        return torch.device("cuda", torch.cuda.current_device())
+    return tensor.device
