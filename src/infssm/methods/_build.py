@@ -65,14 +65,18 @@ def build_method(
     num_classes: int | None = None,
     num_tasks: int | None = None,
     watching: bool = False,
+    seed: int = 0,
     **options: Any,
 ) -> Method:
-    """Compose the named method on ``model``; see :func:`infssm.attach` for the options."""
+    """Compose the named method on ``model``; see :func:`infssm.attach` for the options.
+
+    ``seed`` is the run's: the draws of replay buffers follow from it.
+    """
     base_cls, regularizer_classes = parse_name(name)
     configs = resolve_options(name, [base_cls, *regularizer_classes], options)
     states = configs.pop("states")
     assert isinstance(states, StatesConfig)
-    context = Context(model, num_classes=num_classes, num_tasks=num_tasks, watching=watching)
+    context = Context(model, num_classes=num_classes, num_tasks=num_tasks, watching=watching, seed=seed)
     base = base_cls(configs[base_cls.name], context)
     regularizers = [cls(configs[cls.name], context) for cls in regularizer_classes]
     return Method(name, context, base, regularizers, states)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -56,6 +57,9 @@ class Batch(NamedTuple):
 
 
 Loader = Iterable[BatchLike]
+
+ImageTransform = Callable[[Tensor, torch.Generator], Tensor]
+"""From raw images ``[b, c, h, w]`` uint8 to model input ``[b, c, h', w']`` float, random numbers from the generator."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,14 @@ class Context:
     """How states are read; the options of :class:`infssm.states.Recorder`."""
     watching: bool = False
     """A user's own loop runs the model, so recording is on for the whole task."""
+    seed: int = 0
+    """Seed of the run; what components draw at random follows from it, alike on all processes."""
+    augment: ImageTransform | None = None
+    """Training transform of raw images (``recipe.train``), set by the loop for methods that replay stored images."""
+    normalize: Callable[[Tensor], Tensor] | None = None
+    """Evaluation transform of raw images (``recipe.eval``)."""
+    strong: ImageTransform | None = None
+    """Strong augmentation of raw images (``StrongRecipe.train``), for contrastive terms."""
     _observed: list[StateSpace] | None = field(default=None, repr=False)
     _old_call: tuple[Tensor, Mapping[str, Any]] | None = field(default=None, repr=False)
 
@@ -132,6 +144,23 @@ class Context:
         if self.task is None:
             raise ConfigError("no task has begun: call begin_task(task) before the first step")
         return self.task
+
+    def augmented(self, raw: Tensor, generator: torch.Generator) -> Tensor:
+        """Raw images ``[b, c, h, w]`` uint8 through the training transform, on the module's device."""
+        return self._transformed(raw, self.augment and partial(self.augment, raw, generator))
+
+    def normalized(self, raw: Tensor) -> Tensor:
+        """Raw images ``[b, c, h, w]`` uint8 through the evaluation transform, on the module's device."""
+        return self._transformed(raw, self.normalize and partial(self.normalize, raw))
+
+    def strongly_augmented(self, raw: Tensor, generator: torch.Generator) -> Tensor:
+        """Raw images ``[b, c, h, w]`` uint8 through the strong augmentation, on the module's device."""
+        return self._transformed(raw, self.strong and partial(self.strong, raw, generator))
+
+    def _transformed(self, raw: Tensor, transform: Callable[[], Tensor] | None) -> Tensor:
+        """The transformed images; where the loop gave no transform, pixel values from 0 to 1."""
+        images = raw.float() / 255 if transform is None else transform()
+        return images.to(device=self.device, dtype=next(self.module.parameters()).dtype)
 
     def forward(self, x: Tensor, *, stream: int | None = None, **kwargs: Any) -> Tensor:
         """Run the module on ``x: [b, ...]`` and keep its states for the regularizers of this step.
