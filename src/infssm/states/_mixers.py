@@ -9,7 +9,7 @@ from torch import nn
 
 from infssm._registry import suggest
 from infssm.errors import ConfigError, NoSSMLayersError
-from infssm.models import STATE_SETS, SSMMixer
+from infssm.models import STATE_SETS, SSMMixer, StateRows
 from infssm.states._probe import load_entry_points, probe_for, qualified_name
 
 Layers = str | int | Sequence[str]
@@ -102,13 +102,14 @@ def state_parameters(
         raise ConfigError(f"unknown parameter set {which!r}{suggest(which, STATE_SETS)}")
     rows: list[tuple[str, nn.Parameter, slice | None]] = []
     for prefix, mixer in find_mixers(model, layers).items():
-        names = {parameter: name for name, parameter in mixer.named_parameters()}
-        for parameter, part in _mixer_parameters(prefix, mixer, which):
-            rows.append((f"{prefix}.{names[parameter]}" if prefix else names[parameter], parameter, part))
+        own = {id(parameter): (name, parameter) for name, parameter in mixer.named_parameters()}
+        for tensor, part in _mixer_parameters(prefix, mixer, which):
+            name, parameter = own[id(tensor)]
+            rows.append((f"{prefix}.{name}" if prefix else name, parameter, part))
     return rows
 
 
-def _mixer_parameters(name: str, mixer: nn.Module, which: str) -> list[tuple[nn.Parameter, slice | None]]:
+def _mixer_parameters(name: str, mixer: nn.Module, which: str) -> list[StateRows]:
     if isinstance(mixer, SSMMixer):
         return mixer.state_parameters(which)
     probe = probe_for(mixer)

@@ -30,7 +30,7 @@ class OldModel:
         layers: Layers = "all",
     ) -> None:
         self.module = copy.deepcopy(unwrap(module)).eval().requires_grad_(False)
-        config = getattr(self.module, "config", None)
+        config: Any = getattr(self.module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # the old model never generates: caches would be dead weight
         self._recorder = Recorder(self.module, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
+from infssm.models import StateRows
 
 BMode = Literal["raw", "euler", "zoh"]
-StateRows = tuple[nn.Parameter, "slice | None"]
 
 
 @dataclass(frozen=True)

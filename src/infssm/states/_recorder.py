@@ -124,7 +124,7 @@ class _Tap:
     def stop(self) -> bool:
         return self.recorder._stop and self.recorder._is_last(self.name)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def emit(self, mixer: SSMMixer, states: list[RawStates]) -> None:  # noqa: ARG002
         """Take the states of one of our mixers."""
         if in_backward():
@@ -149,7 +149,7 @@ class _ProbeHook:
         self.tap = tap
         self.probe = probe
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if in_backward():
             return

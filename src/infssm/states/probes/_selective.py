@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from infssm.geometry import StateSpace
 from infssm.kernels import causal_conv1d, mean_states
-from infssm.states._probe import StateOptions, StateRows
+from infssm.models import StateRows
+from infssm.states._probe import StateOptions
 
 
 class SelectiveInputs(NamedTuple):
@@ -72,7 +73,7 @@ def selective_inputs(
     """Mamba's projections of the convolved input u: [batch, tokens, channels]; norms act on dt, B and C."""
     n = A_log.shape[-1]
     projected = project(x_proj, u)
-    parts = projected.split([projected.shape[-1] - 2 * n, n, n], dim=-1)
+    parts = torch.split(projected, [projected.shape[-1] - 2 * n, n, n], dim=-1)
     dt, B, C = (part if norm is None else norm(part) for part, norm in zip(parts, norms, strict=True))
     delta = F.linear(wide(dt), wide(dt_proj.weight))
     bias = None if dt_proj.bias is None else wide(dt_proj.bias)
@@ -101,8 +102,8 @@ def state_space(
 def selective_parameters(
     which: str,
     *,
-    in_proj: nn.Module,
-    directions: list[tuple[nn.Conv1d, nn.Module, Any, nn.Parameter]],
+    in_proj: Any,
+    directions: list[tuple[Any, Any, Any, nn.Parameter]],
     norms: tuple[Any, Any, Any] = (None, None, None),
 ) -> list[StateRows]:
     """Parameters that form Mamba's states; a direction is (conv1d, x_proj, dt_proj, A_log); norms of dt, B and C."""
@@ -122,7 +123,7 @@ def selective_parameters(
     return rows
 
 
-def head_rows(in_proj: nn.Module, groups: int, n: int, heads: int) -> tuple[slice, slice]:
+def head_rows(in_proj: Any, groups: int, n: int, heads: int) -> tuple[slice, slice]:
     """Mamba-2's rows of in_proj for (B, C, dt), and of the convolution for (B, C): the last of each."""
     return slice(len(in_proj.weight) - 2 * groups * n - heads, None), slice(-2 * groups * n, None)
 
@@ -139,7 +140,7 @@ def head_parameters(which: str, mixer: Any, groups: int, n: int) -> list[StateRo
     return rows
 
 
-def _rows(module: nn.Module, rows: slice | None) -> list[StateRows]:
+def _rows(module: Any, rows: slice | None) -> list[StateRows]:
     return [(parameter, rows) for parameter in (module.weight, module.bias) if isinstance(parameter, nn.Parameter)]
 
 

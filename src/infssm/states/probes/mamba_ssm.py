@@ -8,7 +8,8 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.models import StateRows
+from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes._selective import (
     convolve,
     head_parameters,
@@ -66,10 +67,10 @@ def mamba2(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of one scan with a scalar transition per head: a: [batch, tokens(, groups), 1]."""
     u = _input(inputs, "u")
     if (seqlen := inputs.get(1, "seqlen")) is not None:
-        u = u.unflatten(0, (-1, seqlen))
+        u = torch.unflatten(u, 0, (-1, seqlen))
     groups, n, heads = mixer.ngroups, mixer.d_state, mixer.nheads
     rows, conv_rows = head_rows(mixer.in_proj, groups, n, heads)
-    bc, dt = project(mixer.in_proj, u, rows).split([2 * groups * n, heads], dim=-1)
+    bc, dt = torch.split(project(mixer.in_proj, u, rows), [2 * groups * n, heads], dim=-1)
     bc = convolve(mixer.conv1d, bc, rows=conv_rows)
     scan = head_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
     return [state_space(scan, inputs.options, limit=mixer.dt_limit)]

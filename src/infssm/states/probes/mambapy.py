@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from infssm.geometry import StateSpace
-from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.models import StateRows
+from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes._selective import convolve, project, selective_inputs, selective_parameters, state_space
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.models import StateRows
+from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes._selective import (
     SelectiveInputs,
     convolve,
@@ -54,8 +55,8 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:
 @register_probe("transformers.models.mamba.modeling_mamba.MambaMixer", parameters=parameters)
 @register_probe("transformers.models.falcon_mamba.modeling_falcon_mamba.FalconMambaMixer", parameters=parameters)
 @register_probe("transformers.models.jamba.modeling_jamba.JambaMambaMixer", parameters=parameters)
-def probe(mixer: nn.Module, inputs: MixerInputs) -> list[StateSpace]:
+def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of one forward scan."""
     hidden, mask = mixer_input(mixer, inputs)
-    x = project(mixer.in_proj, hidden, slice(0, mixer.A_log.shape[0]))  # type: ignore[union-attr, arg-type]
+    x = project(mixer.in_proj, hidden, slice(0, mixer.A_log.shape[0]))
     return [state_space(scan_inputs(mixer, x, mask), inputs.options)]

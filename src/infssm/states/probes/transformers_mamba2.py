@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from infssm.geometry import StateSpace
-from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.models import StateRows
+from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes._selective import (
     SelectiveInputs,
     convolve,
@@ -40,7 +41,7 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     projected = project(mixer.in_proj, hidden * getattr(mixer, "ssm_in_multiplier", 1), rows)
     if (scale := getattr(mixer, "mup_vector", None)) is not None:
         projected = projected * scale[..., rows]
-    bc, dt = projected.split([2 * groups * n, heads], dim=-1)
+    bc, dt = torch.split(projected, [2 * groups * n, heads], dim=-1)
     act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
     bc = masked(convolve(mixer.conv1d, bc, rows=conv_rows, act=act), mask)
     scan = head_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
@@ -51,5 +52,5 @@ def head_inputs(
     bc: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, groups: int
 ) -> SelectiveInputs:
     """Mamba-2's scan without its input: bc: [batch, tokens, 2 groups n]; dt: [batch, tokens, heads]."""
-    B, C = (part.unflatten(-1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
+    B, C = (torch.unflatten(part, -1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
     return SelectiveInputs(dt, dt, -torch.exp(wide(A_log)).unsqueeze(-1), B, C, wide(dt_bias))

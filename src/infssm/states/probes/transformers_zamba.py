@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from infssm.geometry import StateSpace
-from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.models import StateRows
+from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes._selective import SelectiveInputs, convolve, masked, project, state_space, wide
 from infssm.states.probes.transformers_mamba import mixer_input
 
@@ -31,8 +32,8 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
     u = masked(convolve(mixer.conv1d, x, act=act), mask)
     heads, n = mixer.n_mamba_heads, mixer.ssm_state_size
-    projected = torch.einsum("bthd,hrd->bthr", u.unflatten(-1, (heads, -1)), wide(mixer.x_proj_weight))
-    dt, B, C = projected.split([mixer.time_step_rank, n, n], dim=-1)
+    projected = torch.einsum("bthd,hrd->bthr", torch.unflatten(u, -1, (heads, -1)), wide(mixer.x_proj_weight))
+    dt, B, C = torch.split(projected, [mixer.time_step_rank, n, n], dim=-1)
     delta = torch.einsum("bthr,hdr->bthd", dt, wide(mixer.dt_proj_weight)).flatten(2)
     A = -torch.exp(wide(mixer.A_log)).flatten(0, 1)
     scan = SelectiveInputs(u, delta, A, B, C, wide(mixer.dt_proj_bias).flatten())

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.states._probe import MixerInputs, StateRows, register_probe
+from infssm.models import StateRows
+from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes._selective import SelectiveInputs, state_space, wide
 
 
@@ -39,9 +40,9 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     projected = torch.einsum("btd,kcd->kbtc", u, wide(mixer.x_proj_weight))
     if (bias := getattr(mixer, "x_proj_bias", None)) is not None:
         projected = projected + wide(bias).view(directions, 1, 1, -1)
-    dt, B, C = projected.split([rank, n, n], dim=-1)
+    dt, B, C = torch.split(projected, [rank, n, n], dim=-1)
     delta = torch.einsum("kbtr,kdr->kbtd", dt, wide(mixer.dt_projs_weight))
-    A = -torch.exp(wide(mixer.A_logs)).unflatten(0, (directions, -1))
+    A = -torch.exp(wide(mixer.A_logs)).view(directions, -1, n)
     dt_bias = wide(mixer.dt_projs_bias).view(directions, -1)
     scans = (SelectiveInputs(u, delta[k], A[k], B[k], C[k], dt_bias[k]) for k in range(directions))
     return [state_space(scan, inputs.options) for scan in scans]
