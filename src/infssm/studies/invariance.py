@@ -26,7 +26,7 @@ def invariance(*, n: int = 8, systems: int = 64, seed: int = 0) -> Study:
         "permutation": lambda: (system, _permuted(system, generator)),
         "rescaling": lambda: (system, _rescaled(system, generator)),
         "general P": lambda: _general(system, generator),
-        "poles moved by 0.01": lambda: (system, StateSpace(system.a + 0.01, system.c, system.b)),
+        "poles + 0.01": lambda: (system, StateSpace(system.a + 0.01, system.c, system.b)),
     }
     table: dict[str, dict[str, float]] = {kind: {} for kind in list_distances()}
     for change, make in changes.items():
@@ -89,6 +89,14 @@ def _figure(table: dict[str, dict[str, float]]) -> Any:
     panel.grid(visible=False)
     for i, kind in enumerate(kinds):
         for j, change in enumerate(changes):
-            panel.text(j, i, f"{table[kind][change]:.0e}", ha="center", va="center", color="w", fontsize=7)
+            panel.text(
+                j,
+                i,
+                f"{table[kind][change]:.0e}",
+                ha="center",
+                va="center",
+                color="k" if values[i, j] > -4 else "w",
+                fontsize=7,
+            )
     figure.colorbar(image, ax=panel, label="log10 of the largest distance")
     return figure
