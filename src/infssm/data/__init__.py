@@ -1,6 +1,7 @@
 """Data sets, splits saved as data, task streams, transforms."""
 
 from infssm.data import sets as sets
+from infssm.data._acquire import CheckReport, check, fetch
 from infssm.data.dataset import ImageDataset
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import Batch, Loader, make_loader
@@ -24,6 +25,7 @@ from infssm.data.registry import (
     load_dataset,
     register_dataset,
 )
+from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.split import Split, make_split
 from infssm.data.stream import Task, TaskData, TaskStream
 
@@ -31,6 +33,7 @@ __all__ = [
     "Archive",
     "ArrayImages",
     "Batch",
+    "CheckReport",
     "DatasetEntry",
     "FileImages",
     "ImageDataset",
@@ -45,7 +48,9 @@ __all__ = [
     "Task",
     "TaskData",
     "TaskStream",
+    "check",
     "data_root",
+    "fetch",
     "list_datasets",
     "list_recipes",
     "load_dataset",
@@ -55,4 +60,5 @@ __all__ = [
     "make_split",
     "register_dataset",
     "strong_recipe",
+    "write_synthetic",
 ]

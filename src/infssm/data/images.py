@@ -109,10 +109,22 @@ class FileImages:
         try:
             with pil.open(path) as image:
                 return image.convert("RGB")
-        except (OSError, SyntaxError, ValueError, pil.DecompressionBombError) as error:
+        except _pil_errors() as error:
             raise DataError(
                 f"cannot read the image {path}: {error}; replace or delete it (`infssm data check` lists all such)"
             ) from error
+
+    def why_unreadable(self, index: int) -> str | None:
+        """Why picture ``index`` cannot be read; None when it can. Decodes at low resolution, to the last byte."""
+        from PIL import Image as pil
+
+        try:
+            with pil.open(self.root / self.paths[index]) as image:
+                image.draft("RGB", (1, 1))
+                image.load()
+        except _pil_errors() as error:
+            return str(error)
+        return None
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
         """Pictures with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size]."""
@@ -121,6 +133,13 @@ class FileImages:
     def fingerprint(self) -> str:
         """Digest of the list of paths."""
         return hashlib.sha256("\n".join(self.paths).encode()).hexdigest()[:16]
+
+
+def _pil_errors() -> tuple[type[Exception], ...]:
+    """What Pillow raises on files that are not the pictures they claim to be."""
+    from PIL import Image as pil
+
+    return (OSError, SyntaxError, ValueError, pil.DecompressionBombError)
 
 
 def to_picture(raw: Tensor) -> Image:

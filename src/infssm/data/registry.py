@@ -18,18 +18,16 @@ class Archive:
     """A file to download and unpack.
 
     Attributes:
-        url: where it is published.
+        url: where it is published (http or https).
         file: name of the downloaded file.
-        creates: folder or file it unpacks to, under the data root.
-        into: folder to unpack into, under the data root.
-        md5: known digest, from the publisher or from torchvision; None where none is known.
+        creates: the folder in it that is moved to the data root.
+        md5: digest in public use; None where none is known.
         sha256: likewise.
     """
 
     url: str
     file: str
     creates: str
-    into: str = "."
     md5: str | None = None
     sha256: str | None = None
 

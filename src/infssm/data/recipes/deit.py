@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -40,11 +40,30 @@ def deit_recipe(
         mean=stats.mean,
         std=stats.std,
     )
+    _mend_posterize(train)
     check = eval_stats or stats
     evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=check.mean, std=check.std)
     return PictureRecipe(
         _ToRGB(train), _ToRGB(evaluate), size=size, raw_size=int(size / _CROP_SHARE), augment_val=augment_val
     )
+
+
+def _mend_posterize(transform: Any) -> None:
+    """Let RandAugment posterize to 0 bits, which magnitude 10 asks for and newer Pillow refuses."""
+    for step in transform.transforms:
+        for operation in getattr(step, "ops", ()):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterize
+
+
+def _posterize(image: Image, bits: int, **_: object) -> Image:
+    """Keep the highest ``bits`` of every channel; none left is black, as older Pillow has it."""
+    from PIL import Image as pil
+    from PIL import ImageOps
+
+    if bits >= 8:
+        return image
+    return ImageOps.posterize(image, bits) if bits > 0 else pil.new(image.mode, image.size)
 
 
 class _ToRGB:

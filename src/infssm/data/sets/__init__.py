@@ -1,5 +1,5 @@
 """One file per data set, or per family of them; importing this registers all."""
 
-from infssm.data.sets import digits
+from infssm.data.sets import cifar100, digits, folders, synthetic
 
-__all__ = ["digits"]
+__all__ = ["cifar100", "digits", "folders", "synthetic"]

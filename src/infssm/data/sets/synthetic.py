@@ -1,0 +1,85 @@
+"""Generated pictures: for trying things out, and in the layouts of the real data sets for smoke runs."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infssm.data.dataset import ImageDataset
+from infssm.data.images import ArrayImages
+from infssm.data.registry import register_dataset
+from infssm.errors import ConfigError
+
+
+@register_dataset("synthetic", summary="generated pictures that can be learnt: a pattern per class, and noise")
+def synthetic(root: Path, *, classes: int = 10, per_class: int = 40, size: int = 32, channels: int = 3) -> ImageDataset:  # noqa: ARG001
+    """A fixed random pattern per class with noise on it; a quarter of the images are the test set."""
+    test = max(1, per_class // 4)
+    shape = (size, size, channels)
+    pixels = np.concatenate(
+        [make_pictures(classes, per_class - test, shape, seed=0), make_pictures(classes, test, shape, seed=1)]
+    )
+    labels = np.concatenate([np.repeat(np.arange(classes), per_class - test), np.repeat(np.arange(classes), test)])
+    names = tuple(f"class{c:03d}" for c in range(classes))
+    return ImageDataset("synthetic", names, ArrayImages.from_numpy(pixels), labels, num_test=classes * test)
+
+
+def make_pictures(classes: int, per_class: int, shape: tuple[int, int, int], *, seed: int) -> np.ndarray[Any, Any]:
+    """uint8 [classes * per_class, height, width, channels], grouped by class; the seed changes the noise only."""
+    height, width, channels = shape
+    coarse = np.random.default_rng(12345).integers(0, 256, (classes, 4, 4, channels))
+    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
+    patterns = coarse[:, rows][:, :, columns]
+    noise = np.random.default_rng(seed).normal(0, 40, (classes, per_class, *shape))
+    return (patterns[:, None] + noise).clip(0, 255).astype(np.uint8).reshape(-1, *shape)
+
+
+def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: int = 40) -> Path:
+    """Write generated pictures under ``root`` in the real layout of a data set, for smoke runs of its presets.
+
+    Args:
+        name: ``cifar100``, ``imagenet-r``, ``caltech256`` or ``cub200``.
+        root: data root to write under.
+        per_class: pictures per class (and per part, where there are two).
+        size: height of the pictures; CIFAR's stay at 32.
+    """
+    root = Path(root)
+    if name == "cifar100":
+        return _write_cifar100(root / "cifar-100-python", per_class)
+    if name == "imagenet-r":
+        return _write_folders(root / "imagenet-r", [f"n{c:08d}" for c in range(200)], per_class, size, seed=0)
+    if name == "caltech256":
+        names = [f"{c:03d}.thing" for c in range(1, 258)]
+        return _write_folders(root / "256_ObjectCategories", names, per_class, size, seed=0)
+    if name == "cub200":
+        names = [f"{c:03d}.Bird" for c in range(1, 201)]
+        for seed, part in enumerate(("train", "test")):
+            _write_folders(root / "cub200" / part, names, per_class, size, seed=seed)
+        return root / "cub200"
+    raise ConfigError(f"no synthetic layout for {name!r}; there are cifar100, imagenet-r, caltech256, cub200")
+
+
+def _write_cifar100(folder: Path, per_class: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, part in enumerate(("train", "test")):
+        pixels = make_pictures(100, per_class, (32, 32, 3), seed=seed).transpose(0, 3, 1, 2).reshape(-1, 3072)
+        labels = np.repeat(np.arange(100), per_class).tolist()
+        with (folder / part).open("wb") as file:
+            pickle.dump({b"data": np.ascontiguousarray(pixels), b"fine_labels": labels}, file, protocol=2)
+    with (folder / "meta").open("wb") as file:
+        pickle.dump({b"fine_label_names": [f"class{c}".encode() for c in range(100)]}, file, protocol=2)
+    return folder
+
+
+def _write_folders(folder: Path, names: list[str], per_class: int, size: int, *, seed: int) -> Path:
+    from PIL import Image
+
+    pictures = make_pictures(len(names), per_class, (size, size + size // 4, 3), seed=seed)
+    for number, picture in enumerate(pictures):
+        target = folder / names[number // per_class]
+        target.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(target / f"image{number % per_class:03d}.jpg")
+    return folder
