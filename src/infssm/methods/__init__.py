@@ -1,6 +1,6 @@
 """Continual-learning methods: one contract, one file per method, composition by name."""
 
-from infssm.methods import inf_ssm, lwf, seq
+from infssm.methods import ewc, inf_ssm, lwf, mas, seq, si, ucl
 from infssm.methods._build import attach, build_method, list_methods, parse_name, register_method
 from infssm.methods._contract import (
     Base,
@@ -29,10 +29,14 @@ __all__ = [
     "Terms",
     "attach",
     "build_method",
+    "ewc",
     "inf_ssm",
     "list_methods",
     "lwf",
+    "mas",
     "parse_name",
     "register_method",
     "seq",
+    "si",
+    "ucl",
 ]

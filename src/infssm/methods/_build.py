@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -76,10 +77,17 @@ def build_method(
     configs = resolve_options(name, [base_cls, *regularizer_classes], options)
     states = configs.pop("states")
     assert isinstance(states, StatesConfig)
-    context = Context(model, num_classes=num_classes, num_tasks=num_tasks, watching=watching, seed=seed)
+    context = Context(
+        model,
+        num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
+        num_tasks=num_tasks,
+        states_options=states.model_dump(),
+        watching=watching,
+        seed=seed,
+    )
     base = base_cls(configs[base_cls.name], context)
-    regularizers = [cls(configs[cls.name], context) for cls in regularizer_classes]
-    return Method(name, context, base, regularizers, states)
+    context.module = base.prepare(model)
+    return Method(name, context, base, [cls(configs[cls.name], context) for cls in regularizer_classes])
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
@@ -97,9 +105,16 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
 
     Works with any model whose state space layers are known (:class:`infssm.NoSSMLayersError` otherwise). ``options``
     are the fields of the method's components: ``weight=1e3``, ``layers=12``; where several components share a field
-    name, give a mapping per component: ``**{"inf-ssm": {"weight": 1e3}}``.
+    name, say whose: ``**{"ewc.weight": 1e3, "lwf-ac": {"weight": 1e4}}``.
+
+    A mapping of keyword arguments may stand for ``x`` in ``penalty``. Methods that measure on data want a loader:
+    ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
+    ``load_state_dict``; ``begin_task`` may but need not be called again.
     """
-    return build_method(model, name, watching=True, **options)
+    method = build_method(model, name, watching=True, **options)
+    for warning in (regularizer.warning for regularizer in method.regularizers if regularizer.warning):
+        warnings.warn(warning, UserWarning, stacklevel=2)
+    return method
 
 
 def resolve_options(
@@ -111,6 +126,10 @@ def resolve_options(
     for key, value in options.items():
         if key in schemas and isinstance(value, Mapping):
             chosen[key] |= value
+            continue
+        owner, dot, field = key.rpartition(".")
+        if dot and owner in schemas:
+            chosen[owner][field] = value
             continue
         owners = [owner for owner, schema in schemas.items() if key in schema.model_fields]
         if not owners:

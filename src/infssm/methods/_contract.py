@@ -122,6 +122,8 @@ class Context:
     """How states are read; the options of :class:`infssm.states.Recorder`."""
     watching: bool = False
     """A user's own loop runs the model, so recording is on for the whole task."""
+    batch_size: int = 0
+    """Samples of the current task in this step, on this process."""
     seed: int = 0
     """Seed of the run; what components draw at random follows from it, alike on all processes."""
     augment: ImageTransform | None = None
@@ -131,12 +133,17 @@ class Context:
     strong: ImageTransform | None = None
     """Strong augmentation of raw images (``StrongRecipe.train``), for contrastive terms."""
     _observed: list[StateSpace] | None = field(default=None, repr=False)
-    _old_call: tuple[Tensor, Mapping[str, Any]] | None = field(default=None, repr=False)
+    _old_call: tuple[Tensor | Mapping[str, Any], Mapping[str, Any]] | None = field(default=None, repr=False)
 
     @property
     def device(self) -> torch.device:
         """Device of the module's parameters."""
         return next(self.module.parameters()).device
+
+    @property
+    def layers(self) -> Any:
+        """Which state space layers the method acts on."""
+        return self.states_options.get("layers", "all")
 
     @property
     def current(self) -> TaskInfo:
@@ -175,6 +182,7 @@ class Context:
             logits = _logits(self.module(x, **kwargs))
         rows = slice(stream)
         self._observed = [space.map(lambda t: t[rows]) for space in recorder.flat()]
+        recorder.clear()
         self._old_call = (x[rows], kwargs)
         return logits
 
@@ -182,6 +190,30 @@ class Context:
         """Replace the keyword arguments with which the old model is run for the observed forward."""
         if self._old_call is not None:
             self._old_call = (self._old_call[0], kwargs)
+
+    def observe(self, x: Tensor | Mapping[str, Any]) -> None:
+        """Take the states of the forward that someone else ran on ``x``."""
+        if self.old is None or self.recorder is None:
+            return
+        try:
+            self._observed, self._old_call = self.recorder.flat(), (x, {})
+        except ConfigError:
+            raise ConfigError(
+                "the model has run no forward since the last penalty: call penalty(x) once after each model(x)"
+            ) from None
+        self.recorder.clear()
+        rows = self._observed[0].a.shape[0]
+        if self.batch_size and rows not in (1, self.batch_size):  # states that do not depend on the input have one row
+            raise ConfigError(
+                f"the model's last forward had {rows} rows, the penalty is asked for {self.batch_size}: call "
+                "penalty(x) right after model(x), with the same x"
+            )
+
+    def forget(self) -> None:
+        """Drop the observed forward, and with it the batch and the graph it keeps alive."""
+        self._observed = self._old_call = None
+        if self.recorder is not None:
+            self.recorder.clear()
 
     def states(self) -> StatePair | None:
         """Old and new states of the observed forward; ``None`` on the first task."""
@@ -243,11 +275,18 @@ class Component:
 
 
 class Regularizer(Component, ABC):
-    """Adds terms to any base's loss. Called from the second task on only."""
+    """Adds terms to any base's loss, from the second task on (on the first too where it has a ``prior``)."""
 
     needs_states: ClassVar[bool] = False
     """Whether the terms compare old and new states; the method then keeps a frozen old model."""
-    needs_b: ClassVar[bool] = False
+
+    warning: ClassVar[str | None] = None
+    """What a user who attaches it should know."""
+
+    @property
+    def prior(self) -> bool:
+        """Whether the first task is regularized too, towards the initial model."""
+        return False
 
     @abstractmethod
     def penalty(self, states: StatePair | None) -> Terms:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infssm.geometry import StateSpace
+from infssm.geometry import StateSpace, soft_normalize
 from infssm.methods._contract import BatchLike, StatePair
 
 
@@ -34,7 +34,11 @@ def squared_difference(which: str) -> Callable[[StateSpace, StateSpace], Tensor]
     """Mean squared difference over the n states of soft-normalised ``a``, ``b`` or ``c``: ``[...]``."""
 
     def difference(old: StateSpace, new: StateSpace) -> Tensor:
-        x, y = getattr(old.soft_normalized(), which), getattr(new.soft_normalized(), which)
+        x, y = (_normalized(getattr(space, which)) for space in (old, new))
         return (x - y).abs().square().mean(dim=-1)
 
     return difference
+
+
+def _normalized(x: Tensor) -> Tensor:
+    return x if x.is_complex() else soft_normalize(x)

@@ -17,11 +17,11 @@ from infssm.methods._contract import (
     Component,
     ComponentConfig,
     Context,
-    Loader,
     Regularizer,
     TaskInfo,
     Terms,
 )
+from infssm.methods._passes import Batches
 from infssm.states import OldModel, Recorder
 
 
@@ -46,15 +46,12 @@ class Method:
         context: Context,
         base: Base,
         regularizers: Sequence[Regularizer],
-        states: StatesConfig,
     ) -> None:
         self.name = name
         self.context = context
         self.base = base
         self.regularizers = list(regularizers)
-        context.states_options = states.model_dump()
         self._recording = contextlib.ExitStack()
-        context.module = base.prepare(context.module)
         if self.needs_states:
             context.recorder = Recorder(context.module, **context.states_options)
 
@@ -73,16 +70,29 @@ class Method:
         """Whether an old model and recorded states are used."""
         return any(r.needs_states for r in self.regularizers)
 
-    def begin_task(self, task: Any, loader: Loader | None = None) -> None:
-        """Start a task: an int, or an object with ``index`` and ``classes``. ``loader`` yields its training batches."""
+    def begin_task(self, task: Any, loader: Any = None) -> None:
+        """Start a task: its 0-based index, or an object with ``index`` and ``classes``.
+
+        ``loader`` yields its training batches. A task after the first that follows no ``end_task`` (a model trained
+        elsewhere) is held to the model as it is now.
+        """
         info = TaskInfo.of(task)
-        self.context.task = info
+        context = self.context
+        context.task = info
+        if self.needs_states and info.index > 0:
+            context.old = (context.old or self._copy()).to(context.device)
+        loader = None if loader is None else Batches(loader)
         for component in self.components:
             component.begin_task(info, loader)
         self._watch()
 
+    def _copy(self) -> OldModel:
+        return OldModel(self.module, **self.context.states_options)
+
     def _watch(self) -> None:
+        """Record from now to the end of the task, where a user's own loop runs the model."""
         context = self.context
+        self._recording.close()
         if context.watching and context.old is not None and context.recorder is not None:
             self._recording.enter_context(context.recorder.recording())
 
@@ -98,38 +108,43 @@ class Method:
 
     def loss(self, batch: BatchLike) -> Terms:
         """All loss terms of a step, weighted; their sum is what to minimise."""
+        self.context.batch_size = len(batch.y)
         return self.base.loss(batch) | self._penalty_terms()
 
-    def penalty(self, x: Tensor) -> Tensor:
-        """Sum of the regularizers' terms for the model's last forward, which must have been on ``x: [b, ...]``."""
+    def penalty(self, x: Tensor | Mapping[str, Any]) -> Tensor:
+        """Sum of the regularizers' terms for the model's last forward, which must have been on ``x: [b, ...]``.
+
+        A mapping of keyword arguments stands for ``model(**x)``.
+        """
         context = self.context
-        if context.old is not None and context.recorder is not None:
-            context._observed = context.recorder.flat()
-            context._old_call = (x, {})
-        return torch.stack([x.new_zeros((), dtype=torch.float32), *self._penalty_terms().values()]).sum()
+        context.batch_size = _rows(x)
+        context.observe(x)
+        return sum(self._penalty_terms().values(), start=torch.zeros((), device=context.device))
 
     def _penalty_terms(self) -> Terms:
-        terms: Terms = {}
-        if self.context.current.index == 0:
-            return terms
-        states = self.context.states() if self.needs_states else None
-        for regularizer in self.regularizers:
-            terms |= {f"{regularizer.name}/{k}": v for k, v in regularizer.penalty(states).items()}
-        return terms
+        first = self.context.current.index == 0
+        active = [regularizer for regularizer in self.regularizers if regularizer.prior or not first]
+        states = self.context.states() if any(regularizer.needs_states for regularizer in active) else None
+        return {f"{r.name}/{key}": value for r in active for key, value in r.penalty(states).items()}
 
     def after_step(self) -> None:
         """Call after every optimiser step."""
         for component in self.components:
             component.after_step()
 
-    def end_task(self, task: Any, loader: Loader | None = None) -> None:
-        """Consolidate: statistics, buffers, and the frozen old model for the next task."""
+    def end_task(self, task: Any, loader: Any = None) -> None:
+        """Consolidate: statistics, buffers, and the frozen old model for the next task.
+
+        ``loader`` yields the task's training batches, without mixup, for the methods that measure on them.
+        """
         info = TaskInfo.of(task)
         self._recording.close()
+        self.context.forget()
+        loader = None if loader is None else Batches(loader)
         for component in self.components:
             component.end_task(info, loader)
         if self.needs_states:
-            self.context.old = OldModel(self.module, **self.context.states_options)
+            self.context.old = self._copy()
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Let the components rewrite the optimiser's parameter groups."""
@@ -155,10 +170,17 @@ class Method:
             raise ConfigError(f"this is the state of method {state['name']!r}, not of {self.name!r}")
         if (task := state["task"]) is not None:
             self.context.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)
+        self.context.forget()
+        self._recording.close()
+        self.context.old = None
         if state["old"] is not None:
-            self.context.old = OldModel(self.module, **self.context.states_options)
+            self.context.old = self._copy()
             self.context.old.load_state_dict(state["old"])
         for component in self.components:
             component.load_state_dict(state["components"][component.name])
-        self._recording.close()
         self._watch()
+
+
+def _rows(x: Tensor | Mapping[str, Any]) -> int:
+    """Samples in a model's input."""
+    return len(x if isinstance(x, Tensor) else next(iter(x.values())))

@@ -36,9 +36,13 @@ class InfSSM(Regularizer):
     """``λ · mean(1 - cos²θ)``: the paper's simplified distance between the observability subspaces of old and new."""
 
     name = "inf-ssm"
-    Config = InfSSMConfig
+    Config: ClassVar[type[ComponentConfig]] = InfSSMConfig
     config: InfSSMConfig
     needs_states: ClassVar[bool] = True
+    warning: ClassVar[str | None] = (
+        "inf-ssm and inf-ssm+ are the paper's methods, kept for reproduction: their distance is smallest away from the "
+        "old model, so outside a regime of small learning rates they undo what it knew; use 'inf-ssm-exact'"
+    )
 
     def penalty(self, states: StatePair | None) -> Terms:
         """The term ``distance``."""

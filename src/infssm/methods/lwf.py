@@ -34,7 +34,7 @@ class LwFAC(Regularizer):
     """``weight · mean(MSE(Ã) + MSE(C̃))`` over tokens, layers and directions."""
 
     name = "lwf-ac"
-    Config = LwFACConfig
+    Config: ClassVar[type[ComponentConfig]] = LwFACConfig
     config: LwFACConfig
     needs_states: ClassVar[bool] = True
 

@@ -1,0 +1,73 @@
+"""Passes over a task's data after training, for methods that measure importances."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.methods._contract import Batch, BatchLike, Loader
+
+
+class Batches:
+    """A loader whose batches have ``x`` and ``y``: plain ``(x, y)`` pairs, as most loaders give, become a Batch."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[BatchLike]:
+        for batch in self._loader:
+            yield batch if hasattr(batch, "x") else _from_pair(batch)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def _from_pair(batch: Any) -> Batch:
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise ConfigError(f"a loader must give (x, y) pairs or batches with .x and .y, got {type(batch).__name__}")
+    return Batch(batch[0], batch[1])
+
+
+def required(loader: Loader | None, method: str) -> Loader:
+    """The loader, or an error that says how to give one."""
+    if loader is None:
+        raise ConfigError(
+            f"{method} measures importances on the task's data: call method.end_task(task, loader) with a loader of "
+            "its training batches (x, y), without mixup"
+        )
+    return loader
+
+
+def samples(loader: Loader, limit: int | None, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Single samples ``x: [1, ...], y: [1]``: all of them, or ``limit`` spread evenly over the batches."""
+    quota = None if limit is None else _quota(loader, limit)
+    for index, batch in enumerate(loader):
+        x, y = batch.x.to(device), batch.y.to(device)
+        for i in range(len(y) if quota is None else min(len(y), quota(index))):
+            yield x[i : i + 1], y[i : i + 1]
+
+
+def _quota(loader: Loader, limit: int) -> Any:
+    try:
+        total = len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError("fisher_samples needs a loader with a length; use fisher_samples=None") from None
+    return lambda index: (index + 1) * limit // total - index * limit // total
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[nn.Module]:
+    """Evaluation mode for the block; afterwards every submodule has the mode it had."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        with torch.enable_grad():
+            yield module
+    finally:
+        for child, training in modes:
+            child.training = training

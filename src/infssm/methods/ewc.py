@@ -1,0 +1,79 @@
+"""EWC (online): parameters with large Fisher information stay where the last task left them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from infssm.errors import ConfigError
+from infssm.methods._build import register_method
+from infssm.methods._contract import Loader, TaskInfo, _logits
+from infssm.methods._distributed import sum_over_processes
+from infssm.methods._parameters import Values, wide
+from infssm.methods._passes import evaluating, required, samples
+from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
+
+
+class EWCConfig(QuadraticConfig):
+    """Options of :class:`EWC`."""
+
+    weight: float = Field(200.0, ge=0, description="λ; the paper uses 200 to 1e4 (Tables 12-13)")
+    gamma: float = Field(0.75, ge=0, le=1, description="γ: share of the old Fisher kept (paper: 0.75)")
+    label_weight: Literal["probability", "one"] = Field(
+        "probability",
+        description="weight of each squared gradient: p(y|x), as Mammoth; or 1, the empirical Fisher",
+    )
+    fisher_samples: int | None = Field(
+        None, gt=0, description="samples per task for the Fisher, spread over the loader's batches; null: all"
+    )
+
+
+@register_method
+class EWC(QuadraticRegularizer):
+    """``λ Σ F (θ - θ*)²`` with ``F ← γ F + mean_x w (∂ log p(y|x) / ∂θ)²`` after each task."""
+
+    name = "ewc"
+    Config = EWCConfig
+    config: EWCConfig
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Check that the past was measured."""
+        super().begin_task(task, loader)
+        if task.index > 0 and self.importance is None:
+            raise ConfigError(
+                "ewc has no Fisher of the past: call method.end_task(task, loader) of the task before first"
+            )
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Add this task's Fisher to the old one, and hold the parameters where they are now."""
+        new, old = self.fisher(task, required(loader, self.name)), self.importance
+        self.importance = new if old is None else {key: self.config.gamma * old[key] + new[key] for key in new}
+        self.anchor = self.parameters.clone()
+
+    def fisher(self, task: TaskInfo, loader: Loader) -> Values:
+        """Mean over samples of the weighted squared gradient of ``log p(y|x)``.
+
+        The softmax runs over the task's own classes, as in training. One sample at a time: the square of a batch's
+        mean gradient would be another, much smaller quantity.
+        """
+        totals, count = self.parameters.zeros(), 0
+        with evaluating(self.context.module) as module:
+            for x, y in samples(loader, self.config.fisher_samples, self.context.device):
+                log_p = _log_probability(_logits(module(x)), y, task.block)
+                weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
+                for key, gradient in self.parameters.gradients(log_p).items():
+                    totals[key] += weight * gradient.square()
+                count += 1
+        *sums, number = sum_over_processes([*totals.values(), torch.tensor([float(count)]).to(self.context.device)])
+        if not number:
+            raise ConfigError("ewc: the loader given to end_task gave no sample; pass one that can be iterated again")
+        return {key: value / number for key, value in zip(totals, sums, strict=True)}
+
+
+def _log_probability(logits: Tensor, y: Tensor, columns: slice) -> Tensor:
+    """``log p(y|x)`` of one sample, softmax over some columns of ``logits: [1, K]``."""
+    return -F.cross_entropy(logits[:, columns].to(wide(logits.dtype)), y - (columns.start or 0))

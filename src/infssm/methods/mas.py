@@ -1,0 +1,60 @@
+"""MAS: parameters to which the outputs are sensitive stay where the last task left them. Needs no labels."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from infssm.errors import ConfigError
+from infssm.methods._build import register_method
+from infssm.methods._contract import Loader, TaskInfo, _logits
+from infssm.methods._distributed import sum_over_processes
+from infssm.methods._parameters import Values
+from infssm.methods._passes import evaluating, required
+from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
+
+
+class MASConfig(QuadraticConfig):
+    """Options of :class:`MAS`."""
+
+    weight: float = Field(10.0, ge=0, description="λ; the paper uses 10 and 100 (Tables 12-13)")
+
+
+@register_method
+class MAS(QuadraticRegularizer):
+    """``λ Σ Ω (θ - θ*)²`` with ``Ω ← Ω + (1/N) Σ_batches |∂ Σ_x ‖f(x)‖² / ∂θ|`` after each task."""
+
+    name = "mas"
+    Config = MASConfig
+    config: MASConfig
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Check that the past was measured."""
+        super().begin_task(task, loader)
+        if task.index > 0 and self.importance is None:
+            raise ConfigError(
+                "mas has no importances of the past: call method.end_task(task, loader) of the task before first"
+            )
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Add this task's importances to the old ones, and hold the parameters where they are now."""
+        new, old = self.sensitivity(task, required(loader, self.name)), self.importance
+        self.importance = new if old is None else {key: old[key] + new[key] for key in new}
+        self.anchor = self.parameters.clone()
+
+    def sensitivity(self, task: TaskInfo, loader: Loader) -> Values:
+        """Mean absolute gradient of the squared norm of the logits of all seen classes.
+
+        The absolute value is taken per batch, as the original implementation does; N counts samples.
+        """
+        totals, count = self.parameters.zeros(), 0
+        with evaluating(self.context.module) as module:
+            for batch in loader:
+                logits = _logits(module(batch.x.to(self.context.device)))[:, task.seen]
+                for key, gradient in self.parameters.gradients(logits.square().sum()).items():
+                    totals[key] += gradient.abs()
+                count += len(logits)
+        *sums, number = sum_over_processes([*totals.values(), torch.tensor([float(count)]).to(self.context.device)])
+        if not number:
+            raise ConfigError("mas: the loader given to end_task gave no batch; pass one that can be iterated again")
+        return {key: value / number for key, value in zip(totals, sums, strict=True)}
