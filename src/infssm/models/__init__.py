@@ -4,6 +4,7 @@ from infssm.models._backbone import Backbone, create_model, from_pretrained
 from infssm.models._mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
 from infssm.models._registry import list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
+from infssm.models._timm import register_with_timm
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
 from infssm.models.s4d import S4DMixer, S4DModel
@@ -31,4 +32,5 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "register_model",
+    "register_with_timm",
 ]

@@ -54,3 +54,8 @@ def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:
         return x
     keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= rate
     return x * (keep / (1 - rate)).to(x.dtype)
+
+
+def drop_path_rates(rate: float, depth: int) -> list[float]:
+    """Rates that grow linearly from 0 to ``rate`` over ``depth`` blocks."""
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]

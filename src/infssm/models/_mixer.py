@@ -122,13 +122,19 @@ def _output(scan: Scan) -> Tensor:
 
 def _output_and_states(scan: Scan, tap: StateTap) -> tuple[Tensor, RawStates]:
     if not tap.include_dt_bias:
-        # Kept out of a gradient checkpoint's bookkeeping: its recomputation must save the same tensors as the
-        # forward did, whether or not a tap is still set then.
-        with saved_tensors_hooks(_same, _same):
+        with beside_checkpoint():
             states_only = _states_only(scan, tap)
         return _output(scan), states_only
     y, states = _scan(scan, "zoh" if tap.zoh else True)
     return y, _raw(scan, states)
+
+
+def beside_checkpoint() -> saved_tensors_hooks:
+    """Keep what autograd saves for states out of a gradient checkpoint around the mixer.
+
+    A checkpoint's recomputation must save the same tensors as the forward did, whether or not a tap is still set.
+    """
+    return saved_tensors_hooks(_same, _same)
 
 
 def _same(tensor: Tensor) -> Tensor:

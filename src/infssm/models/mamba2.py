@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.kernels import add_rms_norm, causal_conv1d, mean_states, selective_scan
 from infssm.models import _init
-from infssm.models._mixer import RawStates, SSMMixer, StateRows, StateTap, check_state_set
+from infssm.models._mixer import RawStates, SSMMixer, StateRows, StateTap, beside_checkpoint, check_state_set
 from infssm.models._registry import register_model
 from infssm.models._selective import depthwise_conv
 from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
@@ -77,7 +77,8 @@ class Mamba2Mixer(SSMMixer):
             b, c = b.view(grouped), c.view(grouped)
         a = -torch.exp(self.A_log.float())
         if self.tap is not None:
-            self.emit([self._states(dt, a, b, c, self.tap)])
+            with beside_checkpoint():
+                self.emit([self._states(dt, a, b, c, self.tap)])
         y = selective_scan(
             x,
             self._per_channel(dt),

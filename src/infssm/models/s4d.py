@@ -72,7 +72,8 @@ class S4DMixer(SSMMixer):
     def forward(self, u: Tensor) -> Tensor:
         """u: [batch, tokens, channels]."""
         if self.tap is not None:
-            self.emit([self._states(self.tap.zoh)])
+            with beside_checkpoint():
+                self.emit([self._states(self.tap.zoh)])
         tokens = u.shape[1]
         kernel_f = torch.fft.rfft(self.kernel(tokens).T, n=2 * tokens, dim=0)
         y = torch.fft.irfft(torch.fft.rfft(u.float(), n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)

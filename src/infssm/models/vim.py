@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from infssm.errors import CheckpointError, ConfigError
 from infssm.models import _init
 from infssm.models._backbone import Backbone
-from infssm.models._block import Block, RMSNorm, run_blocks
+from infssm.models._block import Block, RMSNorm, drop_path_rates, run_blocks
 from infssm.models._mixer import SSMMixer, StateRows, check_state_set
 from infssm.models._registry import register_model
 from infssm.models._selective import Direction, depthwise_conv
@@ -111,7 +111,8 @@ class VisionMamba(Backbone):
         self.pos_embed = nn.Parameter(torch.empty(1, self.num_patches + 1, embed_dim))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        rates = [0.0, *torch.linspace(0, drop_path_rate, depth).tolist()]
+        # The first block adds nothing to a residual yet; the last rate is that of the final norm's addition.
+        rates = [0.0, *drop_path_rates(drop_path_rate, depth)]
         mixers = [VimMixer(embed_dim, d_state=d_state) for _ in range(depth)]
         for mixer in mixers:
             _init.residual_projection_(mixer.out_proj.weight, depth)

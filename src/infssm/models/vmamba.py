@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.models import _init
 from infssm.models._backbone import Backbone
-from infssm.models._block import drop_path
+from infssm.models._block import drop_path, drop_path_rates
 from infssm.models._mixer import Scan, SSMMixer, StateRows, check_state_set
 from infssm.models._registry import register_model
 
@@ -166,7 +166,7 @@ class VMamba(Backbone):
         dims = [embed_dim * 2**i for i in range(len(depths))]
         self.num_features, self.num_classes = dims[-1], num_classes
         self.stem = nn.ModuleList([ConvNorm(in_chans, embed_dim // 2), ConvNorm(embed_dim // 2, embed_dim)])
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths)).tolist())
+        rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
         self.layers = nn.ModuleList()
         for i, depth in enumerate(depths):
             blocks = [
