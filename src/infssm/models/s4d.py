@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models._backbone import Backbone
-from infssm.models._mixer import RawStates, SSMMixer, StateRows, check_state_set
+from infssm.models._mixer import RawStates, SSMMixer, StateRows, beside_checkpoint, check_state_set
 from infssm.models._registry import register_model
 
 Discretization = Literal["zoh", "bilinear"]

@@ -10,13 +10,13 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
 from infssm.models import RawStates, SSMMixer
+from infssm.models._mixer import beside_checkpoint
 from infssm.states._mixers import Layers, find_mixers
 from infssm.states._probe import BMode, MixerInputs, Probe, StateOptions, probe_for
 
@@ -131,7 +131,7 @@ class _Tap:
             return
         _reject_reentrant_checkpoint()
         options = self.recorder.options
-        with _kept_by_autograd():
+        with beside_checkpoint():
             spaces = [StateSpace(s.a, s.c, options.b(s.b, s.delta, s.zoh)) for s in states]
             self.recorder._add(self.name, spaces)
 
@@ -157,7 +157,7 @@ class _ProbeHook:
         recorder = self.tap.recorder
         inputs = MixerInputs(args, kwargs, recorder.options)
         device = next(mixer.parameters()).device.type
-        with _kept_by_autograd(), torch.autocast(device, enabled=False):
+        with beside_checkpoint(), torch.autocast(device, enabled=False):
             recorder._add(self.tap.name, self.probe.states(mixer, inputs))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -178,18 +178,6 @@ def _get_no_hook() -> Any:
 def in_backward() -> bool:
     """Whether autograd is running a backward pass: the forward is then a checkpoint's recomputation."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _kept_by_autograd() -> saved_tensors_hooks:
-    """Tensors saved here stay saved: a checkpoint around the mixer neither drops them nor expects them again.
-
-    Its recomputation must save the same tensors as the forward did, whether or not a recording is still on.
-    """
-    return saved_tensors_hooks(_same, _same)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _reject_reentrant_checkpoint() -> None:

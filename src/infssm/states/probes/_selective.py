@@ -129,15 +129,15 @@ def head_rows(in_proj: Any, groups: int, n: int, heads: int) -> tuple[slice, sli
 
 
 def head_parameters(which: str, mixer: Any, groups: int, n: int) -> list[StateRows]:
-    """Parameters that form Mamba-2's states: rows of in_proj for B, C and dt, and of the convolution for B and C."""
+    """Parameters that form Mamba-2's states: rows of in_proj and of the convolution.
+
+    B and C do not pass through x, so "ABC-full" has no more members than "ABC-direct".
+    """
     heads, total, channels = len(mixer.A_log), len(mixer.in_proj.weight), len(mixer.conv1d.weight)
-    width = groups * n
+    width = groups * n * (1 if which == "AC-direct" else 2)
     rows: list[StateRows] = [(mixer.A_log, None), (mixer.dt_bias, None)]
-    start = total - heads - width - (0 if which == "AC-direct" else width)
-    rows += _rows(mixer.in_proj, slice(start, total))
-    if which == "ABC-full":
-        rows += _rows(mixer.conv1d, slice(channels - 2 * width, channels))
-    return rows
+    rows += _rows(mixer.in_proj, slice(total - heads - width, total))
+    return rows + _rows(mixer.conv1d, slice(channels - width, channels))
 
 
 def _rows(module: Any, rows: slice | None) -> list[StateRows]:
