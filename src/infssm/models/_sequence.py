@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from infssm.errors import ConfigError
+from infssm.errors import CheckpointError, ConfigError
 from infssm.models import _init
 from infssm.models._backbone import Backbone
 from infssm.models._block import Block, RMSNorm, run_blocks
@@ -83,14 +84,18 @@ class SequenceClassifier(_SequenceBackbone):
 
 
 class LanguageModel(_SequenceBackbone):
-    """Ids [batch, tokens] -> next-token logits [batch, tokens, vocab_size]; output and embedding share weights."""
+    """Ids [batch, tokens] -> next-token logits [batch, tokens, vocab_size]; output and embedding may share weights."""
 
-    def __init__(self, backbone: SequenceEncoder, *, d_model: int, vocab_size: int) -> None:
+    def __init__(
+        self, backbone: SequenceEncoder, *, d_model: int, vocab_size: int, tie_embeddings: bool = True
+    ) -> None:
         super().__init__()
         self.num_features, self.num_classes = d_model, vocab_size
         self.backbone = backbone
         self.lm_head = nn.Linear(d_model, vocab_size, bias=False)
-        self.lm_head.weight = backbone.embedding.weight  # type: ignore[assignment]
+        self.tie_embeddings = tie_embeddings
+        if tie_embeddings:
+            self.lm_head.weight = backbone.embedding.weight  # type: ignore[assignment]
 
     @property
     def head(self) -> nn.Linear:  # type: ignore[override]
@@ -102,7 +107,7 @@ class LanguageModel(_SequenceBackbone):
         return features
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Refuse: the head is tied to the embedding."""
+        """Refuse: the head is the vocabulary's."""
         raise ConfigError(f"a language model has no head of {num_classes} classes; create it with vocab_size instead")
 
     def saved_options(self) -> dict[str, Any]:
@@ -114,11 +119,13 @@ class LanguageModel(_SequenceBackbone):
         return False
 
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Fill in the tied output layer where a file stores it once."""
+        """Fill in the tied output layer where a file stores it once; refuse one that is not tied."""
         state = super().adapt_state_dict(state)
         embedding = state.get("backbone.embedding.weight")
-        if embedding is not None:
-            state.setdefault("lm_head.weight", embedding)
+        if embedding is None or not self.tie_embeddings:
+            return state
+        if not torch.equal(state.setdefault("lm_head.weight", embedding), embedding):
+            raise CheckpointError("lm_head and embedding of the checkpoint differ: create with tie_embeddings=False")
         return state
 
 
@@ -143,7 +150,9 @@ def classifier(
     return SequenceClassifier(encoder, d_model=d_model, num_classes=num_classes, pooling=pooling)
 
 
-def language_model(mixers: list[SSMMixer], *, d_model: int, vocab_size: int = 50280) -> LanguageModel:
-    """Build a language model with tied embeddings."""
+def language_model(
+    mixers: list[SSMMixer], *, d_model: int, vocab_size: int = 50280, tie_embeddings: bool = True
+) -> LanguageModel:
+    """Build a language model."""
     encoder = SequenceEncoder(init_mixers(mixers), d_model=d_model, vocab_size=vocab_size)
-    return LanguageModel(encoder, d_model=d_model, vocab_size=vocab_size)
+    return LanguageModel(encoder, d_model=d_model, vocab_size=vocab_size, tie_embeddings=tie_embeddings)

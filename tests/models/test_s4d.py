@@ -1,0 +1,78 @@
+"""S4D against a direct summation of its kernel and against the recurrence it stands for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from infssm.models import S4DMixer, create_model
+from tests.models.small import scramble
+
+
+def discretize(mixer: S4DMixer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Discrete (a, b, c) of all n states, conjugates included, in complex128."""
+    kernel = mixer.kernel
+    dt = kernel.log_dt.double().exp()[:, None]
+    a = torch.complex(-kernel.log_A_real.double().exp(), kernel.A_imag.double())
+    if kernel.discretization == "zoh":
+        bar, factor = torch.exp(dt * a), (torch.exp(dt * a) - 1) / a
+    else:
+        bar, factor = (1 + dt * a / 2) / (1 - dt * a / 2), dt / (1 - dt * a / 2)
+    c = torch.view_as_complex(kernel.C.double())
+    return tuple(torch.cat((half, half.conj()), dim=-1) for half in (bar, factor, c))
+
+
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+def test_layer_equals_the_kernel_summed_directly_and_the_recurrence(discretization):
+    mixer = S4DMixer(6, d_state=8, discretization=discretization)
+    scramble(mixer)
+    u = torch.randn(2, 13, 6)
+    a, b, c = discretize(mixer)
+    kernel = torch.stack([(c * b * a**t).sum(-1).real for t in range(13)], dim=-1)
+    torch.testing.assert_close(mixer.kernel(13).double(), kernel, rtol=1e-4, atol=1e-5)
+    state = torch.zeros(2, 6, 8, dtype=torch.complex128)
+    outputs = []
+    for t in range(13):
+        state = a * state + b * u[:, t, :, None].double()
+        summed = sum(kernel[:, t - s] * u[:, s].double() for s in range(t + 1))
+        y = (c * state).sum(-1)
+        torch.testing.assert_close(y.real, summed)
+        assert y.imag.abs().max() < 1e-10
+        outputs.append(y.real + mixer.D.double() * u[:, t])
+    y = F.gelu(torch.stack(outputs, dim=1))
+    projection = mixer.output_linear[0]
+    y = y @ projection.weight[..., 0].double().T + projection.bias.double()
+    expected = y[..., :6] * torch.sigmoid(y[..., 6:])
+    torch.testing.assert_close(mixer(u).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_model_is_a_stack_of_residual_layers_with_norms():
+    model = create_model("s4d_nano", d_model=8, n_layer=2, d_state=4, in_dim=3, num_classes=5)
+    scramble(model, 0.1)
+    x = torch.randn(2, 7, 3)
+    hidden = x @ model.encoder.weight.T + model.encoder.bias
+    prenorm = hidden
+    for layer, norm in zip(model.s4_layers, model.norms, strict=True):
+        hidden = F.layer_norm(hidden + layer(hidden), (8,), norm.weight, norm.bias)
+        prenorm = prenorm + layer(F.layer_norm(prenorm, (8,), norm.weight, norm.bias))
+    torch.testing.assert_close(model(x), hidden.mean(1) @ model.head.weight.T + model.head.bias)
+    model.prenorm = True
+    torch.testing.assert_close(model.forward_features(x), prenorm)
+
+
+def test_checkpoints_of_the_public_example_load(tmp_path):
+    layer = {
+        "D": (128,), "kernel.C": (128, 32, 2), "kernel.log_dt": (128,), "kernel.log_A_real": (128, 32),
+        "kernel.A_imag": (128, 32), "output_linear.0.weight": (256, 128, 1), "output_linear.0.bias": (256,),
+    }  # fmt: skip
+    shapes = {"encoder.weight": (128, 3), "encoder.bias": (128,), "decoder.weight": (10, 128), "decoder.bias": (10,)}
+    for i in range(4):
+        shapes |= {f"s4_layers.{i}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"norms.{i}.weight": (128,), f"norms.{i}.bias": (128,)}
+    state = {name: torch.randn(shape) for name, shape in shapes.items()}
+    torch.save({"model": state, "acc": 88.0}, tmp_path / "ckpt.pth")
+    model = create_model("s4d_base", weights=tmp_path / "ckpt.pth")
+    assert torch.equal(model.head.weight, state["decoder.weight"])
+    assert torch.equal(model.s4_layers[3].kernel.C, state["s4_layers.3.kernel.C"])
+    assert len(model.state_dict()) == len(state)
