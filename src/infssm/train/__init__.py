@@ -1,1 +1,36 @@
-"""The one visible training loop, with optimiser, schedule, checkpoints and devices."""
+"""Training: configuration, the loop, checkpoints, devices."""
+
+from infssm.train._load import config_hash, load_config, merge, parse_overrides, to_dict, to_yaml
+from infssm.train.checkpoint import load_checkpoint, save_checkpoint
+from infssm.train.config import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
+from infssm.train.optim import build_optimizer, decay_groups
+from infssm.train.result import Result
+from infssm.train.run import resume, run, run_path
+from infssm.train.schedule import learning_rate, task_lr
+from infssm.train.signals import Interrupted
+
+__all__ = [
+    "DataConfig",
+    "Interrupted",
+    "LogConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "Result",
+    "RunConfig",
+    "TrainConfig",
+    "build_optimizer",
+    "config_hash",
+    "decay_groups",
+    "learning_rate",
+    "load_checkpoint",
+    "load_config",
+    "merge",
+    "parse_overrides",
+    "resume",
+    "run",
+    "run_path",
+    "save_checkpoint",
+    "task_lr",
+    "to_dict",
+    "to_yaml",
+]

@@ -95,6 +95,9 @@ def config_hash(config: RunConfig) -> str:
         for parent in parents:
             section = section[parent]
         section.pop(key)
+    start = Path(config.train.task0)
+    if config.train.task0 != "train" and start.is_file():  # what the weights are, not where they lie
+        values["train"]["task0"] = hashlib.sha256(start.read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

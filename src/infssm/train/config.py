@@ -121,7 +121,7 @@ class TrainConfig(Section):
     limit_batches: int | None = Field(
         None, ge=1, description="steps per epoch and evaluation batches at most; null: all"
     )
-    precision: Literal["32-true", "64-true", "bf16-mixed"] = Field(
+    precision: Literal["32-true", "bf16-mixed"] = Field(
         "32-true", description="arithmetic; states and distances stay in float32 at least (release: 32)"
     )
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device kind")

@@ -7,13 +7,16 @@ stay unwrapped, every process works on its slice of the same global batch, and g
 from __future__ import annotations
 
 import os
+import pickle
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from infssm.errors import ConfigError
+from infssm.errors import ConfigError, InfssmError
 from infssm.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -43,7 +46,26 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
         raise ConfigError(
             f"train.batch_size={config.batch_size} must be a multiple of the {fabric.world_size} processes"
         )
-    return fabric.launch(function, *args)
+    if strategy != "ddp_spawn":
+        return fabric.launch(function, *args)
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "error"
+        try:
+            return fabric.launch(_noting_errors, note, function, *args)
+        except torch.multiprocessing.ProcessRaisedException:
+            if note.exists():
+                raise pickle.loads(note.read_bytes()) from None
+            raise
+
+
+def _noting_errors(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:
+    """Keep the first error of a started process as it is: only its text would reach the parent."""
+    try:
+        return function(fabric, *args)
+    except InfssmError as error:
+        if not note.exists():
+            note.write_bytes(pickle.dumps(error))
+        raise
 
 
 def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:

@@ -1,0 +1,50 @@
+"""Accuracy on tasks, class-incremental and task-incremental."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from infssm.data import Task
+from infssm.data.loader import Part
+from infssm.train.setup import Setup
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+class Accuracy(NamedTuple):
+    """Fractions of ``images`` that are right: among all ``seen`` classes, and inside the image's own task."""
+
+    class_incremental: float
+    task_incremental: float
+    images: int
+
+
+@torch.no_grad()
+def evaluate(fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part = "test") -> Accuracy:
+    """Accuracy of the method's module on one part of a task, with logits [0, seen) to choose from."""
+    module = setup.method.module
+    was_training = module.training
+    module.eval()
+    counts = torch.zeros(3, dtype=torch.int64, device=fabric.device)
+    loader = setup.eval_loader(task, part, rank=fabric.global_rank, world=fabric.world_size)
+    for batch in itertools.islice(loader, setup.config.train.limit_batches):
+        x, y = (t.to(fabric.device) for t in batch)
+        with fabric.autocast():
+            logits = module(x)
+        inside = logits[:, task.classes.start : task.classes.stop].argmax(1) + task.classes.start
+        counts += torch.stack([(logits[:, :seen].argmax(1) == y).sum(), (inside == y).sum(), y.new_tensor(len(y))])
+    module.train(was_training)
+    right, inside_right, images = fabric.all_reduce(counts, reduce_op="sum").tolist()
+    if not images:
+        return Accuracy(float("nan"), float("nan"), 0)
+    return Accuracy(right / images, inside_right / images, images)
+
+
+def evaluate_seen(fabric: Fabric, setup: Setup, last: int) -> list[Accuracy]:
+    """Test accuracy on tasks 0..last after training task ``last``."""
+    seen = setup.stream[last].classes.stop
+    return [evaluate(fabric, setup, setup.stream[j], seen=seen) for j in range(last + 1)]

@@ -1,0 +1,117 @@
+"""metrics.jsonl always; TensorBoard, Weights & Biases and MLflow on request."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from infssm.errors import ConfigError
+from infssm.runs import RunDirectory
+from infssm.train.config import RunConfig
+
+
+class _Sink(Protocol):
+    def write(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Log:
+    """Metric lines of a run: each a mapping with ``kind`` (step, epoch, task) and ``at``, the step of the whole run."""
+
+    def __init__(self, run: RunDirectory, config: RunConfig, *, keep: int = 0) -> None:
+        """Open the log; ``keep`` is how many bytes of an earlier part of the run are still true."""
+        self._file = open(run.metrics_path, "ab")  # noqa: SIM115 - closed by close()
+        self._file.truncate(keep)
+        wanted = [name for name, on in config.log.model_dump().items() if on]
+        self._sinks: list[_Sink] = [_SINKS[name](run.path, config) for name in wanted]
+
+    @property
+    def position(self) -> int:
+        """Bytes written so far, all of them on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one line, and send its numbers to the other loggers."""
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+        for sink in self._sinks:
+            sink.write(_numbers(line), line["at"])
+
+    def close(self) -> None:
+        """Close all files and connections."""
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+def _numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a line under names such as ``epoch/loss/ce``."""
+    prefix = prefix or f"{line['kind']}/"
+    numbers: dict[str, float] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            numbers |= _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, (int, float)) and key not in ("at", "task", "epoch", "step"):
+            numbers[f"{prefix}{key}"] = float(value)
+    return numbers
+
+
+class _TensorBoard:
+    def __init__(self, path: Path, config: RunConfig) -> None:  # noqa: ARG002 - one signature for all sinks
+        module = _need("torch.utils.tensorboard", "bench")
+        self._writer = module.SummaryWriter(str(path / "tensorboard"))
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        module = _need("wandb", "wandb")
+        self._run = module.init(
+            project="infssm", name=path.name, dir=str(path), id=path.name, resume="allow", config=config.model_dump()
+        )
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _MLflow:
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self._module = _need("mlflow", "mlflow")
+        self._module.set_experiment(config.benchmark_name)
+        self._module.start_run(run_name=f"{config.method.name}/{path.name}")
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        self._module.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        self._module.end_run()
+
+
+_SINKS: dict[str, Callable[[Path, RunConfig], _Sink]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "mlflow": _MLflow,
+}
+
+
+def _need(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(f"log.{module.split('.')[-1]} needs: pip install 'infssm[{extra}]'") from None

@@ -1,0 +1,254 @@
+"""The one training loop, top to bottom: tasks, epochs, steps.
+
+Order of a task (methods rely on it): learning rate -> ``begin_task`` -> optimiser -> epochs of (``begin_epoch``, steps
+of (``loss``, backward, optimiser, ``after_step``), ``end_epoch``, validation) -> best epoch restored -> ``end_task`` ->
+test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from infssm.data import Batch, Task
+from infssm.runs import RunDirectory
+from infssm.train.devices import average_gradients
+from infssm.train.display import Display
+from infssm.train.evaluate import evaluate, evaluate_seen
+from infssm.train.guard import diagnose, health
+from infssm.train.log import Log
+from infssm.train.optim import build_optimizer, decay_groups, set_learning_rate
+from infssm.train.rng import seed_all, set_rng_state
+from infssm.train.schedule import learning_rate, task_lr
+from infssm.train.setup import Setup
+from infssm.train.signals import Interrupted, Signals
+from infssm.train.state import State, load_best, save_best, save_state
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass
+class Loop:
+    """One run at work. ``train`` is the loop; everything else is a part of it, in the order it happens."""
+
+    fabric: Fabric
+    setup: Setup
+    state: State
+    run: RunDirectory
+    log: Log | None
+    display: Display
+    signals: Signals
+
+    def __post_init__(self) -> None:
+        self.shown: dict[str, float] = {}
+        self.started = time.monotonic()
+        self.images = 0
+        self.named: deque[str | None] = deque(maxlen=2)
+        self._note_best()
+
+    def train(self) -> None:
+        """All tasks, from where the state stands to the end."""
+        tasks = self.setup.stream.num_tasks
+        while self.state.position.task < tasks:
+            task = self.setup.task(self.state.position.task)
+            self.begin_task(task)
+            if epochs := self.setup.epochs(task.index):
+                self.train_task(task, epochs)
+            self.end_task(task)
+
+    def begin_task(self, task: Task) -> None:
+        """Tell the method, unless the run continues inside the task."""
+        position, setup = self.state.position, self.setup
+        if position.begun:
+            return
+        seed_all(setup.config.seed, task.index, "begin")
+        setup.method.context.lr = task_lr(setup.config.train, task.index)
+        setup.method.module.train()
+        setup.method.begin_task(task, setup.statistics_loader(task))
+        position.begun = True
+
+    def train_task(self, task: Task, epochs: int) -> None:
+        """A fresh optimiser, all epochs, and the best of them at the end."""
+        method, train = self.setup.method, self.setup.config.train
+        optimizer = build_optimizer(method.param_groups(decay_groups(method.module, train.weight_decay)))
+        if self.state.optimizer is not None:
+            optimizer.load_state_dict(self.state.optimizer)
+        for epoch in range(self.state.position.epoch, epochs):
+            self.train_epoch(task, epoch, epochs, optimizer)
+            method.end_epoch(epoch, epochs)
+            self.validate(task, epoch, optimizer)
+            self.state.next_epoch()
+            self.save(optimizer)
+            self.stop_if_asked(optimizer, saved=True)
+        if self.state.position.best is not None:
+            load_best(self.run.checkpoints / self.state.position.best["file"], self.setup)
+
+    def train_epoch(self, task: Task, epoch: int, epochs: int, optimizer: torch.optim.Optimizer) -> None:
+        """All steps of an epoch, or those still to do."""
+        setup, state, train = self.setup, self.state, self.setup.config.train
+        skip = state.position.step
+        if state.rng is not None:
+            set_rng_state(state.rng)
+        else:
+            seed_all(setup.config.seed, task.index, epoch)
+            setup.method.begin_epoch(epoch, epochs)
+        setup.method.module.train()
+        loader = setup.train_loader(task, epoch, skip=skip, rank=self.fabric.global_rank, world=self.fabric.world_size)
+        steps = min(len(loader) + skip, train.limit_batches or len(loader) + skip)
+        self.started = time.monotonic()
+        self.images = 0
+        for batch in itertools.islice(loader, steps - skip):
+            progress = state.position.step / steps
+            lr = learning_rate(train, task.index, epoch, epochs=epochs, progress=progress)
+            set_learning_rate(optimizer, lr)
+            terms = self.step(batch, task, optimizer)
+            state.position.step += 1
+            state.position.at += 1
+            state.meter.add(terms, len(batch))
+            self.images += len(batch) * self.fabric.world_size
+            self.show(task, epoch, epochs, terms, lr)
+            self.stop_if_asked(optimizer)
+
+    def step(self, batch: Batch, task: Task, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Forward, backward, update: the weighted loss terms of the step."""
+        method = self.setup.method
+        batch = batch.to(self.fabric.device)
+        with self.fabric.autocast():
+            terms = method.loss(batch)
+        total = torch.stack([term.float() for term in terms.values()]).sum()
+        self.fabric.backward(total)
+        parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        average_gradients(self.fabric, parameters)
+        if not math.isfinite(health(total, parameters).item()):
+            position = self.state.position
+            where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
+            raise diagnose(method.module, terms, lambda: method.loss(batch), where)
+        optimizer.step()
+        method.after_step()
+        optimizer.zero_grad(set_to_none=True)
+        return terms
+
+    def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
+        position, train = self.state.position, self.setup.config.train
+        value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").class_incremental
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        self.write(
+            {
+                "kind": "epoch",
+                "task": task.index,
+                "epoch": epoch,
+                "loss": self._mean_terms(),
+                "val": None if math.isnan(value) else value,
+                "lr": optimizer.param_groups[0]["lr"],
+                "images_per_s": self.images / seconds,
+                "seconds": seconds,
+            }
+        )
+        best = position.best["value"] if position.best else 0.0
+        if train.select_best and value > best:
+            name = f"best_{task.index:02}_{epoch:03}.ckpt"
+            if self.fabric.is_global_zero:
+                save_best(self.run.checkpoints / name, self.setup)
+            position.best = {"file": name, "value": value, "epoch": epoch}
+            self.fabric.barrier()
+
+    def end_task(self, task: Task) -> None:
+        """Let the method consolidate, test on all tasks so far, save."""
+        setup, state = self.setup, self.state
+        seed_all(setup.config.seed, task.index, "end")
+        setup.method.end_task(task, setup.statistics_loader(task))
+        row = evaluate_seen(self.fabric, setup, task.index)
+        accuracies, inside = [a.class_incremental for a in row], [a.task_incremental for a in row]
+        state.matrix.update(accuracies, inside, samples=[a.images for a in row])
+        state.tick()
+        self.write(
+            {
+                "kind": "task",
+                "task": task.index,
+                "accuracy": accuracies,
+                "task_accuracy": inside,
+                "aa": state.matrix.aa,
+                "best_epoch": state.position.best["epoch"] if state.position.best else None,
+                "seconds": state.position.seconds,
+            }
+        )
+        shown = " ".join(f"{100 * a:.1f}" for a in accuracies)
+        self.display.note(f"task {task.index} done: accuracy per task {shown}, AA {100 * state.matrix.aa:.2f} %")
+        state.next_task()
+        if self.fabric.is_global_zero:
+            self.run.write_text("accuracy_matrix.csv", state.matrix.to_csv())
+            save_weights(setup.method.module, self.run.checkpoints / f"task_{task.index:02}.safetensors")
+        self.save(None)
+        self.stop_if_asked(None, saved=True)
+
+    def show(self, task: Task, epoch: int, epochs: int, terms: dict[str, Tensor], lr: float) -> None:
+        """Log and display a step, now and then: reading terms waits for the device."""
+        at = self.state.position.at
+        if at % self.setup.config.train.log_every == 0:
+            self.shown = {name: float(value.detach()) for name, value in terms.items()}
+            self.write(
+                {"kind": "step", "task": task.index, "epoch": epoch, "step": self.state.position.step, "lr": lr}
+                | {"loss": self.shown}
+            )
+        where = f"task {task.index + 1}/{task.num_tasks} epoch {epoch + 1}/{epochs}"
+        speed = self.images / max(time.monotonic() - self.started, 1e-9)
+        self.display.step(where, self.shown, speed)
+
+    def save(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
+        self.state.optimizer = None if optimizer is None else optimizer.state_dict()
+        if self.log is not None:
+            save_state(self.run, self.setup, self.state, log_position=self.log.position)
+            self._note_best()
+            for path in self.run.checkpoints.glob("best_*.ckpt"):
+                if path.name not in self.named:
+                    path.unlink(missing_ok=True)
+        self.fabric.barrier()
+
+    def stop_if_asked(self, optimizer: torch.optim.Optimizer | None, *, saved: bool = False) -> None:
+        """After a signal to any process: save, on all of them, and leave."""
+        pending = self.signals.pending
+        if self.fabric.world_size > 1:
+            flag = torch.tensor(float(pending), device=self.fabric.device)
+            pending = self.fabric.all_reduce(flag, reduce_op="sum").item() > 0
+        if not pending:
+            return
+        if not saved:
+            self.save(optimizer)
+        raise Interrupted(f"interrupted and saved; continue with: infssm resume {self.run.path}")
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line to the log, on process 0."""
+        if self.log is not None:
+            self.log.write(line | {"at": self.state.position.at})
+
+    def _mean_terms(self) -> dict[str, float]:
+        means = self.state.meter.means()
+        if self.fabric.world_size == 1 or not means:
+            return means
+        values = torch.tensor(list(means.values()), device=self.fabric.device)
+        return dict(zip(means, self.fabric.all_reduce(values, reduce_op="mean").tolist(), strict=True))
+
+    def _note_best(self) -> None:
+        best = self.state.position.best
+        self.named.append(best["file"] if best else None)
+
+
+def save_weights(module: nn.Module, path: Path) -> None:
+    """Write a module's weights as safetensors, whole or not at all."""
+    from safetensors.torch import save
+
+    from infssm.train.checkpoint import atomic_file
+
+    with atomic_file(path) as file:
+        file.write(save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))

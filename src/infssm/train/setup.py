@@ -1,0 +1,162 @@
+"""From a configuration to the things a run works with: stream, recipe, model, method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from infssm._registry import suggest
+from infssm.data import Split, Task, TaskStream, load_dataset, make_loader, make_mixing, make_recipe, make_split
+from infssm.data.loader import Loader, Part
+from infssm.data.recipes import Mixing, Recipe
+from infssm.errors import CheckpointError, ConfigError
+from infssm.methods import Method, build_method, parse_name
+from infssm.methods._build import resolve_options
+from infssm.models import create_model, list_models
+from infssm.train.config import RunConfig
+from infssm.train.rng import seed_all
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run works with; all of it follows from the configuration."""
+
+    config: RunConfig
+    stream: TaskStream
+    recipe: Recipe
+    mixing: Mixing | None
+    method: Method
+
+    def task(self, index: int) -> Task:
+        """Task ``index`` as the method sees it: joint training gets all earlier tasks' images too."""
+        return self.stream.cumulative(index) if self.method.base.joint else self.stream[index]
+
+    def epochs(self, task: int) -> int:
+        """Epochs to train on a task; 0 where it starts from given weights."""
+        train = self.config.train
+        if task > 0:
+            return train.epochs
+        return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
+
+    def train_loader(self, task: Task, epoch: int, *, skip: int = 0, rank: int = 0, world: int = 1) -> Loader:
+        """Training batches of one epoch: this rank's share of each global batch."""
+        train = self.config.train
+        return make_loader(
+            task,
+            "train",
+            recipe=self.recipe,
+            batch_size=train.batch_size // world,
+            seed=self.config.seed,
+            epoch=epoch,
+            mixing=self.mixing,
+            num_workers=train.num_workers,
+            drop_last=True,
+            skip_batches=skip,
+            rank=rank,
+            world=world,
+            with_raw=self.method.base.needs_raw,
+        )
+
+    def statistics_loader(self, task: Task) -> Loader:
+        """All training images of a task with hard labels, for what methods measure before and after it.
+
+        Every process gets all of them, so that all measure the same.
+        """
+        return make_loader(
+            task,
+            "train",
+            recipe=self.recipe,
+            batch_size=self.config.train.batch_size,
+            seed=self.config.seed,
+            epoch=self.epochs(task.index),
+            num_workers=self.config.train.num_workers,
+            with_raw=self.method.base.needs_raw,
+        )
+
+    def eval_loader(self, task: Task, part: Part, *, rank: int = 0, world: int = 1) -> Loader:
+        """Images of a task to evaluate on: every image on exactly one rank."""
+        train = self.config.train
+        return make_loader(
+            task,
+            part,
+            recipe=self.recipe,
+            batch_size=train.eval_batch_size or 2 * train.batch_size,
+            seed=self.config.seed,
+            shuffle=False,
+            num_workers=train.num_workers,
+            rank=rank,
+            world=world,
+        )
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise for names and options that no room knows, before any work is done."""
+    base, regularizers = parse_name(config.method.name)
+    resolve_options(config.method.name, [base, *regularizers], config.method.options)
+    if config.model.name not in list_models():
+        raise ConfigError(f"unknown model {config.model.name!r}{suggest(config.model.name, list_models())}")
+
+
+def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
+    """The stream of tasks, with a stored split or the one the configuration draws."""
+    data = config.data
+    dataset = load_dataset(data.name, data.root, **data.options)
+    if split is None:
+        split = make_split(
+            dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
+        )
+    return TaskStream(dataset, split, data.num_tasks, class_order_seed=data.class_order_seed)
+
+
+def build(config: RunConfig, device: torch.device, split: Split | None = None, *, weights: bool = True) -> Setup:
+    """Load the data, build model and method; initial weights depend on the seed alone.
+
+    ``weights=False`` leaves out the weights to start from, for a run that loads its own.
+    """
+    check_config(config)
+    stream = load_stream(config, split)
+    data, train = config.data, config.train
+    recipe = make_recipe(
+        data.recipe,
+        stream.dataset,
+        size=data.image_size,
+        eval_normalization=data.eval_normalization,
+        val_transform=data.val_transform,
+    )
+    seed_all(config.seed, "model")
+    model = create_model(
+        config.model.name,
+        num_classes=stream.num_classes,
+        weights=config.model.weights if weights else None,
+        **{"in_chans": stream.dataset.images.channels} | config.model.options,
+    )
+    if (resize := getattr(model, "set_input_size", None)) is not None:
+        resize(recipe.size)
+    if weights and train.task0 != "train":
+        load_weights(model, Path(train.task0))
+    method = build_method(
+        model.to(device),
+        config.method.name,
+        num_classes=stream.num_classes,
+        num_tasks=stream.num_tasks,
+        **config.method.options,
+    )
+    method.module.to(device)
+    mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
+    return Setup(config, stream, recipe, mixing if method.base.mixes else None, method)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load the weights that a run saved after a task (``task_00.safetensors``) into a model of the same make."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the weights {path}: {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights {path} do not fit the model: {error}") from None
