@@ -17,26 +17,34 @@ from torch.utils.checkpoint import checkpoint
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
 from infssm.models import create_model
-from infssm.states import Recorder, record_states
+from infssm.states import Recorder, find_mixers, record_states
 from tests.states import hf
+
+OURS: dict[str, dict[str, Any]] = {
+    "vim_nano": {"img_size": 8, "patch_size": 4, "depth": 3, "embed_dim": 16},
+    "mamba_nano": {"d_model": 8, "n_layer": 3, "in_dim": 3},
+    "mamba2_nano": {"d_model": 8, "n_layer": 3, "in_dim": 3, "headdim": 4, "ngroups": 2, "d_state": 4},
+    "s4d_nano": {"d_model": 8, "n_layer": 3, "in_dim": 3, "d_state": 4},
+    "vmamba_nano": {},
+}
 
 
 class Case:
     """A model, and how to run it on one of several inputs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, model: str = "vim_nano") -> None:
         self.name = name
+        torch.manual_seed(0)
         if name == "ours":
-            torch.manual_seed(0)
-            self.model: Any = create_model("vim_nano", num_classes=5, img_size=8, patch_size=4, depth=3, embed_dim=16)
+            self.model: Any = create_model(model, num_classes=5, **OURS[model])
         else:
             self.model = hf.make("mamba")
+        self.shape = (2, 3, 8, 8) if model in ("vim_nano", "vmamba_nano") else (2, 7, 3)
 
     def run(self, seed: int = 0, model: nn.Module | None = None) -> Tensor:
         model = self.model if model is None else model
         if self.name == "ours":
-            images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
-            return model(images)
+            return model(torch.randn(self.shape, generator=torch.Generator().manual_seed(seed)))
         return model(input_ids=hf.tokens(seed=seed), use_cache=False).logits
 
     @property
@@ -45,7 +53,7 @@ class Case:
 
     def wrap_blocks(self, use_reentrant: bool) -> None:
         """Run every block under a gradient checkpoint."""
-        for block in self.blocks:
+        for block in find_mixers(self.model).values() if self.name == "ours" else self.blocks:
             block.forward = _checkpointed(block.forward, use_reentrant)
 
 
@@ -70,11 +78,9 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def loss_of(logits: Tensor, states: list[StateSpace]) -> Tensor:
-    terms = [logits.square().mean()]
-    terms += [
-        (t.double() * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for s in states for t in (s.a, s.c, s.b)
-    ]
-    return torch.stack([term.double() for term in terms]).sum()
+    tensors = [torch.view_as_real(t) if t.is_complex() else t for s in states for t in (s.a, s.c, s.b)]
+    terms = [(t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t in tensors]
+    return torch.stack([term.double() for term in [logits.square().mean(), *terms]]).sum()
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -163,9 +169,11 @@ def test_nested_recording_is_an_error_and_does_not_break_the_outer_one(case: Cas
 
 @pytest.mark.parametrize("include_dt_bias", [True, False])
 @pytest.mark.parametrize("backward_inside", [True, False])
+@pytest.mark.parametrize("model", [*OURS, "foreign"])
 def test_checkpointing_changes_neither_states_nor_gradients(
-    case: Case, backward_inside: bool, include_dt_bias: bool
+    model: str, backward_inside: bool, include_dt_bias: bool
 ) -> None:
+    case = Case("foreign") if model == "foreign" else Case("ours", model)
     recorder = Recorder(case.model, include_dt_bias=include_dt_bias, b_mode="euler")
     with recorder.recording():
         loss_of(case.run(), recorder_flat_after(case, recorder)).backward()
