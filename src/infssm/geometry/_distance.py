@@ -59,7 +59,7 @@ def distance(
     """
     fn = get_distance(kind)
     if validate:
-        check_pair(old, new, poles=not soft_normalize or old.a.is_complex())
+        check_pair(old, new, soft_normalize=soft_normalize)
     old, new = old.map(_widen), new.map(_widen)
     if soft_normalize:
         if kind in _FUSED and options.get("equality", "token") == "token" and _fusible(old, new):

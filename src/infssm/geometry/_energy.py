@@ -20,7 +20,7 @@ def simplified(old: StateSpace, new: StateSpace, *, equality: str = "token") -> 
     """The paper's distance ``1 - tr(G3 G4) / (tr G1 tr G2)``: not 0 at equality but for its special case.
 
     With ``p_i = |c_i|^2 / (1 - |a_i|^2)`` scaled to sum 1 (and q likewise) it equals
-    ``sum_ij p_i q_j |a_i - b_j|^2 / |1 - conj(a_i) b_j|^2``, a mean of squared pseudo-hyperbolic distances: nothing cancels.
+    ``sum_ij p_i q_j |a_i - b_j|^2 / |1 - conj(a_i) b_j|^2``, which has no cancellation.
 
     Args:
         old: ``a, c [..., n]``.
@@ -50,21 +50,22 @@ def aligned(old: StateSpace, new: StateSpace) -> Tensor:
     """
     a, b = old.a, new.a
     p, q = _weight(old), _weight(new)
+    change = _sum_if_scalar(old, _real((new.c - old.c) * (new.c + old.c).conj()))  # q - p
     aa, ab, bb = szego(a, a), szego(a, b), szego(b, b)
     ba = ab.mH
-    ff, fg, gg = _form(p, _abs2(aa), p), _form(p, _abs2(ab), q), _form(q, _abs2(bb), q)
-    # The residual is orthogonal to f, so the derivative through t vanishes: t is a constant.
-    t = (fg / ff).detach().unsqueeze(-1)
-    shift = a - b
-    col = -shift.unsqueeze(-2) * b.conj().unsqueeze(-1) * bb * ba
-    row = col.mH
+    shift = b - a
+    col_a = a.conj().unsqueeze(-1) * shift.unsqueeze(-2) * aa * ab  # ab - aa
+    col_b = b.conj().unsqueeze(-1) * shift.unsqueeze(-2) * ba * bb  # bb - ba
     both = _mixed_difference(old, new, aa, ab, bb)
-    moved = _real(col.conj() * (bb + ba))
-    curved = 2 * _real(col.conj() * row) + 2 * _real(aa.conj() * both) - _abs2(both)
-    change, base = q - t * p, t * p
-    residual = _form(change, _abs2(bb), change) + 2 * _form(change, moved, base) + _form(base, curved, base)
-    sine2 = residual.clamp_min(0) / gg
-    return sine2 / (1 + fg / (ff * gg).sqrt())
+    # Differences of k in the new argument, and in both.
+    moved_a, moved_b = _real(col_a.conj() * (ab + aa)), _real(col_b.conj() * (bb + ba))
+    curved = 2 * _real(col_b.conj() * col_b.mH) + 2 * _real(aa.conj() * both) - _abs2(both)
+    ff, gg = _form(p, _abs2(aa), p), _form(q, _abs2(bb), q)
+    extra = _form(p, _abs2(ab), change) + _form(p, moved_a, p)  # <f, g - f>
+    excess = (extra / ff).unsqueeze(-1)  # t - 1
+    change, base = change - excess * p, (1 + excess) * p
+    residual = _form(change, _abs2(bb), change) + 2 * _form(change, moved_b, base) + _form(base, curved, base)
+    return residual.clamp_min(0) / (gg + (ff + extra) * (gg / ff).sqrt())
 
 
 @register_distance("output")
@@ -75,10 +76,11 @@ def output(old: StateSpace, new: StateSpace) -> Tensor:
         raise ConfigError(
             f"distance: kind 'output' needs b, and {which}.b is None; give StateSpace(a, c, b), or use kind 'aligned'"
         )
-    r, s = _residues(old, old.b), _residues(new, new.b)
+    r = _sum_if_scalar(old, old.c * old.b)
+    change = _sum_if_scalar(old, (new.c - old.c) * new.b + old.c * (new.b - old.b))
     a, b = old.a, new.a
     aa, ab, bb = szego(a, a), szego(a, b), szego(b, b)
-    change, moved = s - r, -(a - b) * r
+    moved = (b - a) * r
     cross = b.conj().unsqueeze(-1) * bb * ab.mH
     energy = _form(change, bb, change) + 2 * _form(change, cross, moved)
     return (energy + _form(r, _mixed_difference(old, new, aa, ab, bb), r)).clamp_min(0)
@@ -98,9 +100,8 @@ def _form(x: Tensor, kernel: Tensor, y: Tensor) -> Tensor:
 
 
 def _weight(space: StateSpace) -> Tensor:
-    """``|c|^2``, summed when the transition is scalar: all states share one pole."""
-    weight = _abs2(space.c)
-    return weight.sum(-1, keepdim=True) if space.is_scalar else weight
+    """``|c|^2``."""
+    return _sum_if_scalar(space, _abs2(space.c))
 
 
 def _mass(space: StateSpace) -> Tensor:
@@ -108,10 +109,9 @@ def _mass(space: StateSpace) -> Tensor:
     return _weight(space) / (1 - _abs2(space.a))
 
 
-def _residues(space: StateSpace, b: Tensor) -> Tensor:
-    """``c b``, summed when the transition is scalar."""
-    residues = space.c * b
-    return residues.sum(-1, keepdim=True) if space.is_scalar else residues
+def _sum_if_scalar(space: StateSpace, x: Tensor) -> Tensor:
+    """Sum over the states when they share one pole: the system has order 1."""
+    return x.sum(-1, keepdim=True) if space.is_scalar else x
 
 
 def _abs2(x: Tensor) -> Tensor:

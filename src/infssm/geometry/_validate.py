@@ -9,10 +9,10 @@ from infssm.errors import ConfigError
 from infssm.geometry._space import StateSpace
 
 
-def check_pair(old: StateSpace, new: StateSpace, *, poles: bool = True) -> None:
-    """Raise `ConfigError` unless the two systems can be compared; ``poles`` also checks ``|a| < 1``."""
+def check_pair(old: StateSpace, new: StateSpace, *, soft_normalize: bool = False) -> None:
+    """Raise `ConfigError` unless the two systems can be compared; poles are checked after soft-normalisation."""
     for name, space in (("old", old), ("new", new)):
-        _check_system(name, space, poles)
+        _check_system(name, space, soft_normalize)
     if old.n != new.n:
         raise ConfigError(f"old.c has n = {old.n} states and new.c has n = {new.n}: both systems need the same n")
     if old.a.shape[-1] != new.a.shape[-1]:
@@ -29,7 +29,7 @@ def check_pair(old: StateSpace, new: StateSpace, *, poles: bool = True) -> None:
         ) from None
 
 
-def _check_system(name: str, space: StateSpace, poles: bool) -> None:
+def _check_system(name: str, space: StateSpace, soft_normalize: bool) -> None:
     parts = {"a": space.a, "c": space.c} if space.b is None else {"a": space.a, "c": space.c, "b": space.b}
     for key, value in parts.items():
         if value.ndim == 0 or not (value.is_floating_point() or value.is_complex()):
@@ -51,8 +51,8 @@ def _check_system(name: str, space: StateSpace, poles: bool) -> None:
         )
     for key, value in parts.items():
         _check_all(torch.isfinite(value.detach()), value, f"{name}.{key}", "is not finite")
-    if poles:
-        _check_all(space.a.detach().abs() < 1, space.a, f"{name}.a", "lies outside the open unit disc (unstable)")
+    poles = space.soft_normalized().a if soft_normalize else space.a
+    _check_all(poles.detach().abs() < 1, poles, f"{name}.a", "lies outside the open unit disc (unstable)")
 
 
 def _check_all(good: Tensor, value: Tensor, name: str, problem: str) -> None:
