@@ -1,1 +1,3 @@
-"""Bridges to other libraries; each file imports its library lazily."""
+"""Adapters to other libraries, one module each, imported when used: transformers, timm, avalanche, lightning."""
+
+__all__: list[str] = []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from infssm.geometry import StateSpace
 from infssm.kernels import causal_conv1d, mean_states
-from infssm.models import StateRows
+from infssm.models import RawStates, StateRows
 from infssm.states._probe import StateOptions
 
 
@@ -84,19 +84,22 @@ def state_space(
     inputs: SelectiveInputs, options: StateOptions, *, limit: tuple[float, float] = (0.0, math.inf)
 ) -> StateSpace:
     """States of a selective layer: a, b, c: [batch, tokens, n] ([batch, tokens, groups, n] with groups)."""
-    delta, bias, softplus = inputs.delta, inputs.bias if options.include_dt_bias else None, True
+    zoh = options.b_mode == "zoh"
+    raw = raw_states(inputs, include_dt_bias=options.include_dt_bias, zoh=zoh, limit=limit)
+    return StateSpace(raw.a, raw.c, options.b(raw.b, raw.delta, raw.zoh))
+
+
+def raw_states(
+    inputs: SelectiveInputs, *, include_dt_bias: bool, zoh: bool, limit: tuple[float, float] = (0.0, math.inf)
+) -> RawStates:
+    """States of a selective layer whose step size is clamped to ``limit``."""
+    delta, bias, softplus = inputs.delta, inputs.bias if include_dt_bias else None, True
     if limit[0] > 0.0 or limit[1] < math.inf:
         delta = F.softplus(delta if bias is None else delta + bias).clamp(*limit)
         bias, softplus = None, False
-    means = mean_states(
-        delta,
-        inputs.A,
-        delta_bias=bias,
-        delta_softplus=softplus,
-        groups=inputs.B.shape[2] if inputs.B.ndim == 4 else None,
-        zoh=options.b_mode == "zoh",
-    )
-    return StateSpace(means.a, inputs.C, options.b(inputs.B, means.delta, means.zoh))
+    groups = inputs.B.shape[2] if inputs.B.ndim == 4 else None
+    means = mean_states(delta, inputs.A, delta_bias=bias, delta_softplus=softplus, groups=groups, zoh=zoh)
+    return RawStates(a=means.a, c=inputs.C, b=inputs.B, delta=means.delta, zoh=means.zoh)
 
 
 def selective_parameters(

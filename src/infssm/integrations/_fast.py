@@ -1,0 +1,175 @@
+"""transformers' mixers on our operations: subclasses a mixer's class is swapped for, and back."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.kernels import selective_scan
+from infssm.models import SSMMixer, StateRows
+from infssm.models._mixer import Scan, beside_checkpoint
+from infssm.states.probes import transformers_mamba, transformers_mamba2
+from infssm.states.probes._selective import convolve, masked, raw_states, wide
+
+_MAMBA = {
+    "MambaMixer": "transformers.models.mamba.modeling_mamba",
+    "FalconMambaMixer": "transformers.models.falcon_mamba.modeling_falcon_mamba",
+    "JambaMambaMixer": "transformers.models.jamba.modeling_jamba",
+}
+_MAMBA2 = {
+    "Mamba2Mixer": "transformers.models.mamba2.modeling_mamba2",
+    "BambaMixer": "transformers.models.bamba.modeling_bamba",
+    "FalconH1Mixer": "transformers.models.falcon_h1.modeling_falcon_h1",
+    "Zamba2MambaMixer": "transformers.models.zamba2.modeling_zamba2",
+    "NemotronHMamba2Mixer": "transformers.models.nemotron_h.modeling_nemotron_h",
+}
+_CLASSES: dict[str, type[nn.Module]] = {}
+
+
+class Fast(SSMMixer):
+    """Base of the swapped-in classes; they come before the original class, whose forward serves cached generation."""
+
+    original: ClassVar[type[nn.Module]]
+    in_proj: Any
+    out_proj: Any
+    layer_idx: Any
+    conv_kernel_size: Any
+
+    def forward(
+        self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        """hidden_states: [batch, tokens, width] -> the same shape."""
+        if cache_params is None or not cache_params.has_previous_state(self.layer_idx):
+            mixed = self.mix(masked(hidden_states, attention_mask), attention_mask, cache_params)
+            out: Tensor = self.out_proj(mixed.to(hidden_states.dtype))
+            return out
+        if self.tap is not None:
+            raise ConfigError("states cannot be recorded while generating from a cache; call with use_cache=False")
+        return super().forward(hidden_states, cache_params, attention_mask, **kwargs)  # type: ignore[no-any-return]
+
+    def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """Everything before the output projection; hidden: [batch, tokens, width]. Fills an empty cache."""
+        raise NotImplementedError
+
+    def prefill(self, cache: Any, conv_input: Tensor, state: Tensor) -> None:
+        """Leave the convolution's input [batch, tokens, channels] and the scan's last state in the cache."""
+        cache.update_conv_state(conv_input.transpose(1, 2), self.layer_idx, conv_kernel_size=self.conv_kernel_size)
+        cache.update_recurrent_state(state, self.layer_idx)
+
+
+class FastMamba(Fast):
+    """Mamba, FalconMamba and Jamba."""
+
+    D: Any
+
+    def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """One selective scan, gated."""
+        x, z = self.in_proj(hidden).chunk(2, dim=-1)
+        given = transformers_mamba.scan_inputs(self, x, mask)
+        D, z = wide(self.D), wide(z)
+        if cache is None:
+            assert given.bias is not None
+            return self.run_scans([Scan(*given[:5], D, given.bias, z)])[0]
+        if self.tap is not None:
+            self.emit([raw_states(given, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)])
+        y, state = selective_scan(*given[:5], D, z, given.bias, delta_softplus=True, return_last_state=True)
+        self.prefill(cache, x, state)
+        gated: Tensor = y
+        return gated
+
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """As the layer's probe says."""
+        return transformers_mamba.parameters(self, which)
+
+
+class FastMamba2(Fast):
+    """Mamba2, Bamba, FalconH1, Zamba2 and NemotronH."""
+
+    num_heads: Any
+    head_dim: Any
+    n_groups: Any
+    ssm_state_size: Any
+    intermediate_size: Any
+    conv_dim: Any
+    time_step_limit: Any
+    activation: Any
+    act: Any
+    conv1d: Any
+    A_log: Any
+    dt_bias: Any
+    D: Any
+    norm: Any
+
+    def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """One scan with a scalar transition per head, gated and normalised."""
+        gate, xbc, dt = self.project(hidden)
+        act = self.activation if self.activation in ("silu", "swish") else self.act
+        convolved = masked(convolve(self.conv1d, xbc, act=act), mask)
+        x, bc = torch.split(convolved, [self.intermediate_size, self.conv_dim - self.intermediate_size], dim=-1)
+        given = transformers_mamba2.head_inputs(bc, wide(dt), self.A_log, self.dt_bias, self.n_groups)
+        if self.tap is not None:
+            with beside_checkpoint():
+                bias, zoh = self.tap.include_dt_bias, self.tap.zoh
+                self.emit([raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)])
+        delta = F.softplus(given.delta + wide(self.dt_bias)).clamp(*self.time_step_limit)
+        A = self.per_channel(given.A[:, 0])[:, None].expand(-1, self.ssm_state_size)
+        y, state = selective_scan(
+            x, self.per_channel(delta), A, given.B, given.C, self.per_channel(wide(self.D)), return_last_state=True
+        )
+        if cache is not None:
+            self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))
+        mixed: Tensor = self.norm(y, gate) if getattr(self, "mamba_rms_norm", True) else y * F.silu(gate)
+        return mixed
+
+    def project(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Gate, input of the convolution, step sizes: [batch, tokens, ...]. FalconH1 scales input and output."""
+        projected = self.in_proj(hidden * getattr(self, "ssm_in_multiplier", 1))
+        if (scale := getattr(self, "mup_vector", None)) is not None:
+            projected = projected * scale
+        return torch.split(projected, [self.intermediate_size, self.conv_dim, self.num_heads], dim=-1)
+
+    def per_channel(self, per_head: Tensor) -> Tensor:
+        """[..., heads] -> [..., channels]."""
+        return per_head.unsqueeze(-1).expand(*per_head.shape, self.head_dim).flatten(-2)
+
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """As the layer's probe says."""
+        return transformers_mamba2.parameters(self, which)
+
+
+def known() -> list[str]:
+    """Names of the classes that have a fast subclass."""
+    return [*_MAMBA, *_MAMBA2]
+
+
+def fast_class(cls: type[nn.Module]) -> type[nn.Module] | None:
+    """The fast subclass of exactly this transformers class, or None (a user's own subclass is left alone)."""
+    name = cls.__name__
+    base = (
+        FastMamba if _MAMBA.get(name) == cls.__module__ else FastMamba2 if _MAMBA2.get(name) == cls.__module__ else None
+    )
+    if base is None:
+        return None
+    if name not in _CLASSES:
+        body = {
+            "original": cls,
+            "__module__": __name__,
+            "__qualname__": f"Fast{name}",
+            "__doc__": f"{name} on our scan.",
+        }
+        _CLASSES[name] = type(f"Fast{name}", (base, cls), body)
+    return _CLASSES[name]
+
+
+def __getattr__(name: str) -> Any:
+    """Make ``Fast<Class>`` importable by name, so that accelerated models can be pickled."""
+    original = name.removeprefix("Fast")
+    module = _MAMBA.get(original) or _MAMBA2.get(original)
+    if not name.startswith("Fast") or module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return fast_class(getattr(importlib.import_module(module), original))

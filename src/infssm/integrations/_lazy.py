@@ -1,0 +1,17 @@
+"""Importing a library only when its adapter is used."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from types import ModuleType
+
+from infssm.errors import ConfigError
+
+
+def require(*names: str, install: str) -> ModuleType:
+    """The first of these modules that is installed; ConfigError says how to install it where none is."""
+    for name in names:
+        if find_spec(name.split(".")[0]) is not None:
+            return importlib.import_module(name)
+    raise ConfigError(f"{names[0].split('.')[0]} is not installed: {install}")

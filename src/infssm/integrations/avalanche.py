@@ -1,0 +1,54 @@
+"""Any method as an Avalanche plugin.
+
+Avalanche is not a dependency and not part of the test environment: the tests run this plugin with stand-ins of the
+hooks and attributes it uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infssm.integrations._lazy import require
+
+
+def _plugin_class() -> type:
+    core = require("avalanche.core", install="pip install avalanche-lib")
+
+    class MethodPlugin(core.SupervisedPlugin):  # type: ignore[misc, name-defined]
+        """Adds an infssm method's penalty to a strategy: ``Naive(..., plugins=[MethodPlugin(method)])``.
+
+        ``method`` comes from ``infssm.attach(strategy_model, name)``; experiences are its tasks.
+        """
+
+        def __init__(self, method: Any) -> None:
+            super().__init__()
+            self.method = method
+
+        def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            """Begin the task of this experience."""
+            self.method.begin_task(strategy.experience.current_experience)
+
+        def before_backward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            """Add the penalty of the forward that formed the loss."""
+            strategy.loss = strategy.loss + self.method.penalty(strategy.mb_x)
+
+        def after_update(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            """Tell the method of the optimiser step."""
+            self.method.after_step()
+
+        def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            """End the task of this experience."""
+            self.method.end_task(strategy.experience.current_experience)
+
+    MethodPlugin.__module__, MethodPlugin.__qualname__ = __name__, "MethodPlugin"
+    return MethodPlugin
+
+
+def __getattr__(name: str) -> Any:
+    if name != "MethodPlugin":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _plugin_class()
+    return globals()[name]
+
+
+__all__ = ["MethodPlugin"]  # noqa: F822  (made on first use)

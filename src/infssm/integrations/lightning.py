@@ -1,0 +1,82 @@
+"""Any method as a Lightning callback.
+
+Lightning is not a dependency and not part of the test environment: the tests run this callback with stand-ins of the
+hooks and attributes it uses. (With Lightning Fabric you keep your own loop, and need no adapter.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from infssm.integrations._lazy import require
+
+
+def _first(batch: Any) -> Any:
+    return batch[0]
+
+
+def _callback_class() -> type:
+    library = require("lightning.pytorch", "pytorch_lightning", install="pip install lightning")
+
+    class ContinualCallback(library.Callback):  # type: ignore[misc, name-defined]
+        """Trains each ``trainer.fit`` as one task: ``Trainer(callbacks=[ContinualCallback(method)])``.
+
+        ``method`` comes from ``infssm.attach(model, name)``. ``task`` is the first task's number; it grows by one with
+        every fit. ``inputs`` picks the model's input out of a batch (the first element by default).
+        """
+
+        def __init__(self, method: Any, *, task: int = 0, inputs: Callable[[Any], Any] = _first) -> None:
+            super().__init__()
+            self.method, self.task, self.inputs = method, task, inputs
+            self._x: Any = None
+            self._steps = 0
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+            """Begin the task."""
+            self._steps = trainer.global_step
+            self.method.begin_task(self.task)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+            """Keep the model's input for the penalty."""
+            self._x = self.inputs(batch)
+
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:  # noqa: ARG002
+            """Add the penalty to the loss, in place: the trainer keeps this very tensor."""
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            scale = (1.0 if scaler is None else scaler.get_scale()) / trainer.accumulate_grad_batches
+            loss.add_(scale * self.method.penalty(self._x).to(loss.dtype))
+
+        def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            """Tell the method of the optimiser step, if this batch made one."""
+            self._x = None
+            if trainer.global_step > self._steps:
+                self._steps = trainer.global_step
+                self.method.after_step()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+            """End the task; the next fit is the next one."""
+            self.method.end_task(self.task)
+            self.task += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            """The task's number and the method's state, for the trainer's checkpoint."""
+            return {"task": self.task, "method": self.method.state_dict()}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            """Restore what :meth:`state_dict` returned."""
+            self.task = state_dict["task"]
+            self.method.load_state_dict(state_dict["method"])
+
+    ContinualCallback.__module__, ContinualCallback.__qualname__ = __name__, "ContinualCallback"
+    return ContinualCallback
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ContinualCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _callback_class()
+    return globals()[name]
+
+
+__all__ = ["ContinualCallback"]  # noqa: F822  (made on first use)
