@@ -1,6 +1,6 @@
 """Continual-learning methods: one contract, one file per method, composition by name."""
 
-from infssm.methods import ewc, inf_ssm, lwf, mas, seq, si, ucl
+from infssm.methods import clfd, der, er, ewc, inf_ssm, l2p, lucir, lwf, mas, seq, si, ucl, xder
 from infssm.methods._build import attach, build_method, list_methods, parse_name, register_method
 from infssm.methods._contract import (
     Base,
@@ -29,9 +29,14 @@ __all__ = [
     "Terms",
     "attach",
     "build_method",
+    "clfd",
+    "der",
+    "er",
     "ewc",
     "inf_ssm",
+    "l2p",
     "list_methods",
+    "lucir",
     "lwf",
     "mas",
     "parse_name",
@@ -39,4 +44,5 @@ __all__ = [
     "seq",
     "si",
     "ucl",
+    "xder",
 ]

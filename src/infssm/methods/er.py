@@ -1,0 +1,65 @@
+"""ER: train on the stream and on images drawn from a reservoir of all past ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from infssm.methods._build import register_method
+from infssm.methods._contract import BatchLike, ComponentConfig, Terms
+from infssm.methods._replay import ReplayConfig, StreamReplay, classes_of
+
+Mask = Literal["full", "seen", "current+seen"]
+
+
+class ERConfig(ReplayConfig):
+    """Options of :class:`ER`."""
+
+    buffer_size: int = Field(500, gt=0, description="images kept; 500 on ImageNet-R, 1000 elsewhere (Tables 14-19)")
+    mask: Mask = Field(
+        "full",
+        description="logits in the softmax: 'full' all classes (Mammoth), 'seen' those met so far, 'current+seen' the "
+        "current task's for its images and those met so far for replayed ones",
+    )
+
+
+@register_method
+class ER(StreamReplay):
+    """Cross-entropy over stream and replayed images in one batch."""
+
+    name = "er"
+    Config: ClassVar[type[ComponentConfig]] = ERConfig
+    config: ERConfig
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """One term: the cross-entropy of both halves."""
+        x, y, stream = batch.x, batch.y, len(batch.y)
+        if len(self.buffer):
+            drawn = self.replay(stream)
+            x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
+        self.remember(**self.rows_of(batch))
+        logits = self.context.forward(x, stream=stream)
+        return {"ce": masked_cross_entropy(logits, y, stream=stream, classes=self._classes, mask=self.config.mask)}
+
+    @property
+    def _classes(self) -> range:
+        return range(0) if self.config.mask == "full" else classes_of(self.context, self.name)
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, *, stream: int, classes: range, mask: Mask) -> Tensor:
+    """Mean cross-entropy of ``logits: [b, K]``; the first ``stream`` rows are images of the task with ``classes``.
+
+    labels: [b]. mask: which columns take part, see :class:`ERConfig`.
+    """
+    if mask == "full":
+        return F.cross_entropy(logits, labels)
+    column = torch.arange(logits.shape[1], device=logits.device)
+    hidden = (column >= classes.stop).expand(logits.shape)
+    if mask == "current+seen":
+        from_stream = torch.arange(len(logits), device=logits.device)[:, None] < stream
+        hidden = hidden | (from_stream & (column < classes.start))
+    return F.cross_entropy(logits.masked_fill(hidden, -torch.inf), labels)

@@ -1,0 +1,243 @@
+"""LUCIR: a cosine classifier, features held to the old model's, margins for old classes, herded exemplars.
+
+Training data of later tasks are the task's images and the whole buffer, each once per epoch. The stream's batches keep
+their size here, and every batch gets the share of a shuffled buffer that is due at its place in the epoch (other
+implementations shuffle both into one data set, which makes more steps of the same size).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.methods._build import register_method
+from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, measuring, needed, raw_images
+from infssm.replay import BalancedBuffer, gather_rows, herd, rank_and_world, rank_slice, sum_over_ranks
+from infssm.states import unwrap
+
+
+class LUCIRConfig(ReplayConfig):
+    """Options of :class:`LUCIR`."""
+
+    buffer_size: int = Field(500, gt=0, description="images kept; 500 on ImageNet-R, 1000 elsewhere (Tables 14-19)")
+    lambda_base: float = Field(0.5, ge=0, description="less-forget weight before scaling by task (Mammoth: 5)")
+    lambda_rule: Literal["mammoth", "paper"] = Field(
+        "mammoth", description="scale on task t: 'mammoth' sqrt(t - 1), so 0 on task 1; 'paper' (LUCIR's) sqrt(t)"
+    )
+    lambda_mr: float = Field(0.1, ge=0, description="weight of the margin ranking term (Mammoth: 1)")
+    k_mr: int = Field(2, ge=1, description="new classes each old-class image is ranked against (Mammoth: 2)")
+    margin: float = Field(0.05, ge=0, description="margin of the ranking, in cosines (Mammoth: 0.5)")
+    imprint: bool = Field(
+        True, description="start new class weights at their mean features (Mammoth; not in the paper)"
+    )
+    finetune_epochs: int = Field(
+        20,
+        ge=0,
+        description="epochs of the classifier on the balanced buffer after each task (Mammoth; not in the paper)",
+    )
+    finetune_lr: float = Field(
+        0.01, gt=0, description="SGD rate of these epochs, a tenth after 10 steps (Mammoth; not in the paper)"
+    )
+    finetune_batch: int = Field(128, gt=0, description="images per step of these epochs (Tables 14-19: 64 or 128)")
+
+
+@register_method
+class LUCIR(Replay):
+    """``CE + λ_t · mean(1 - cos(f, f_old)) + λ_mr · margin ranking`` on stream and due buffer images."""
+
+    name = "lucir"
+    Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
+    config: LUCIRConfig
+    buffer: BalancedBuffer
+
+    def __init__(self, config: LUCIRConfig, context: Context) -> None:
+        super().__init__(config, context)
+        self.reference: nn.Module | None = None
+        self._task_images = 0
+        self._position = 0
+        self._order = torch.zeros(0, dtype=torch.int64)
+
+    def make_buffer(self) -> BalancedBuffer:
+        """Class-balanced, filled in herding order."""
+        return BalancedBuffer(self.config.buffer_size, ("image", "label"), seed=self.context.seed)
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """Replace the linear head by a cosine head with one block per task."""
+        if not all(hasattr(module, name) for name in ("forward_features", "forward_head", "head", "num_features")):
+            raise ConfigError(
+                "lucir replaces the head: the model needs forward_features, forward_head, num_features, head"
+            )
+        classes, tasks = self.context.num_classes, self.context.num_tasks
+        if classes is None or tasks is None or classes % tasks:
+            raise ConfigError("lucir's head has a block per task: give num_classes and num_tasks that divide evenly")
+        place = next(module.parameters())
+        self.head = CosineHead(module.num_features, [classes // tasks] * tasks).to(place.device, place.dtype)  # type: ignore[arg-type]
+        module.head = self.head
+        return module
+
+    def start(self, task: TaskInfo, loader: Loader | None) -> None:
+        """From the second task on: a fresh, imprinted block, and the size of the task for the buffer's share."""
+        self.head.train_block(task.index)
+        if task.index == 0:
+            return
+        self.head.reset(task.index)
+        loader = needed(loader, self.name, "imprints new classes and counts the task's images")
+        self._measure(loader, imprint=self.config.imprint)
+        self._shuffle()
+
+    def begin_epoch(self, epoch: int, epochs: int) -> None:  # noqa: ARG002
+        """Shuffle the buffer for the epoch."""
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        self._position = 0
+        self._order = self.buffer.sample(len(self.buffer))
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """The terms ``ce``, and from the second task on ``less_forget`` and ``margin``."""
+        self.trained = True
+        x, y, stream = batch.x, batch.y, len(batch.y)
+        due = self._due(stream)
+        if len(due):
+            entries = self.buffer.get(due)
+            x = torch.cat((x, self.context.augmented(entries["image"], self.buffer.fresh_generator())))
+            y = torch.cat((y, self.to_device(entries["label"])))
+        with capture(self.head, inputs=True) as seen:
+            logits = self.context.forward(x, stream=stream)
+        return {"ce": F.cross_entropy(logits, y)} | self._constraints(x, y, seen[0])
+
+    def _constraints(self, x: Tensor, y: Tensor, features: Tensor) -> Terms:
+        task = self.context.current.index
+        if self.reference is None or task == 0:
+            return {}
+        with torch.no_grad():
+            old = pooled(self.reference, x)
+        weight = less_forget_weight(self.config.lambda_base, task, self.config.lambda_rule)
+        return {"less_forget": weight * less_forget(features, old), "margin": self._margin_term(features, y)}
+
+    def _margin_term(self, features: Tensor, labels: Tensor) -> Tensor:
+        config, classes = self.config, classes_of(self.context, self.name)
+        cosines = self.head.cosines(features)
+        return config.lambda_mr * margin_ranking(
+            cosines, labels, classes=classes, count=config.k_mr, margin=config.margin
+        )
+
+    def _due(self, stream: int) -> Tensor:
+        """Buffer slots that are due with the next ``stream`` images of each process: this process's share."""
+        if not len(self.buffer) or not self._task_images or self.context.current.index == 0:
+            return self._order[:0]
+        if self._position >= self._task_images:
+            self._shuffle()
+        before, self._position = self._position, self._position + stream * rank_and_world()[1]
+        first, last = (p * len(self._order) // self._task_images for p in (before, self._position))
+        return rank_slice(self._order[first:last])
+
+    def finish(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Freeze the reference, herd the task's exemplars, fine-tune the classifier on the balanced buffer."""
+        loader = needed(loader, self.name, "herds exemplars of the task")
+        if not self.trained:
+            self._measure(loader, imprint=True)
+        self._freeze_reference()
+        self._store(loader, classes_of(self.context, self.name), task)
+        self._finetune()
+
+    def _freeze_reference(self) -> None:
+        self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def _measure(self, loader: Loader, *, imprint: bool) -> None:
+        """Count the task's images and, to ``imprint``, set the new block to directions of mean features."""
+        block, classes = self.context.current.index, classes_of(self.context, self.name)
+        sums = torch.zeros(len(classes), self.head.weights[block].shape[1], device=self.context.device)
+        count = torch.zeros(1, device=self.context.device)
+        with measuring(self.context.module):
+            for batch in loader:
+                count += len(batch.y)
+                features = F.normalize(self._features(batch), dim=1).to(sums.dtype)
+                sums.index_add_(0, self.to_device(batch.y) - classes.start, features)
+        self._task_images = int(sum_over_ranks(count))
+        if imprint:
+            old = torch.cat(list(self.head.weights)[:block]) if block else None
+            self.head.weights[block].copy_(imprinted(sum_over_ranks(sums), old))
+
+    def _features(self, batch: BatchLike) -> Tensor:
+        """Features ``[b, d]`` of the images without augmentation."""
+        return pooled(unwrap(self.context.module), self.context.normalized(raw_images(batch, self.name)))
+
+    def _store(self, loader: Loader, classes: range, task: TaskInfo) -> None:
+        """Trim old classes to the new quota and add the new ones in herding order.
+
+        All raw images of the task are held in memory meanwhile: herding must see a class whole.
+        """
+        rows = []
+        with measuring(self.context.module):
+            for batch in loader:
+                gathered = self.buffer.gather(image=raw_images(batch, self.name), label=batch.y)
+                rows.append((gathered["image"], gathered["label"], gather_rows(self._features(batch)).cpu()))
+        images, labels, features = (torch.cat(column) for column in zip(*rows, strict=True))
+        quota = self.buffer.quota(classes.stop)
+        if task.index:
+            self.buffer.trim(quota)
+        for label in classes:
+            mine = torch.nonzero(labels == label).flatten()
+            chosen = mine[herd(features[mine], quota)] if len(mine) else mine
+            self.buffer.append(image=images[chosen], label=labels[chosen])
+
+    def _finetune(self) -> None:
+        """Train the current block and the scale on the buffer; the features stay as they are.
+
+        Every process does the same, on all of the buffer.
+        """
+        trainable = [p for p in self.head.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trainable, lr=self.config.finetune_lr)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[10], gamma=0.1)
+        for _ in range(self.config.finetune_epochs):
+            for slots in torch.split(self.buffer.sample(len(self.buffer)), self.config.finetune_batch):
+                entries = self.buffer.get(slots)
+                x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_rank=False))
+                with measuring(self.context.module):
+                    features = pooled(unwrap(self.context.module), x)
+                labels = self.to_device(entries["label"])
+                loss = F.cross_entropy(self.head(features), labels)
+                if self.context.current.index:
+                    loss = loss + self._margin_term(features, labels)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+        optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Buffer, reference model, and the place in the epoch."""
+        return super().state_dict() | {
+            "reference": None if self.reference is None else copy.deepcopy(self.reference.state_dict()),
+            "task_images": self._task_images,
+            "position": self._position,
+            "order": self._order.clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        if state["reference"] is not None:
+            self._freeze_reference()
+            assert self.reference is not None
+            self.reference.load_state_dict(state["reference"])
+        self._task_images, self._position, self._order = state["task_images"], state["position"], state["order"]
+        if self.context.task is not None:
+            self.head.train_block(self.context.task.index)
+
+
+def pooled(model: nn.Module, x: Tensor) -> Tensor:
+    """Features ``[b, d]`` that the head of a model sees."""
+    features: Tensor = model.forward_head(model.forward_features(x), pre_logits=True)  # type: ignore[operator]
+    return features

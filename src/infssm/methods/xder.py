@@ -1,0 +1,224 @@
+"""X-DER: DER++ whose stored logits are revised as classes arrive and whose future heads are prepared beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from infssm.errors import ConfigError
+from infssm.methods import _xder_losses as losses
+from infssm.methods._build import register_method
+from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms, _logits
+from infssm.methods._replay import Replay, ReplayConfig, Replayed, classes_of, measuring, needed, raw_images
+from infssm.replay import BalancedBuffer, gather_rows, rank_slice, spread
+
+
+class XDERConfig(ReplayConfig):
+    """Options of :class:`XDER`."""
+
+    alpha: float = Field(0.3, ge=0, description="weight of the logit term (Mammoth on CIFAR-100: 0.3)")
+    beta: float = Field(1.8, ge=0, description="weight of the label term (Mammoth on CIFAR-100: 0.8)")
+    gamma: float = Field(
+        0.85, ge=0, description="revised logits stay below gamma times the true class's (Mammoth: 0.85)"
+    )
+    temperature: float = Field(0.07, gt=0, description="of the contrastive term (Mammoth: 5)")
+    base_temperature: float = Field(0.07, gt=0, description="divides the temperature's factor (Mammoth: temperature)")
+    simclr_batch_size: int = Field(32, gt=0, description="buffer images in the contrastive term (Mammoth: 64)")
+    simclr_num_aug: int = Field(2, ge=2, description="strong views per image (Mammoth: 4)")
+    lambda_cons: float = Field(0.05, ge=0, description="weight of the contrastive term (Mammoth: 0.05)")
+    dp_weight: float = Field(0.1, ge=0, description="weight of distance preservation (Mammoth: 0; 3000 on CIFAR-100)")
+    margin: float = Field(0.3, ge=0, description="margin of the head constraints, in logits (Mammoth: 0.3)")
+    eta: float = Field(0.1, ge=0, description="weight of the head constraints (Mammoth: 0.1)")
+    future_constraint: bool = Field(True, description="hold future heads below the right one (Mammoth: on)")
+    past_constraint: bool = Field(False, description="hold past heads below the present one (Mammoth: off)")
+
+
+class _Heads(NamedTuple):
+    """Columns of the logits seen from the present task; ``width`` classes per head."""
+
+    width: int
+    past: slice
+    present: slice
+    future: slice
+    future_count: int
+
+
+class _Views(NamedTuple):
+    """Strong views ``x: [n·v, ...]`` of images with ``labels: [n]``; the first s have ``stored: [s, K]`` logits."""
+
+    x: Tensor
+    labels: Tensor
+    stored: Tensor | None
+
+
+@register_method
+class XDER(Replay):
+    """Present head on the stream, past heads on labels, all heads on stored logits, future heads contrastively."""
+
+    name = "x-der"
+    Config: ClassVar[type[ComponentConfig]] = XDERConfig
+    config: XDERConfig
+    buffer: BalancedBuffer
+
+    def __init__(self, config: XDERConfig, context: Context) -> None:
+        super().__init__(config, context)
+        self.updates = torch.zeros(config.buffer_size)
+        """How often each slot's logits came up for revision in this task."""
+
+    def make_buffer(self) -> BalancedBuffer:
+        """Class-balanced images with logits; ``task`` is the task that last revised them."""
+        return BalancedBuffer(self.config.buffer_size, ("image", "label", "logits", "task"), seed=self.context.seed)
+
+    @property
+    def heads(self) -> _Heads:
+        """The heads seen from the current task."""
+        classes, total = classes_of(self.context, self.name), self.context.num_classes
+        if total is None or total % len(classes):
+            raise ConfigError(
+                "x-der prepares heads of future tasks: give num_classes, a multiple of the task's classes"
+            )
+        width, past, seen = len(classes), classes.start, classes.stop
+        return _Heads(width, slice(0, past), slice(past, seen), slice(seen, total), (total - seen) // width)
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """The terms ``stream``, ``logits``, ``labels``, ``consistency``, ``distances``, ``future`` and ``past``.
+
+        Those of replay need a buffer, those of future heads need some to be left.
+        """
+        self.trained = True
+        drawn = [self.replay(len(batch.y)) for _ in range(2)] if len(self.buffer) else []
+        views = self._views(batch) if self.heads.future_count else None
+        parts = [batch.x, *[d.x for d in drawn], *([views.x] if views else [])]
+        logits = self.context.forward(torch.cat(parts), stream=len(batch.y))
+        stream, *others = torch.split(logits, [len(part) for part in parts])
+        terms = {"stream": F.cross_entropy(stream[:, self.heads.present], batch.y - self.heads.present.start)}
+        good, bad = [stream[:, self.heads.present]], [stream[:, self.heads.future]]
+        if drawn:
+            terms |= self._replay_terms(others[:2], drawn)
+            replayed, labels = self._once(others[:2], drawn)
+            good.append(losses.true_head(replayed, labels, self.heads.width))
+            bad.append(replayed[:, self.heads.future])
+        if views:
+            terms |= self._future_terms(others[-1], views)
+            if self.config.future_constraint:
+                gap = losses.head_margin(torch.cat(bad), torch.cat(good), self.config.margin)
+                terms["future"] = self.config.eta * gap
+        if self.config.past_constraint and self.context.current.index > 0:
+            terms["past"] = self.config.eta * losses.past_margin(
+                stream, self.heads.past, self.heads.present, self.config.margin
+            )
+        return terms
+
+    def _replay_terms(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> Terms:
+        """All heads to the stored logits, past heads to the labels; then revise what is stored."""
+        first, second = (entries for _, _, entries in drawn)
+        past = logits[1][:, self.heads.past]
+        terms = {
+            "logits": self.config.alpha * F.mse_loss(logits[0], self.to_device(first["logits"]).to(logits[0].dtype)),
+            "labels": self.config.beta * F.cross_entropy(past, self.to_device(second["label"])),
+        }
+        self._revise(torch.cat([d.slots for d in drawn]), torch.cat(list(logits)).detach())
+        return terms
+
+    def _once(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> tuple[Tensor, Tensor]:
+        """Logits and labels of both draws, each image once."""
+        once = losses.first_occurrence(torch.cat([d.slots for d in drawn]))
+        labels = torch.cat([d.entries["label"] for d in drawn])[once]
+        return torch.cat(list(logits))[self.to_device(once)], self.to_device(labels)
+
+    def _revise(self, slots: Tensor, logits: Tensor) -> None:
+        """Present and future columns of replayed entries follow the model, the u-th time with probability 1/u."""
+        slots, logits = gather_rows(slots), gather_rows(logits).cpu().float()
+        once = losses.first_occurrence(slots)
+        slots, logits = slots[once], logits[once]
+        self.updates[slots] += 1
+        accepted = torch.rand(len(slots), generator=self.buffer.generator) * self.updates[slots] < 1
+        self._transplant(slots[accepted], logits[accepted])
+
+    def _transplant(self, slots: Tensor, logits: Tensor) -> None:
+        columns = slice(self.heads.present.start, None)
+        entries = self.buffer.get(slots)
+        self.buffer["logits"][slots] = losses.revised_logits(
+            entries["logits"], logits, entries["label"], columns, self.config.gamma
+        )
+        self.buffer["task"][slots] = self.context.current.index
+
+    def _views(self, batch: BatchLike) -> _Views:
+        """Strong views of buffer images and of the stream's."""
+        raw, labels, stored = raw_images(batch, self.name).cpu(), batch.y, None
+        if len(self.buffer):
+            entries = self.buffer.get(self.draw(self.config.simclr_batch_size))
+            raw, stored = torch.cat((entries["image"], raw)), self.to_device(entries["logits"])
+            labels = torch.cat((self.to_device(entries["label"]), labels))
+        repeated = raw.repeat_interleave(self.config.simclr_num_aug, dim=0)
+        return _Views(self.context.strongly_augmented(repeated, self.buffer.fresh_generator()), labels, stored)
+
+    def _future_terms(self, logits: Tensor, views: _Views) -> Terms:
+        """Future heads tell classes apart, and keep the distances of stored logits. logits: [n·v, K]."""
+        config, width = self.config, self.heads.width
+        future = logits[:, self.heads.future].reshape(len(views.labels), config.simclr_num_aug, -1)
+        contrast = losses.consistency(
+            future,
+            views.labels,
+            width=width,
+            temperature=config.temperature,
+            base_temperature=config.base_temperature,
+        )
+        terms = {"consistency": config.lambda_cons * contrast}
+        if config.dp_weight and views.stored is not None:
+            stored = views.stored[:, self.heads.future].to(future.dtype)
+            distances = losses.distance_preservation(future[: len(stored)], stored, width=width)
+            terms["distances"] = config.dp_weight * distances
+        return terms
+
+    def finish(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Make room, store the task's images with their logits, and revise the logits of older ones."""
+        loader = needed(loader, self.name, "fills its buffer when a task ends")
+        if task.index > 0:
+            self.buffer.trim(self.buffer.quota(self.heads.present.stop))
+        with measuring(self.context.module):
+            self._store(loader)
+            if task.index > 0:
+                self._revise_all()
+        self.updates.zero_()
+
+    def _store(self, loader: Loader) -> None:
+        """Fill the buffer with equal numbers of each class, past columns of their logits revised."""
+        heads, task = self.heads, self.context.current.index
+        wanted = spread(self.buffer.capacity - len(self.buffer), heads.width, self.buffer.generator)
+        for batch in loader:
+            if not wanted.any():
+                return
+            logits = _logits(self.context.module(self.to_device(batch.x)))
+            if task > 0:
+                logits = losses.revised_logits(logits, logits, self.to_device(batch.y), heads.past, self.config.gamma)
+            rows = self.buffer.gather(
+                image=raw_images(batch, self.name), label=batch.y, logits=logits, task=torch.full_like(batch.y, task)
+            )
+            taken = []
+            for row, head in enumerate((rows["label"] - heads.present.start).tolist()):
+                if wanted[head] > 0:
+                    wanted[head] -= 1
+                    taken.append(row)
+            self.buffer.append(**{field: values[taken] for field, values in rows.items()})
+
+    def _revise_all(self) -> None:
+        older = torch.nonzero(self.buffer["label"] < self.heads.present.start).flatten()
+        for slots in torch.split(older, 64):
+            mine = rank_slice(slots)
+            x = self.context.augmented(self.buffer["image"][mine], self.buffer.fresh_generator())
+            self._transplant(slots, gather_rows(_logits(self.context.module(x))).cpu().float())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Buffer and counters."""
+        return super().state_dict() | {"updates": self.updates.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.updates = state["updates"].cpu().clone()
