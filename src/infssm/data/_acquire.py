@@ -58,8 +58,8 @@ def _fetch_archive(archive: Archive, root: Path, progress: Progress | None) -> P
         if not found:
             file.unlink()
     except OSError as error:
-        needed = shutil.disk_usage(root).free if root.exists() else 0
-        raise DataError(f"cannot write under {root}: {error.strerror} ({needed >> 20} MiB free)") from error
+        free = shutil.disk_usage(root).free if root.exists() else 0
+        raise DataError(f"cannot write under {root}: {error.strerror} ({free >> 20} MiB free)") from error
     return target
 
 

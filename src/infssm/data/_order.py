@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from infssm.data.dataset import Indices
@@ -29,8 +31,7 @@ def train_slots(count: int, batch_size: int, *, rank: int, world: int, pairs: bo
     tail = count - count % (world * (2 if pairs else 1))
     if tail > (ends[-1] if ends else 0) and not (drop_last and ends):
         ends.append(tail)
-    starts = [0, *ends[:-1]]
-    return [start + _share(end - start, rank, world) for start, end in zip(starts, ends, strict=True)]
+    return [start + _share(end - start, rank, world) for start, end in pairwise([0, *ends])]
 
 
 def eval_slots(count: int, batch_size: int, *, rank: int, world: int) -> list[Indices]:

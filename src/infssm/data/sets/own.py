@@ -31,7 +31,7 @@ def load_own(path: Path, *, name: str, max_classes: int | None = None) -> ImageD
 def load_npz(path: Path, *, name: str) -> ImageDataset:
     """Load ``x_train y_train x_test y_test classes``; x uint8 [n, h, w] or [n, h, w, channels], y int [n]."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             missing = [key for key in _KEYS if key not in stored.files]
             if missing:
                 raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(stored.files)}")

@@ -1,0 +1,118 @@
+"""Splits: sizes, disjointness, equality with torch's random_split, storage."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import random_split
+
+from infssm.data import Split, make_split
+from infssm.errors import ConfigError, DataError
+
+from .helpers import fake
+
+PROTOCOL = [  # pictures, classes, official test pictures, sizes
+    (30_000, 200, 0, (21_600, 2_400, 6_000)),
+    (60_000, 100, 10_000, (45_000, 5_000, 10_000)),
+    (11_788, 200, 5_794, (5_394, 600, 5_794)),
+]
+
+
+@pytest.mark.parametrize(("count", "classes", "num_test", "sizes"), PROTOCOL)
+def test_protocol_sizes_and_disjointness(count, classes, num_test, sizes):
+    split = make_split(fake(count, classes, num_test))
+    assert tuple(split.sizes.values()) == sizes
+    everything = np.concatenate([split.train, split.val, split.test])
+    assert np.array_equal(np.sort(everything), np.arange(count))
+    if num_test:
+        assert np.array_equal(split.test, np.arange(count - num_test, count))
+
+
+def test_equals_two_random_splits_of_one_generator():
+    """The released code calls random_split twice with one generator; the second splits the first's part."""
+    count = 1003
+    generator = torch.Generator().manual_seed(0)
+    base, test = random_split(range(count), [802, 201], generator=generator)
+    train, val = random_split(base, [721, 81], generator=generator)
+    split = make_split(fake(count, 7))
+    assert split.train.tolist() == list(train)
+    assert split.val.tolist() == list(val)
+    assert split.test.tolist() == list(test)
+
+
+def test_equals_one_random_split_of_the_training_set():
+    generator = torch.Generator().manual_seed(0)
+    train, val = random_split(range(505), [454, 51], generator=generator)
+    split = make_split(fake(605, 5, 100))
+    assert split.train.tolist() == list(train)
+    assert split.val.tolist() == list(val)
+
+
+def test_same_for_every_run_and_untouched_by_global_seeds():
+    torch.manual_seed(1)
+    first = make_split(fake(100, 5))
+    torch.manual_seed(2)
+    assert make_split(fake(100, 5)).hash == first.hash
+    assert make_split(fake(100, 5), seed=1).hash != first.hash
+
+
+def test_subsets_take_the_first_of_each_class():
+    dataset = fake(400, 4, 80)
+    whole, small = make_split(dataset), make_split(dataset, train_per_class=5, test_per_class=3)
+    assert small.sizes == {"train": 20, "val": 12, "test": 12}
+    for label in range(4):
+        of_class = whole.train[dataset.labels[whole.train] == label]
+        kept = small.train[dataset.labels[small.train] == label]
+        assert kept.tolist() == of_class[:5].tolist()
+    assert make_split(dataset, train_per_class=5, test_per_class=3).hash == small.hash
+    with pytest.raises(ConfigError, match="train_per_class must be at least 1"):
+        make_split(dataset, train_per_class=0)
+
+
+def test_stored_split_reloads_exactly_and_without_leakage(tmp_path):
+    dataset = fake(300, 3)
+    split = make_split(dataset)
+    split.save(tmp_path / "split.json")
+    back = Split.load(tmp_path / "split.json")
+    back.verify(dataset, expected_hash=split.hash)
+    assert back.hash == split.hash
+    for name in ("train", "val", "test"):
+        assert np.array_equal(getattr(back, name), getattr(split, name))
+    assert not set(back.train) & set(back.test)
+    assert [p.name for p in tmp_path.iterdir()] == ["split.json"]
+
+
+def test_changed_or_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "split.json"
+    data = make_split(fake(300, 3)).to_json()
+    data["train"][0], data["test"][0] = data["test"][0], data["train"][0]
+    path.write_text(json.dumps(data))
+    with pytest.raises(DataError, match="do not match its hash"):
+        Split.load(path)
+    path.write_text('{"train": [1')
+    with pytest.raises(DataError, match=r"split\.json"):
+        Split.load(path)
+    path.write_text('{"train": [1]}')
+    with pytest.raises(DataError, match="not a stored split"):
+        Split.load(path)
+    with pytest.raises(DataError, match="No such file"):
+        Split.load(tmp_path / "absent.json")
+
+
+def test_verify_notices_other_data():
+    split = make_split(fake(300, 3))
+    with pytest.raises(DataError, match="other classes"):
+        split.verify(fake(300, 4))
+    with pytest.raises(DataError, match="not those the split was made for"):
+        split.verify(fake(301, 3))
+    with pytest.raises(DataError, match="the run was started with"):
+        split.verify(fake(300, 3), expected_hash="0" * 64)
+
+
+@pytest.mark.parametrize(("train", "message"), [([0, 1, 5], "twice"), ([0, 99], "outside 0..9")])
+def test_verify_notices_overlap_and_range(train, message):
+    dataset = fake(10, 2)
+    parts = [np.array(part) for part in (train, [2], [5])]
+    with pytest.raises(DataError, match=message):
+        Split("fake", dataset.classes, dataset.fingerprint, *parts).verify(dataset)
