@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -63,14 +66,38 @@ def test_a_file_that_is_no_checkpoint(tmp_path, content):
         vim(weights=path)
 
 
-def test_a_pickle_with_code_is_refused_and_not_run(tmp_path):
-    class Bomb:
-        def __reduce__(self):
-            return (exec, ("raise SystemExit('ran')",))
+class Bomb:
+    """Unpickling it in the usual way ends the process."""
 
-    torch.save({"model": Bomb()}, tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="not a readable checkpoint"):
-        vim(weights=tmp_path / "a.pth")
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('ran')",))
+
+
+def test_code_in_a_checkpoint_is_never_run(state, tmp_path):
+    torch.save({"model": Bomb()}, tmp_path / "bomb.pth")
+    with pytest.raises(CheckpointError, match="no state dict"):
+        vim(weights=tmp_path / "bomb.pth")
+    torch.save({"model": Bomb()}, tmp_path / "legacy.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        vim(weights=tmp_path / "legacy.pth")
+    torch.save({"model": state, "extra": Bomb()}, tmp_path / "both.pth")
+    assert equal(vim(weights=tmp_path / "both.pth"), state)
+
+
+class Config(dict):
+    """A configuration node as training scripts pickle them: a dict with attributes."""
+
+
+def test_checkpoints_of_training_scripts_hold_arguments_and_numbers_too(state, tmp_path):
+    config = Config(MODEL=Config(NAME="vim"))
+    config.frozen = True
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))])
+    content = {
+        "model": state, "optimizer": optimizer.state_dict(), "args": argparse.Namespace(lr=1e-3, out=Path("x")),
+        "config": config, "max_accuracy": np.float64(80.5), "epoch": 299,
+    }  # fmt: skip
+    torch.save(content, tmp_path / "a.pth")
+    assert equal(vim(weights=tmp_path / "a.pth"), state)
 
 
 def test_a_list_of_tensors_is_no_state_dict(tmp_path):
