@@ -26,6 +26,14 @@ from .helpers import fake_stream
 from .test_sets import save_image
 
 
+# What Python and torch say of the machine: threads at a fork, more workers than cores.
+MACHINE = (
+    "ignore:This process .* is multi-threaded:DeprecationWarning",
+    "ignore:This DataLoader will create:UserWarning",
+)
+quiet_workers = pytest.mark.filterwarnings(*MACHINE)
+
+
 def same(a, b):
     assert len(a) == len(b)
     for one, two in zip(a, b, strict=True):
@@ -117,6 +125,7 @@ def test_global_generators_neither_matter_nor_move(file_stream):
         assert not torch.equal(state[0], moved[0])
 
 
+@quiet_workers
 @pytest.mark.parametrize("batched", [True, False])
 def test_workers_do_not_change_batches(file_stream, batched):
     recipe = (
@@ -235,6 +244,7 @@ def test_batches_move_to_a_device():
     assert not moved.index.is_meta
 
 
+@quiet_workers
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_picture_is_named_also_from_a_worker(tmp_path, workers):
     for name in "ab":

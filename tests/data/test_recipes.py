@@ -166,6 +166,23 @@ def test_digits_are_never_mirrored():
     assert abs(values.std() - 1) < 2e-3
 
 
+def test_grey_pictures_pass_recipes_of_three_channels():
+    digits = load_dataset("digits")
+    raw = digits.images.pixels[:2]
+    deit = make_recipe("deit", digits, size=16)
+    strong = strong_recipe(digits, deit)
+    assert (make_recipe("light", digits).channels, deit.channels, strong.channels) == (1, 3, 3)
+    for recipe in (deit, strong):
+        assert recipe.train(raw, rng()).shape == (2, 3, 16, 16)
+        assert recipe.eval(raw).shape == (2, 3, 16, 16)
+
+
+def test_normalizing_leaves_its_input_alone():
+    raw = noise().float()
+    STATS.normalize(raw)
+    assert torch.equal(raw, noise().float())
+
+
 def test_unknown_names_and_sizes():
     dataset = fake(20, 2, size=8, channels=3)
     with pytest.raises(ConfigError, match="did you mean 'light'"):

@@ -24,12 +24,14 @@ class Recipe(ABC):
     out of a replay buffer go the same way as fresh ones.
 
     Attributes:
+        channels: colour channels of the output.
         size: height and width of the output.
         raw_size: height and width of raw pictures read from files (arrays keep their own size).
         augment_val: whether validation pictures pass the training transform, as in the paper's released code for
             CIFAR-100 and CUB-200.
     """
 
+    channels: int
     size: int
     raw_size: int
     augment_val: bool = False
@@ -57,6 +59,7 @@ class PictureRecipe(Recipe):
     Args:
         train: training transform of a PIL image, drawing from the global generators.
         eval: evaluation transform of a PIL image.
+        channels: colour channels of the output.
         size: height and width of the output.
         raw_size: height and width of raw pictures read from files.
         augment_val: see :class:`Recipe`.
@@ -67,12 +70,14 @@ class PictureRecipe(Recipe):
         train: Callable[[Image], Tensor],
         eval: Callable[[Image], Tensor],
         *,
+        channels: int = 3,
         size: int,
         raw_size: int,
         augment_val: bool = False,
     ) -> None:
         self._train = train
         self._eval = eval
+        self.channels = channels
         self.size = size
         self.raw_size = raw_size
         self.augment_val = augment_val

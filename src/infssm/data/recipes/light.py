@@ -34,6 +34,7 @@ class LightRecipe(Recipe):
     ) -> None:
         self.size = self.raw_size = size
         self.stats = stats
+        self.channels = len(stats.mean)
         self.eval_stats = eval_stats or stats
         self.pad = pad
         self.flip = flip

@@ -16,10 +16,11 @@ class Stats:
     std: tuple[float, ...]
 
     def normalize(self, raw: Tensor) -> Tensor:
-        """uint8 or float [n, channels, h, w] in 0..255 to normalised float32 of the same shape."""
+        """uint8 or float [n, channels or 1, h, w] in 0..255 to normalised float32 [n, channels, h, w]."""
         mean = torch.tensor(self.mean, dtype=torch.float32).view(-1, 1, 1)
         std = torch.tensor(self.std, dtype=torch.float32).view(-1, 1, 1)
-        return raw.to(torch.float32).mul_(1 / (255 * std)).sub_(mean / std)
+        x = raw.expand(-1, len(self.mean), -1, -1).to(torch.float32, copy=True)
+        return x.mul_(1 / (255 * std)).sub_(mean / std)
 
 
 IMAGENET = Stats((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
