@@ -67,12 +67,28 @@ class ContinualTrainerMixin:
         self.method = method
         self.add_callback(_step_callback(method))  # type: ignore[attr-defined]
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """The Trainer's loss, plus the penalty of the same forward while training."""
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)  # type: ignore[misc]
+        loss, outputs = super().compute_loss(  # type: ignore[misc]
+            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
         if model.training:
-            loss = loss + self.method.penalty(inputs)
+            penalty = self.method.penalty(inputs)
+            loss = loss + (penalty / self._accumulation() if self._is_scaled(num_items_in_batch) else penalty)
         return (loss, outputs) if return_outputs else loss
+
+    def _is_scaled(self, num_items_in_batch: Any) -> bool:
+        """Whether the loss is normalised over all accumulated batches already, so that the Trainer leaves it alone."""
+        if (said := getattr(self, "loss_is_scaled_for_ga", None)) is not None:
+            return bool(said)
+        by_model = getattr(self, "model_accepts_loss_kwargs", False) and num_items_in_batch is not None
+        return by_model or getattr(self, "compute_loss_func", None) is not None
+
+    def _accumulation(self) -> int:
+        steps: int = self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
+        return steps
 
     def train_task(self, task: Any, train_dataset: Any = None, **kwargs: Any) -> Any:
         """Train one task: an int, or an object with ``index`` and ``classes``; returns what ``train`` returns."""
