@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -155,6 +156,11 @@ def _states_only(scan: Scan, tap: StateTap) -> RawStates:
 
 def _raw(scan: Scan, states: ScanStates) -> RawStates:
     return RawStates(a=states.a, c=scan.C, b=scan.B, delta=states.delta, zoh=states.zoh)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Float32 for half precision; float64 stays as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_state_set(which: str) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.kernels import causal_conv1d
-from infssm.models._mixer import Scan, StateRows
+from infssm.models._mixer import Scan, StateRows, at_least_float32
 
 
 class Direction(NamedTuple):
@@ -30,7 +30,7 @@ class Direction(NamedTuple):
         return Scan(
             u=u,
             delta=F.linear(low, self.dt_proj.weight),
-            A=-torch.exp(self.A_log.float()),
+            A=-torch.exp(at_least_float32(self.A_log)),
             B=b,
             C=c,
             D=self.D,

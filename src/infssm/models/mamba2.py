@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.kernels import add_rms_norm, causal_conv1d, mean_states, selective_scan
 from infssm.models import _init
-from infssm.models._mixer import RawStates, SSMMixer, StateRows, StateTap, beside_checkpoint, check_state_set
+from infssm.models._mixer import (
+    RawStates,
+    SSMMixer,
+    StateRows,
+    StateTap,
+    at_least_float32,
+    beside_checkpoint,
+    check_state_set,
+)
 from infssm.models._registry import register_model
 from infssm.models._selective import depthwise_conv
 from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
@@ -28,7 +36,7 @@ class RMSNormGated(nn.Module):
         """gated: [batch, tokens, dim], the scan's output times silu(z)."""
         if self.groups == 1:
             return add_rms_norm(gated, None, self.weight, eps=self.eps)[0]
-        split = gated.float().reshape(*gated.shape[:-1], self.groups, -1)
+        split = at_least_float32(gated).reshape(*gated.shape[:-1], self.groups, -1)
         normed = split * torch.rsqrt(split.square().mean(-1, keepdim=True) + self.eps)
         return normed.reshape(gated.shape).to(gated.dtype) * self.weight
 
@@ -75,7 +83,7 @@ class Mamba2Mixer(SSMMixer):
         if self.ngroups > 1:
             grouped = (*b.shape[:-1], self.ngroups, self.d_state)
             b, c = b.view(grouped), c.view(grouped)
-        a = -torch.exp(self.A_log.float())
+        a = -torch.exp(at_least_float32(self.A_log))
         if self.tap is not None:
             with beside_checkpoint():
                 self.emit([self._states(dt, a, b, c, self.tap)])

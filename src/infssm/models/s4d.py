@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models._backbone import Backbone
-from infssm.models._mixer import RawStates, SSMMixer, StateRows, beside_checkpoint, check_state_set
+from infssm.models._mixer import RawStates, SSMMixer, StateRows, at_least_float32, beside_checkpoint, check_state_set
 from infssm.models._registry import register_model
 
 Discretization = Literal["zoh", "bilinear"]
@@ -76,7 +76,7 @@ class S4DMixer(SSMMixer):
                 self.emit([self._states(self.tap.zoh)])
         tokens = u.shape[1]
         kernel_f = torch.fft.rfft(self.kernel(tokens).T, n=2 * tokens, dim=0)
-        y = torch.fft.irfft(torch.fft.rfft(u.float(), n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)
+        y = torch.fft.irfft(torch.fft.rfft(at_least_float32(u), n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)
         y = F.gelu(y[:, :tokens].to(u.dtype) + self.D * u)
         projection = self.output_linear[0]
         return F.glu(F.linear(y, projection.weight.squeeze(-1), projection.bias), dim=-1)  # type: ignore[operator, arg-type]

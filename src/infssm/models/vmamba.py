@@ -18,7 +18,7 @@ from infssm.errors import ConfigError
 from infssm.models import _init
 from infssm.models._backbone import Backbone
 from infssm.models._block import drop_path, drop_path_rates
-from infssm.models._mixer import Scan, SSMMixer, StateRows, check_state_set
+from infssm.models._mixer import Scan, SSMMixer, StateRows, at_least_float32, check_state_set
 from infssm.models._registry import register_model
 
 _DIRECTIONS = 4
@@ -60,7 +60,7 @@ class SS2D(SSMMixer):
         paths = (x.flatten(1, 2), x.transpose(1, 2).flatten(1, 2))
         projected = self.x_proj(x).chunk(_DIRECTIONS, dim=-1)
         dt_weights = self.dt_projs.weight.chunk(_DIRECTIONS)
-        a, skip = (-torch.exp(self.A_logs.float())).chunk(_DIRECTIONS), self.Ds.chunk(_DIRECTIONS)
+        a, skip = (-torch.exp(at_least_float32(self.A_logs))).chunk(_DIRECTIONS), self.Ds.chunk(_DIRECTIONS)
         scans = []
         for k, own in enumerate(projected):
             by_column = k % 2 == 1
