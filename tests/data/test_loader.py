@@ -25,7 +25,6 @@ from infssm.errors import ConfigError, DataError
 from .helpers import fake_stream
 from .test_sets import save_image
 
-
 # What Python and torch say of the machine: threads at a fork, more workers than cores.
 MACHINE = (
     "ignore:This process .* is multi-threaded:DeprecationWarning",
