@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from infssm import kernels
-from infssm.geometry._chunks import in_chunks
 from infssm.geometry._registry import get_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
@@ -65,7 +64,7 @@ def distance(
         if kind in _FUSED and options.get("equality", "token") == "token" and _fusible(old, new):
             return kernels.fused_distance(old.a, old.c, new.a, new.c, kind=kind)  # type: ignore[arg-type]
         old, new = old.soft_normalized(), new.soft_normalized()
-    return in_chunks(partial(fn, **options), *_broadcast(old, new))
+    return fn(*_broadcast(old, new), **options)
 
 
 def _fusible(old: StateSpace, new: StateSpace) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
+from infssm.geometry._chunks import per_token
 from infssm.geometry._gram import szego
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
@@ -30,18 +31,23 @@ def simplified(old: StateSpace, new: StateSpace, *, equality: str = "token") -> 
     """
     if equality not in ("token", "tensor", "off"):
         raise ConfigError(f"distance: equality must be 'token', 'tensor' or 'off', got {equality!r}")
-    a, b = old.a, new.a
-    p, q = _mass(old), _mass(new)
-    gap = _abs2((a.unsqueeze(-1) - b.unsqueeze(-2)) * szego(a, b))
-    mean = torch.einsum("...i,...ij,...j->...", p, gap, q)
-    value = mean / (p.sum(-1) * q.sum(-1))
+    value = _mean_gap(old, new)
     if equality == "off":
         return value
     same = torch.isclose(new.a, old.a).all(-1) & torch.isclose(new.c, old.c).all(-1)
     return torch.where(same.all() if equality == "tensor" else same, torch.zeros_like(value), value)
 
 
+@per_token
+def _mean_gap(old: StateSpace, new: StateSpace) -> Tensor:
+    a, b = old.a, new.a
+    p, q = _mass(old), _mass(new)
+    gap = _abs2((a.unsqueeze(-1) - b.unsqueeze(-2)) * szego(a, b))
+    return _form(p, gap, q) / _nonzero(p.sum(-1) * q.sum(-1))
+
+
 @register_distance("aligned")
+@per_token
 def aligned(old: StateSpace, new: StateSpace) -> Tensor:
     """``1 - tr(G3 G4) / (|G1|_F |G2|_F)``: 0 exactly when ``O O^H`` and its new counterpart are proportional.
 
@@ -56,11 +62,11 @@ def aligned(old: StateSpace, new: StateSpace) -> Tensor:
     shift = b - a
     col_a = a.conj().unsqueeze(-1) * shift.unsqueeze(-2) * aa * ab  # ab - aa
     col_b = b.conj().unsqueeze(-1) * shift.unsqueeze(-2) * ba * bb  # bb - ba
-    both = _mixed_difference(old, new, aa, ab, bb)
+    both = shift.conj().unsqueeze(-1) * shift.unsqueeze(-2) * _mixed_slope(a, b, ab * ba * bb)
     # Differences of k in the new argument, and in both.
     moved_a, moved_b = _real(col_a.conj() * (ab + aa)), _real(col_b.conj() * (bb + ba))
     curved = 2 * _real(col_b.conj() * col_b.mH) + 2 * _real(aa.conj() * both) - _abs2(both)
-    ff, gg = _form(p, _abs2(aa), p), _form(q, _abs2(bb), q)
+    ff, gg = _nonzero(_form(p, _abs2(aa), p)), _nonzero(_form(q, _abs2(bb), q))
     extra = _form(p, _abs2(ab), change) + _form(p, moved_a, p)  # <f, g - f>
     excess = (extra / ff).unsqueeze(-1)  # t - 1
     change, base = change - excess * p, (1 + excess) * p
@@ -69,6 +75,7 @@ def aligned(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 @register_distance("output")
+@per_token
 def output(old: StateSpace, new: StateSpace) -> Tensor:
     """Energy of the difference of the two impulse responses over all time, ``sum_t |c a^t b - c' a'^t b'|^2``."""
     if old.b is None or new.b is None:
@@ -79,19 +86,16 @@ def output(old: StateSpace, new: StateSpace) -> Tensor:
     r = _sum_if_scalar(old, old.c * old.b)
     change = _sum_if_scalar(old, (new.c - old.c) * new.b + old.c * (new.b - old.b))
     a, b = old.a, new.a
-    aa, ab, bb = szego(a, a), szego(a, b), szego(b, b)
-    moved = (b - a) * r
-    cross = b.conj().unsqueeze(-1) * bb * ab.mH
-    energy = _form(change, bb, change) + 2 * _form(change, cross, moved)
-    return (energy + _form(r, _mixed_difference(old, new, aa, ab, bb), r)).clamp_min(0)
+    ab, bb = szego(a, b), szego(b, b)
+    moved, near = (b - a) * r, bb * ab.mH
+    energy = _form(change, bb, change) + 2 * _form(b * change, near, moved)
+    return (energy + _form(moved, _mixed_slope(a, b, near * ab), moved)).clamp_min(0)
 
 
-def _mixed_difference(old: StateSpace, new: StateSpace, aa: Tensor, ab: Tensor, bb: Tensor) -> Tensor:
-    """``bb - ab - ba + aa`` of Szego kernels without cancellation, ``[..., n, n]``."""
-    shift, both = old.a - new.a, old.a * new.a
-    factor = shift.conj().unsqueeze(-1) * shift.unsqueeze(-2)
-    factor = factor * (1 - both.conj().unsqueeze(-1) * both.unsqueeze(-2))
-    return factor * (aa * bb) * (ab * ab.mH)
+def _mixed_slope(a: Tensor, b: Tensor, ab_ba_bb: Tensor) -> Tensor:
+    """``(bb - ab - ba + aa) / (conj(b_i - a_i) (b_j - a_j))`` of Szego kernels, ``[..., n, n]``."""
+    both = a * b
+    return (1 - both.conj().unsqueeze(-1) * both.unsqueeze(-2)) * szego(a, a) * ab_ba_bb
 
 
 def _form(x: Tensor, kernel: Tensor, y: Tensor) -> Tensor:
@@ -112,6 +116,11 @@ def _mass(space: StateSpace) -> Tensor:
 def _sum_if_scalar(space: StateSpace, x: Tensor) -> Tensor:
     """Sum over the states when they share one pole: the system has order 1."""
     return x.sum(-1, keepdim=True) if space.is_scalar else x
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    """1 in place of 0: a system whose c is all zero has nothing to compare, and its distance is 0, not NaN."""
+    return torch.where(x == 0, torch.ones_like(x), x)
 
 
 def _abs2(x: Tensor) -> Tensor:

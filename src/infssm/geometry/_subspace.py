@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from infssm.geometry._chunks import per_token
 from infssm.geometry._lattice import rotation_lattice
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
@@ -19,6 +20,7 @@ _SERIES_RANGE = 1e-2
 
 
 @register_distance("martin")
+@per_token
 def martin(old: StateSpace, new: StateSpace) -> Tensor:
     """``-log prod cos^2 theta_i = sum_ij log1p(conj(d_i) d_j / ((1 - conj(a_i) a_j) (1 - conj(b_i) b_j)))``.
 
@@ -35,6 +37,7 @@ def martin(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 @register_distance("fubini-study")
+@per_token
 def fubini_study(old: StateSpace, new: StateSpace) -> Tensor:
     """``arccos(prod cos theta_i)^2``."""
     half = martin(old, new) / 2
@@ -45,12 +48,14 @@ def fubini_study(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 @register_distance("binet-cauchy")
+@per_token
 def binet_cauchy(old: StateSpace, new: StateSpace) -> Tensor:
     """``1 - prod cos^2 theta_i``."""
     return -torch.expm1(-martin(old, new))
 
 
 @register_distance("chordal")
+@per_token
 def chordal(old: StateSpace, new: StateSpace) -> Tensor:
     """``2 n - 2 |S^T S'|_F^2 = 2 sum sin^2 theta_i``, the scale of the paper."""
     sine, _ = rotation_lattice(*paired(old.a, new.a))
@@ -59,6 +64,7 @@ def chordal(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 @register_distance("geodesic")
+@per_token
 def geodesic(old: StateSpace, new: StateSpace) -> Tensor:
     """``sum theta_i^2``."""
     return _angles(old, new).square().sum(-1)
