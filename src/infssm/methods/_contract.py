@@ -166,8 +166,9 @@ class Context:
 
     def _transformed(self, raw: Tensor, transform: Callable[[], Tensor] | None) -> Tensor:
         """The transformed images; where the loop gave no transform, pixel values from 0 to 1."""
-        images = raw.float() / 255 if transform is None else transform()
-        return images.to(device=self.device, dtype=next(self.module.parameters()).dtype)
+        dtype = next(self.module.parameters()).dtype
+        images = raw.to(dtype) / 255 if transform is None else transform()
+        return images.to(device=self.device, dtype=dtype)
 
     def forward(self, x: Tensor, *, stream: int | None = None, **kwargs: Any) -> Tensor:
         """Run the module on ``x: [b, ...]`` and keep its states for the regularizers of this step.

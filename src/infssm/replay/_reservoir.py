@@ -12,7 +12,11 @@ from infssm.replay._buffer import Buffer
 
 
 class ReservoirBuffer(Buffer):
-    """Keeps a uniform sample of a stream: row number n (from 0) takes slot r, uniform over 0..n, if there is one."""
+    """Keeps a uniform sample of a stream.
+
+    A row takes a free slot while there is one; after that row number n (from 0) takes slot r, uniform over 0..n, if
+    the buffer has such a slot.
+    """
 
     def __init__(self, capacity: int, stores: tuple[str, ...], *, seed: int = 0) -> None:
         super().__init__(capacity, stores, seed=seed)
@@ -33,7 +37,8 @@ class ReservoirBuffer(Buffer):
         self.seen += count
         # 62 random bits modulo n + 1: the bias is below 1e-12 for any stream.
         drawn = torch.randint(2**62, (count,), generator=self.generator) % (number + 1)
-        return torch.where(number < self.capacity, number, drawn)
+        free = torch.arange(len(self), len(self) + count)
+        return torch.where(free < self.capacity, free, drawn)
 
     def clear(self) -> None:
         """Forget all entries and start counting anew."""
