@@ -100,7 +100,11 @@ def _row(rows: Mapping[str, Any], name: str) -> dict[str, Any]:
     if name not in rows:
         return {"assumed": {"method": "no published values on this benchmark; the method's defaults"}}
     row: dict[str, Any] = rows[name]
-    return merge(rows[row["like"]], row) if "like" in row else row
+    if "like" not in row:
+        return row
+    like: dict[str, Any] = rows[row["like"]]
+    settings = {key: merge(like.get(key, {}), row.get(key, {})) for key in ("model", "train", "method", "assumed")}
+    return like | row | settings
 
 
 def _yamls(folder: Traversable) -> list[Traversable]:
