@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -68,7 +68,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, keep_previous: bool = 
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             hashing = _Hashing(file)
-            torch.save(state, hashing)
+            torch.save(state, cast("IO[bytes]", hashing))
             file.write(_TRAILER.pack(hashing.length, hashing.digest.digest(), _MAGIC))
             if keep_previous and path.exists():
                 _link(path, previous(path))

@@ -28,30 +28,35 @@ class _Named(Section):
 class DataConfig(_Named):
     """The stream of tasks."""
 
-    name: str = Field("digits", description="data set: see `infssm list datasets`, or a path to a folder or .npz")
+    name: str = Field(
+        default="digits", description="data set: see `infssm list datasets`, or a path to a folder or .npz"
+    )
     root: str | None = Field(
-        None,
+        default=None,
         description="folder that holds the data; null: $INFSSM_DATA, else ~/.cache/infssm/data (not part of the hash)",
     )
-    num_tasks: int = Field(5, ge=1, description="tasks; must divide the number of classes (paper: 5 and 10)")
+    num_tasks: int = Field(default=5, ge=1, description="tasks; must divide the number of classes (paper: 5 and 10)")
     class_order_seed: int | None = Field(
-        None, description="null: natural class order, as the release; else the seed of a permutation of the classes"
+        default=None,
+        description="null: natural class order, as the release; else the seed of a permutation of the classes",
     )
-    split_seed: int = Field(0, description="seed of the train/val/test split; the release uses 0 for every run seed")
-    train_per_class: int | None = Field(None, ge=1, description="images per class kept for training; null: all")
-    test_per_class: int | None = Field(None, ge=1, description="images per class kept for testing; null: all")
+    split_seed: int = Field(
+        default=0, description="seed of the train/val/test split; the release uses 0 for every run seed"
+    )
+    train_per_class: int | None = Field(default=None, ge=1, description="images per class kept for training; null: all")
+    test_per_class: int | None = Field(default=None, ge=1, description="images per class kept for testing; null: all")
     recipe: str = Field(
-        "light", description="training augmentation: 'light' for small images, 'deit' as the release, 'none'"
+        default="light", description="training augmentation: 'light' for small images, 'deit' as the release, 'none'"
     )
     image_size: int | None = Field(
-        None, ge=1, description="pixels; null: the data set's own size, 224 with 'deit' (release)"
+        default=None, ge=1, description="pixels; null: the data set's own size, 224 with 'deit' (release)"
     )
     eval_normalization: Literal["same", "authors"] = Field(
-        "same",
+        default="same",
         description="'authors': evaluate CIFAR-100 with CIFAR statistics though trained with ImageNet's (release)",
     )
     val_transform: Literal["eval", "train"] = Field(
-        "eval", description="transform of validation images; the release uses 'train' for CIFAR-100 and CUB"
+        default="eval", description="transform of validation images; the release uses 'train' for CIFAR-100 and CUB"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="further options of the data set")
 
@@ -59,9 +64,9 @@ class DataConfig(_Named):
 class ModelConfig(_Named):
     """The backbone."""
 
-    name: str = Field("vim_nano", description="model: see `infssm list models`")
+    name: str = Field(default="vim_nano", description="model: see `infssm list models`")
     weights: str | None = Field(
-        None, description="file or name of pre-trained weights (release: public ImageNet-1k Vim)"
+        default=None, description="file or name of pre-trained weights (release: public ImageNet-1k Vim)"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="constructor options of the model, such as depth")
 
@@ -71,7 +76,7 @@ class MethodConfig(_Named):
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str = Field(
-        "inf-ssm-exact", description="method, or base and regularizers joined by '+': see `infssm list methods`"
+        default="inf-ssm-exact", description="method, or base and regularizers joined by '+': see `infssm list methods`"
     )
 
     @property
@@ -83,77 +88,89 @@ class MethodConfig(_Named):
 class TrainConfig(Section):
     """Optimiser, schedule, start, devices."""
 
-    epochs: int = Field(4, ge=1, description="epochs per task (Tables 12-19: 20 or 40)")
-    batch_size: int = Field(32, ge=1, description="images per step over all processes (Tables 12-19: 32, 64 or 128)")
-    eval_batch_size: int | None = Field(
-        None, ge=1, description="images per evaluation batch; null: twice batch_size (release)"
+    epochs: int = Field(default=4, ge=1, description="epochs per task (Tables 12-19: 20 or 40)")
+    batch_size: int = Field(
+        default=32, ge=1, description="images per step over all processes (Tables 12-19: 32, 64 or 128)"
     )
-    lr: float = Field(1e-3, gt=0, description="base learning rate of AdamW (Tables 12-19)")
-    warmup_lr: float = Field(1e-5, ge=0, description="learning rate at which warm-up starts (Tables 12-19)")
-    min_lr: float = Field(1e-5, ge=0, description="learning rate at which the cosine ends (Tables 12-19)")
+    eval_batch_size: int | None = Field(
+        default=None, ge=1, description="images per evaluation batch; null: twice batch_size (release)"
+    )
+    lr: float = Field(default=1e-3, gt=0, description="base learning rate of AdamW (Tables 12-19)")
+    warmup_lr: float = Field(default=1e-5, ge=0, description="learning rate at which warm-up starts (Tables 12-19)")
+    min_lr: float = Field(default=1e-5, ge=0, description="learning rate at which the cosine ends (Tables 12-19)")
     warmup_epochs: float = Field(
-        0.5, ge=0, description="epochs of linear warm-up (release: 5); whole epochs with 'authors'"
+        default=0.5, ge=0, description="epochs of linear warm-up (release: 5); whole epochs with 'authors'"
     )
     schedule: Literal["authors", "plain"] = Field(
-        "plain",
+        default="plain",
         description="'authors': epoch-wise, one epoch behind, cosine that counts the warm-up in (release); "
         "'plain': step-wise warm-up, then cosine over the rest",
     )
     lr_scale: float = Field(
-        1.0, gt=0, le=1, description="factor on the base learning rate per task (Tables 12-19: 0.25, 0.5)"
+        default=1.0, gt=0, le=1, description="factor on the base learning rate per task (Tables 12-19: 0.25, 0.5)"
     )
     lr_scale_variant: Literal["authors", "plain", "once"] = Field(
-        "plain", description="base of task t: 'authors' lr*s^(t+1) (release), 'plain' lr*s^t, 'once' lr then lr*s"
+        default="plain",
+        description="base of task t: 'authors' lr*s^(t+1) (release), 'plain' lr*s^t, 'once' lr then lr*s",
     )
     weight_decay: float = Field(
-        0.05, ge=0, description="AdamW weight decay; none on 1-D parameters and biases (Tables: 0.1)"
+        default=0.05, ge=0, description="AdamW weight decay; none on 1-D parameters and biases (Tables: 0.1)"
     )
-    mixing: Literal["none", "deit"] = Field("none", description="'deit': Mixup 0.8 / CutMix 1.0, every batch (release)")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="mass spread over all classes (release: 0.1)")
+    mixing: Literal["none", "deit"] = Field(
+        default="none", description="'deit': Mixup 0.8 / CutMix 1.0, every batch (release)"
+    )
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="mass spread over all classes (release: 0.1)")
     select_best: bool = Field(
-        True,
+        default=True,
         description="end each task with the epoch of best validation accuracy on that task (release); false: the last",
     )
     task0: str = Field(
-        "train", description="'train', or weights to start from, in which case task 0 is only evaluated (release)"
+        default="train",
+        description="'train', or weights to start from, in which case task 0 is only evaluated (release)",
     )
-    task0_epochs: int | None = Field(None, ge=1, description="epochs of task 0 where trained; null: epochs")
+    task0_epochs: int | None = Field(default=None, ge=1, description="epochs of task 0 where trained; null: epochs")
     limit_batches: int | None = Field(
-        None, ge=1, description="steps per epoch and evaluation batches at most; null: all"
+        default=None, ge=1, description="steps per epoch and evaluation batches at most; null: all"
     )
     precision: Literal["32-true", "bf16-mixed"] = Field(
-        "32-true", description="arithmetic; states and distances stay in float32 at least (release: 32)"
+        default="32-true", description="arithmetic; states and distances stay in float32 at least (release: 32)"
     )
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device kind")
-    devices: int = Field(1, ge=1, description="processes, one device each; under torchrun its world size decides")
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="device kind")
+    devices: int = Field(
+        default=1, ge=1, description="processes, one device each; under torchrun its world size decides"
+    )
     threads: int | None = Field(
-        None, ge=1, description="CPU threads per process; null: torch's choice. Recorded, kept on resume"
+        default=None, ge=1, description="CPU threads per process; null: torch's choice. Recorded, kept on resume"
     )
     num_workers: int = Field(
-        0, ge=0, description="loader processes; results do not depend on it (not part of the hash)"
+        default=0, ge=0, description="loader processes; results do not depend on it (not part of the hash)"
     )
-    log_every: int = Field(10, ge=1, description="steps between two step lines of metrics.jsonl (not part of the hash)")
+    log_every: int = Field(
+        default=10, ge=1, description="steps between two step lines of metrics.jsonl (not part of the hash)"
+    )
 
 
 class LogConfig(Section):
     """Optional loggers beside metrics.jsonl, which is always written. Not part of the hash."""
 
-    tensorboard: bool = Field(False, description="write TensorBoard events into the run directory")
-    wandb: bool = Field(False, description="log to Weights & Biases; key from the environment; extra 'wandb'")
-    mlflow: bool = Field(False, description="log to MLflow; address from the environment; extra 'mlflow'")
+    tensorboard: bool = Field(default=False, description="write TensorBoard events into the run directory")
+    wandb: bool = Field(default=False, description="log to Weights & Biases; key from the environment; extra 'wandb'")
+    mlflow: bool = Field(default=False, description="log to MLflow; address from the environment; extra 'mlflow'")
 
 
 class RunConfig(Section):
     """One run: one stream, one model, one method, one seed."""
 
-    benchmark: str | None = Field(None, description="name of the run directory's first level; null: <data>-<tasks>")
-    data: DataConfig = Field(default_factory=DataConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    method: MethodConfig = Field(default_factory=MethodConfig)
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    log: LogConfig = Field(default_factory=LogConfig)
-    seed: int = Field(0, ge=0, description="seeds initialisation, order and augmentation (paper: 0, 10, 100)")
-    out: str = Field("runs", description="folder under which run directories are made (not part of the hash)")
+    benchmark: str | None = Field(
+        default=None, description="name of the run directory's first level; null: <data>-<tasks>"
+    )
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
+    train: TrainConfig = TrainConfig()
+    log: LogConfig = LogConfig()
+    seed: int = Field(default=0, ge=0, description="seeds initialisation, order and augmentation (paper: 0, 10, 100)")
+    out: str = Field(default="runs", description="folder under which run directories are made (not part of the hash)")
 
     @property
     def benchmark_name(self) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from infssm.errors import ConfigError, InfssmError
 from infssm.train.config import TrainConfig
@@ -52,7 +53,7 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
         note = Path(folder) / "error"
         try:
             return fabric.launch(_noting_errors, note, function, *args)
-        except torch.multiprocessing.ProcessRaisedException:
+        except ProcessRaisedException:
             if note.exists():
                 raise pickle.loads(note.read_bytes()) from None
             raise

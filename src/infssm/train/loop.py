@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from infssm.data import Batch, Task
+from infssm.data import Batch, Loader, Task
 from infssm.runs import RunDirectory
 from infssm.train.devices import average_gradients
 from infssm.train.display import Display
@@ -73,8 +73,12 @@ class Loop:
         seed_all(setup.config.seed, task.index, "begin")
         setup.method.context.lr = task_lr(setup.config.train, task.index)
         setup.method.module.train()
-        setup.method.begin_task(task, setup.statistics_loader(task))
+        setup.method.begin_task(task, self.statistics(task))
         position.begun = True
+
+    def statistics(self, task: Task) -> Loader:
+        """This process's share of the task's training images, for what the method measures."""
+        return self.setup.statistics_loader(task, rank=self.fabric.global_rank, world=self.fabric.world_size)
 
     def train_task(self, task: Task, epochs: int) -> None:
         """A fresh optimiser, all epochs, and the best of them at the end."""
@@ -166,7 +170,7 @@ class Loop:
         """Let the method consolidate, test on all tasks so far, save."""
         setup, state = self.setup, self.state
         seed_all(setup.config.seed, task.index, "end")
-        setup.method.end_task(task, setup.statistics_loader(task))
+        setup.method.end_task(task, self.statistics(task))
         row = evaluate_seen(self.fabric, setup, task.index)
         accuracies, inside = [a.class_incremental for a in row], [a.task_incremental for a in row]
         state.matrix.update(accuracies, inside, samples=[a.images for a in row])

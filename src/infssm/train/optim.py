@@ -15,7 +15,8 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
     ``A_log`` is 2-D and therefore decayed, as in the release, although Mamba's modules mark it as exempt.
     """
     exempt = _exempt(module)
-    plain, decayed = [], []
+    plain: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue

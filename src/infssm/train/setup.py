@@ -9,7 +9,17 @@ import torch
 from torch import nn
 
 from infssm._registry import suggest
-from infssm.data import Split, Task, TaskStream, load_dataset, make_loader, make_mixing, make_recipe, make_split
+from infssm.data import (
+    Split,
+    Task,
+    TaskStream,
+    load_dataset,
+    make_loader,
+    make_mixing,
+    make_recipe,
+    make_split,
+    strong_recipe,
+)
 from infssm.data.loader import Loader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
@@ -60,19 +70,21 @@ class Setup:
             with_raw=self.method.base.needs_raw,
         )
 
-    def statistics_loader(self, task: Task) -> Loader:
+    def statistics_loader(self, task: Task, *, rank: int = 0, world: int = 1) -> Loader:
         """All training images of a task with hard labels, for what methods measure before and after it.
 
-        Every process gets all of them, so that all measure the same.
+        Each rank gets its share, in equally many batches; methods add up what the ranks measured.
         """
         return make_loader(
             task,
             "train",
             recipe=self.recipe,
-            batch_size=self.config.train.batch_size,
+            batch_size=self.config.train.batch_size // world,
             seed=self.config.seed,
             epoch=self.epochs(task.index),
             num_workers=self.config.train.num_workers,
+            rank=rank,
+            world=world,
             with_raw=self.method.base.needs_raw,
         )
 
@@ -142,9 +154,12 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
         config.method.name,
         num_classes=stream.num_classes,
         num_tasks=stream.num_tasks,
+        seed=config.seed,
         **config.method.options,
     )
     method.module.to(device)
+    method.context.augment, method.context.normalize = recipe.train, recipe.eval
+    method.context.strong = strong_recipe(stream.dataset, recipe).train
     mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
     return Setup(config, stream, recipe, mixing if method.base.mixes else None, method)
 

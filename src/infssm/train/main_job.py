@@ -1,0 +1,65 @@
+"""The main job: several methods on digits from one task-0 model, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infssm.runs import Comparison, RunDirectory, compare, render
+from infssm.train._load import load_config, merge, parse_overrides
+from infssm.train.config import RunConfig
+from infssm.train.result import Result
+from infssm.train.run import run
+
+MAIN_JOB: Mapping[str, Any] = {
+    "data": {"name": "digits", "num_tasks": 5},
+    "model": {"name": "vim_nano", "options": {"patch_size": 2, "embed_dim": 64, "depth": 4}},
+    "train": {"epochs": 6, "task0_epochs": 12, "batch_size": 32, "lr": 1e-3, "weight_decay": 0.05},
+}
+"""Set-up of ``infssm run`` without arguments: five tasks of two digits each, 8 x 8 pixels."""
+
+MAIN_METHODS: tuple[Mapping[str, Any], ...] = (
+    {"name": "seq"},
+    {"name": "lwf-ac", "weight": 1e4},
+    {"name": "inf-ssm", "weight": 1e3},
+    {"name": "inf-ssm-exact"},
+)
+"""Methods of the main job; the first trains task 0 for all."""
+
+
+def main_configs(overrides: Iterable[str] = (), *, seed: int = 0, out: str = "runs") -> list[RunConfig]:
+    """One configuration per method of the main job, before the shared task-0 model is known."""
+    changes = merge(parse_overrides(overrides), {"seed": seed, "out": out})
+    return [load_config(merge({**MAIN_JOB, "method": dict(method)}, changes)) for method in MAIN_METHODS]
+
+
+def run_side_by_side(
+    configs: Sequence[RunConfig],
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    after_each: Callable[[Result], None] | None = None,
+) -> list[Result]:
+    """Run configurations one after the other; the first trains task 0, the others start from its task-0 weights.
+
+    So all share the accuracy on task 0, and differ only in what they do to keep it (the protocol of the release).
+    """
+    results: list[Result] = []
+    for config in configs:
+        if results:
+            start = results[0].path.resolve() / "checkpoints" / "task_00.safetensors"
+            config = config.model_copy(update={"train": config.train.model_copy(update={"task0": str(start)})})
+        results.append(run(config, overwrite=overwrite, quiet=quiet))
+        if after_each is not None:
+            after_each(results[-1])
+    return results
+
+
+def write_comparison(results: Sequence[Result], folder: Path) -> tuple[Comparison, Path]:
+    """Write ``comparison.html``, ``.md``, ``.csv`` and ``.tex`` to ``folder``; return the data and the HTML's path."""
+    comparison = compare([RunDirectory(result.path) for result in results])
+    folder.mkdir(parents=True, exist_ok=True)
+    for form in ("html", "md", "csv", "tex"):
+        (folder / f"comparison.{form}").write_text(render(comparison, form), encoding="utf-8")
+    return comparison, folder / "comparison.html"
