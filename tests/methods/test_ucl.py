@@ -183,7 +183,7 @@ def test_the_model_keeps_its_names_and_its_parameters() -> None:
     method, _ = build(model)
     method.begin_task(TASKS[1])
     model.train()
-    with pytest.raises(Exception, match="shape|size|expand|images of"):
+    with pytest.raises(Exception, match=r"shape|size|expand|images of"):
         model(torch.zeros(2, 3, 8, 8).double())
     model(toys.batch(TASKS[1]).x)
     assert list(model.state_dict()) == names

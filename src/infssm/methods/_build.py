@@ -109,7 +109,7 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
 
     A mapping of keyword arguments may stand for ``x`` in ``penalty``. Methods that measure on data want a loader:
     ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
-    ``load_state_dict``; ``begin_task`` may but need not be called again.
+    ``load_state_dict`` in the place of ``begin_task``.
     """
     method = build_method(model, name, watching=True, **options)
     for warning in (regularizer.warning for regularizer in method.regularizers if regularizer.warning):

@@ -118,7 +118,8 @@ class Method:
         """
         context = self.context
         context.batch_size = _rows(x)
-        context.observe(x)
+        if context.current.index > 0:
+            context.observe(x)
         return sum(self._penalty_terms().values(), start=torch.zeros((), device=context.device))
 
     def _penalty_terms(self) -> Terms:
