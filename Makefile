@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
-.PHONY: help demo test lint bench format clean
+.PHONY: help demo test lint docs bench format clean
 help:     ## show this list
 	@grep -hE '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints/dev.txt $(NATIVE)
 demo: $(STAMP) ## the main job: four methods on five tasks of digits, a table and an HTML report
 	$(BIN)/infssm run
 
-test: $(STAMP) lint ## format, lint, types, room table, all tests
+test: $(STAMP) lint docs ## format, lint, types, room table, documentation, all tests
 	$(BIN)/python -m pytest -q -n 2
 
 lint: $(STAMP) ## format, lint, types, room table
@@ -25,6 +25,9 @@ lint: $(STAMP) ## format, lint, types, room table
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP) ## build the documentation into build/site, warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP) ## kernels and distances side by side with other implementations
 	$(BIN)/python -m benchmarks

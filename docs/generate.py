@@ -1,0 +1,76 @@
+"""Rewrite the generated tables of README and docs from the registries: ``python docs/generate.py`` (``--check``)."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import infssm
+from infssm.data import list_datasets
+from infssm.methods._build import components
+from infssm.models import list_models
+from infssm.presets import list_benchmarks
+from infssm.studies import list_studies
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def summary(item: object) -> str:
+    """First paragraph of a docstring, on one line."""
+    text = inspect.getdoc(item) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def methods() -> str:
+    """Every registered method with its first sentence."""
+    rows = [f"| `{name}` | {summary(components[name])} |" for name in components]
+    return "\n".join(["| method | what it does |", "|---|---|", *rows])
+
+
+def works() -> str:
+    """What works, from the registries."""
+    rows = {
+        "methods": infssm.list_methods(),
+        "distances": infssm.list_distances(),
+        "models": list_models(),
+        "data sets": [*list_datasets(), "a folder per class", ".npz"],
+        "benchmarks of the paper": list_benchmarks(),
+        "studies": list_studies(),
+    }
+    lines = [f"| {what} ({len(names)}) | {', '.join(names)} |" for what, names in rows.items()]
+    return "\n".join(["| what | names |", "|---|---|", *lines])
+
+
+TABLES = {"methods": methods, "works": works}
+
+
+def fill(text: str) -> str:
+    """Replace what stands between ``<!-- begin: x -->`` and ``<!-- end: x -->``."""
+    for name, make in TABLES.items():
+        pattern = re.compile(rf"(<!-- begin: {name} -->\n).*?(<!-- end: {name} -->)", re.DOTALL)
+        if pattern.search(text):
+            table = make()
+            text = pattern.sub(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text)
+    return text
+
+
+def main() -> int:
+    """Rewrite all pages, or with ``--check`` name those that are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = [page for page in PAGES if fill(page.read_text("utf-8")) != page.read_text("utf-8")]
+    for page in stale:
+        if check:
+            sys.stderr.write(f"out of date: {page.relative_to(ROOT)}; run python docs/generate.py\n")
+        else:
+            page.write_text(fill(page.read_text("utf-8")), encoding="utf-8")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
