@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry._chunks import per_token
-from infssm.geometry._gram import szego
+from infssm.geometry._pairwise import abs2, dagger, form, outer, real, states_first, szego
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
 
@@ -40,10 +40,9 @@ def simplified(old: StateSpace, new: StateSpace, *, equality: str = "token") -> 
 
 @per_token
 def _mean_gap(old: StateSpace, new: StateSpace) -> Tensor:
-    a, b = old.a, new.a
-    p, q = _mass(old), _mass(new)
-    gap = _abs2((a.unsqueeze(-1) - b.unsqueeze(-2)) * szego(a, b))
-    return _form(p, gap, q) / _nonzero(p.sum(-1) * q.sum(-1))
+    a, b, p, q = states_first(old.a, new.a, _mass(old), _mass(new))
+    gap = abs2((a.unsqueeze(1) - b.unsqueeze(0)) * szego(a, b))
+    return form(p, gap, q) / _nonzero(p.sum(0) * q.sum(0))
 
 
 @register_distance("aligned")
@@ -54,23 +53,24 @@ def aligned(old: StateSpace, new: StateSpace) -> Tensor:
     It is 1 - cos of the angle between ``f = sum_i |c_i|^2 k(a_i, .)`` and g, likewise of the new system, where
     ``k(x, y) = |1 - conj(x) y|^-2``. The sine comes from the residual ``g - t f``, ``t = <f, g> / <f, f>``.
     """
-    a, b = old.a, new.a
-    p, q = _weight(old), _weight(new)
-    change = _sum_if_scalar(old, _real((new.c - old.c) * (new.c + old.c).conj()))  # q - p
-    aa, ab, bb = szego(a, a), szego(a, b), szego(b, b)
-    ba = ab.mH
+    change = _sum_if_scalar(old, real((new.c - old.c) * (new.c + old.c).conj()))  # q - p
+    a, b, p, q, change = states_first(old.a, new.a, _weight(old), _weight(new), change)
     shift = b - a
-    col_a = a.conj().unsqueeze(-1) * shift.unsqueeze(-2) * aa * ab  # ab - aa
-    col_b = b.conj().unsqueeze(-1) * shift.unsqueeze(-2) * ba * bb  # bb - ba
-    both = shift.conj().unsqueeze(-1) * shift.unsqueeze(-2) * _mixed_slope(a, b, ab * ba * bb)
-    # Differences of k in the new argument, and in both.
-    moved_a, moved_b = _real(col_a.conj() * (ab + aa)), _real(col_b.conj() * (bb + ba))
-    curved = 2 * _real(col_b.conj() * col_b.mH) + 2 * _real(aa.conj() * both) - _abs2(both)
-    ff, gg = _nonzero(_form(p, _abs2(aa), p)), _nonzero(_form(q, _abs2(bb), q))
-    extra = _form(p, _abs2(ab), change) + _form(p, moved_a, p)  # <f, g - f>
-    excess = (extra / ff).unsqueeze(-1)  # t - 1
+    aa, ab, bb = szego(a, a), szego(a, b), szego(b, b)
+    ba = dagger(ab)
+    near = (ba * bb).conj()
+    ff, gg = _nonzero(form(p, abs2(aa), p)), _nonzero(form(q, abs2(bb), q))
+    # <f, g - f>; every difference of kernels is written as a product with the shift of the poles.
+    extra = form(p, abs2(ab), change) + form(p * a.conj(), (aa * ab).conj() * (ab + aa), p * shift.conj())
+    excess = extra / ff  # t - 1
     change, base = change - excess * p, (1 + excess) * p
-    residual = _form(change, _abs2(bb), change) + 2 * _form(change, moved_b, base) + _form(base, curved, base)
+    pull, turn, size = base * shift, base * shift * b.conj(), base * abs2(shift)
+    slope = _mixed_slope(a, b, ab * ba * bb)
+    residual = form(change, abs2(bb), change)
+    residual = residual + 2 * form(change * b.conj(), near * (bb + ba), pull.conj())
+    # The difference of k in both arguments.
+    residual = residual + 2 * form(turn, near * (ab * bb), turn.conj()) + 2 * form(pull, aa.conj() * slope, pull)
+    residual = residual - form(size, abs2(slope), size)
     return residual.clamp_min(0) / (gg + (ff + extra) * (gg / ff).sqrt())
 
 
@@ -85,32 +85,26 @@ def output(old: StateSpace, new: StateSpace) -> Tensor:
         )
     r = _sum_if_scalar(old, old.c * old.b)
     change = _sum_if_scalar(old, (new.c - old.c) * new.b + old.c * (new.b - old.b))
-    a, b = old.a, new.a
+    a, b, r, change = states_first(old.a, new.a, r, change)
     ab, bb = szego(a, b), szego(b, b)
-    moved, near = (b - a) * r, bb * ab.mH
-    energy = _form(change, bb, change) + 2 * _form(b * change, near, moved)
-    return (energy + _form(moved, _mixed_slope(a, b, near * ab), moved)).clamp_min(0)
+    moved, near = (b - a) * r, bb * dagger(ab)
+    energy = form(change, bb, change) + 2 * form(b * change, near, moved)
+    return (energy + form(moved, _mixed_slope(a, b, near * ab), moved)).clamp_min(0)
 
 
 def _mixed_slope(a: Tensor, b: Tensor, ab_ba_bb: Tensor) -> Tensor:
-    """``(bb - ab - ba + aa) / (conj(b_i - a_i) (b_j - a_j))`` of Szego kernels, ``[..., n, n]``."""
-    both = a * b
-    return (1 - both.conj().unsqueeze(-1) * both.unsqueeze(-2)) * szego(a, a) * ab_ba_bb
-
-
-def _form(x: Tensor, kernel: Tensor, y: Tensor) -> Tensor:
-    """Real part of ``x^H kernel y``: ``[...]``."""
-    return _real((x.conj() * (kernel @ y.unsqueeze(-1)).squeeze(-1)).sum(-1))
+    """``(bb - ab - ba + aa) / (conj(b_i - a_i) (b_j - a_j))`` of Szego kernels, ``[n, n, ...]``."""
+    return (1 - outer(a * b, a * b)) * szego(a, a) * ab_ba_bb
 
 
 def _weight(space: StateSpace) -> Tensor:
     """``|c|^2``."""
-    return _sum_if_scalar(space, _abs2(space.c))
+    return _sum_if_scalar(space, abs2(space.c))
 
 
 def _mass(space: StateSpace) -> Tensor:
     """Diagonal of the self-Gram, ``|c|^2 / (1 - |a|^2)``."""
-    return _weight(space) / (1 - _abs2(space.a))
+    return _weight(space) / (1 - abs2(space.a))
 
 
 def _sum_if_scalar(space: StateSpace, x: Tensor) -> Tensor:
@@ -121,11 +115,3 @@ def _sum_if_scalar(space: StateSpace, x: Tensor) -> Tensor:
 def _nonzero(x: Tensor) -> Tensor:
     """1 in place of 0: a system whose c is all zero has nothing to compare, and its distance is 0, not NaN."""
     return torch.where(x == 0, torch.ones_like(x), x)
-
-
-def _abs2(x: Tensor) -> Tensor:
-    return x.real.square() + x.imag.square() if x.is_complex() else x.square()
-
-
-def _real(x: Tensor) -> Tensor:
-    return x.real if x.is_complex() else x

@@ -10,11 +10,6 @@ from infssm.errors import ConfigError
 _MAX_DOUBLINGS = 64
 
 
-def szego(x: Tensor, y: Tensor) -> Tensor:
-    """``1 / (1 - conj(x_i) y_j)``: ``[..., n], [..., m] -> [..., n, m]``."""
-    return torch.reciprocal(1 - x.conj().unsqueeze(-1) * y.unsqueeze(-2))
-
-
 def gram(a: Tensor, c: Tensor, b: Tensor, d: Tensor) -> Tensor:
     """Cross-Gram ``G_ij = conj(c_i) d_j / (1 - conj(a_i) b_j)`` of two diagonal systems x = (a, c) and y = (b, d).
 
@@ -29,7 +24,7 @@ def gram(a: Tensor, c: Tensor, b: Tensor, d: Tensor) -> Tensor:
     Returns:
         ``[..., n, m]``.
     """
-    return c.conj().unsqueeze(-1) * d.unsqueeze(-2) * szego(a, b)
+    return c.conj().unsqueeze(-1) * d.unsqueeze(-2) / (1 - a.conj().unsqueeze(-1) * b.unsqueeze(-2))
 
 
 def gram_dense(A: Tensor, C: Tensor, B: Tensor, D: Tensor) -> Tensor:

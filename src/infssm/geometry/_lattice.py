@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from infssm.geometry._pairwise import abs2, outer, states_first, szego
+
 
 def rotation_lattice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Matrices whose singular values are the sines and the cosines of the principal angles.
@@ -28,7 +30,7 @@ def rotation_lattice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         ``sine, cosine``, each ``[..., n, n]``, with ``sine sine^H + cosine cosine^H = 1``.
     """
     n = a.shape[-1]
-    keep, turn, back = (x.movedim((-2, -1), (0, 1)).flip(1) for x in _cells(a, b))
+    keep, turn, back = (x.flip(1) for x in _cells(*states_first(a, b)))
     eye = torch.eye(n, dtype=a.dtype, device=a.device)
     eye = eye.reshape(n, n, *[1] * (a.ndim - 1)).expand(n, n, *a.shape[:-1])
     down, right = eye[:0], eye[:0]  # signals [cells, n, ...] on the wires of a_i and of b_k
@@ -48,15 +50,13 @@ def rotation_lattice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cells(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The unitary ``[[keep, turn], [turn, back]]`` of every pair of poles, each ``[..., n, n]``."""
-    scale = torch.reciprocal(1 - a.unsqueeze(-1) * b.conj().unsqueeze(-2))
-    shift = a.unsqueeze(-1) - b.unsqueeze(-2)
-    turn = _defect(a).unsqueeze(-1) * _defect(b).unsqueeze(-2) * scale
+    """The unitary ``[[keep, turn], [turn, back]]`` of every pair of poles, each ``[n, n, ...]``."""
+    scale = szego(b, a).transpose(0, 1)
+    shift = a.unsqueeze(1) - b.unsqueeze(0)
+    turn = outer(_defect(a), _defect(b)) * scale
     return shift * scale, turn, -shift.conj() * scale
 
 
 def _defect(a: Tensor) -> Tensor:
     """``sqrt(1 - |a|^2)``."""
-    if a.is_complex():
-        return (1 - a.real.square() - a.imag.square()).sqrt()
-    return ((1 - a) * (1 + a)).sqrt()
+    return (1 - abs2(a)).sqrt() if a.is_complex() else ((1 - a) * (1 + a)).sqrt()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from infssm.geometry._chunks import per_token
 from infssm.geometry._lattice import rotation_lattice
+from infssm.geometry._pairwise import abs2, outer, states_first
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
@@ -26,14 +27,11 @@ def martin(old: StateSpace, new: StateSpace) -> Tensor:
 
     Here d = a - b: no determinant, no inverse, and no cancellation near equality.
     """
-    a, b = paired(old.a, new.a)
-    shift = a - b
-    scale = (1 - _outer(a)) * (1 - _outer(b))
-    x = _outer(shift) / scale
-    if x.is_complex():
-        x = 2 * x.real + x.real.square() + x.imag.square()
-        return (torch.log1p(x).sum((-2, -1)) / 2).clamp_min(0)
-    return torch.log1p(x).sum((-2, -1)).clamp_min(0)
+    a, b = states_first(*paired(old.a, new.a))
+    x = outer(a - b, a - b) / ((1 - outer(a, a)) * (1 - outer(b, b)))
+    if x.is_complex():  # Re log1p(x)
+        return (torch.log1p(2 * x.real + abs2(x)).sum((0, 1)) / 2).clamp_min(0)
+    return torch.log1p(x).sum((0, 1)).clamp_min(0)
 
 
 @register_distance("fubini-study")
@@ -59,8 +57,7 @@ def binet_cauchy(old: StateSpace, new: StateSpace) -> Tensor:
 def chordal(old: StateSpace, new: StateSpace) -> Tensor:
     """``2 n - 2 |S^T S'|_F^2 = 2 sum sin^2 theta_i``, the scale of the paper."""
     sine, _ = rotation_lattice(*paired(old.a, new.a))
-    squares = sine.real.square() + sine.imag.square() if sine.is_complex() else sine.square()
-    return 2 * squares.sum((-2, -1))
+    return 2 * abs2(sine).sum((-2, -1))
 
 
 @register_distance("geodesic")
@@ -110,10 +107,6 @@ def _lexicographic(a: Tensor) -> Tensor:
     """Sorted by imaginary, then real part."""
     a = a.gather(-1, a.real.sort(dim=-1, stable=True).indices)
     return a.gather(-1, a.imag.sort(dim=-1, stable=True).indices)
-
-
-def _outer(x: Tensor) -> Tensor:
-    return x.conj().unsqueeze(-1) * x.unsqueeze(-2)
 
 
 def _arccos2_series(x: Tensor) -> Tensor:

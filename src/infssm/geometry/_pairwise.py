@@ -1,0 +1,41 @@
+"""Matrices over pairs of states, ``[n, n, ...]``: the tokens come last, so that every operation runs along them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def states_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """``[..., n] -> [n, ...]``, contiguous."""
+    return tuple(x.movedim(-1, 0).contiguous() for x in tensors)
+
+
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    """``conj(x_i) y_j``: ``[n, ...], [m, ...] -> [n, m, ...]``."""
+    return x.conj().unsqueeze(1) * y.unsqueeze(0)
+
+
+def szego(x: Tensor, y: Tensor) -> Tensor:
+    """``1 / (1 - conj(x_i) y_j)``: ``[n, ...], [m, ...] -> [n, m, ...]``."""
+    return torch.reciprocal(1 - outer(x, y))
+
+
+def dagger(matrix: Tensor) -> Tensor:
+    """Conjugate transpose: ``[n, m, ...] -> [m, n, ...]``."""
+    return matrix.transpose(0, 1).conj()
+
+
+def form(x: Tensor, matrix: Tensor, y: Tensor) -> Tensor:
+    """Real part of ``x^H matrix y``: ``[n, ...], [n, m, ...], [m, ...] -> [...]``."""
+    return real((x.conj() * (matrix * y.unsqueeze(0)).sum(1)).sum(0))
+
+
+def abs2(x: Tensor) -> Tensor:
+    """``|x|^2``, real."""
+    return x.real.square() + x.imag.square() if x.is_complex() else x.square()
+
+
+def real(x: Tensor) -> Tensor:
+    """Real part, of real tensors too."""
+    return x.real if x.is_complex() else x
