@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -169,6 +170,30 @@ def test_an_earlier_best_epoch_refills_the_buffer_with_its_encoder() -> None:
         assert torch.equal(base.encoder.all.weight, kept) == (loader is None)
         expected = base.encoder(torch.cat([b.x for b in batches])).features.detach().float()
         torch.testing.assert_close(base.buffer["features"], expected)
+
+
+def test_a_best_epoch_before_the_encoder_was_final() -> None:
+    method = build("clfd")
+    base, batches = method.base, toys.loader(TASKS[0])
+    method.begin_task(TASKS[0])
+    optimizer, saved = optimizer_of(method), None
+    for epoch in range(2):
+        method.begin_epoch(epoch, 2)
+        for batch in batches:
+            step(method, batch, optimizer)
+        method.end_epoch(epoch, 2)
+        saved = saved or (copy.deepcopy(method.module.state_dict()), method.state_dict())
+    looks = base.looks.clone()
+    method.load_state_dict(saved[1])
+    method.module.load_state_dict(saved[0])
+    assert base.frozen is None
+    with pytest.raises(ConfigError, match="loader"):
+        method.end_task(TASKS[0])
+    method.end_task(TASKS[0], batches)
+    expected = base.encoder(torch.cat([b.x for b in batches])).features.detach().float()
+    torch.testing.assert_close(base.buffer["features"], expected)
+    torch.testing.assert_close(base.looks, looks)
+    assert torch.equal(base.encoder.all.weight, saved[0]["encoder.all.weight"])
 
 
 def test_terms_and_counters_of_a_step_by_hand() -> None:

@@ -20,7 +20,7 @@ from infssm.errors import ConfigError
 from infssm.methods import _clfd_model as parts
 from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of, measuring
+from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of, measuring, needed
 from infssm.replay import ReservoirBuffer, sum_over_ranks
 
 
@@ -111,7 +111,7 @@ class CLFD(StreamReplay):
         self.context.old_forward_kwargs()
         self._new_counts.index_add_(0, labels, selected[0].mask[:stream].cpu().float())
         if self._comparing:
-            self.looks.index_add_(0, labels, encoded[0].ll.detach().flatten(1).cpu().float())
+            self._add_looks(encoded[0], labels)
         self.remember(features=encoded[0].features, label=batch.y)
         if self.context.current.index == 0:
             self._images += stream
@@ -174,19 +174,27 @@ class CLFD(StreamReplay):
             self.buffer.seen = max(self.buffer.seen, int(sum_over_ranks(torch.tensor(self._images))))
 
     def _settle(self, loader: Loader | None) -> None:
-        """Where the best epoch was an earlier one, its encoder is the final one: fill the buffer anew with it."""
-        assert self.frozen is not None
+        """Where the best epoch was an earlier one, its encoder is the final one: fill buffer and looks anew with it."""
         final = self.encoder.state_dict()
-        if all(torch.equal(final[key], value) for key, value in self.frozen.items()):
-            return
-        if loader is None:
-            self.encoder.load_state_dict(self.frozen)
-            return
+        if self.frozen is not None:
+            if all(torch.equal(final[key], value) for key, value in self.frozen.items()):
+                return
+            if loader is None:
+                self.encoder.load_state_dict(self.frozen)
+                return
+        loader = needed(loader, self.name, "fills its buffer with the encoder of the best epoch")
         self.frozen = {key: value.detach().clone() for key, value in final.items()}
         self.buffer.clear()
+        self.looks.zero_()
         with measuring(self.context.module):
             for batch in loader:
-                self.buffer.offer(features=self.encoder(self.to_device(batch.x)).features, label=batch.y)
+                encoded: parts.Encoded = self.encoder(self.to_device(batch.x))
+                self._add_looks(encoded, batch.y.cpu())
+                self.buffer.offer(features=encoded.features, label=batch.y)
+        self.looks = sum_over_ranks(self.looks)
+
+    def _add_looks(self, encoded: parts.Encoded, labels: Tensor) -> None:
+        self.looks.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())
 
     def state_dict(self) -> dict[str, Any]:
         """Buffer, counts, probabilities, looks, and the final encoder."""
