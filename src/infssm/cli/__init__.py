@@ -1,1 +1,25 @@
-"""The command line: one small file per sub-command."""
+"""The ``infssm`` command. One small file per sub-command; all work is done in the rooms below."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 2 bad usage, 3 data missing, 4 diverged, 130 interrupted after saving."""
+    try:
+        import rich as _rich  # noqa: F401
+        import typer as _typer  # noqa: F401
+    except ImportError as error:
+        sys.exit(_fail(f"the command line needs {error.name}: pip install 'infssm[bench]'", 2))
+    from infssm.cli.app import invoke
+
+    sys.exit(invoke(arguments))
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"error: {message}\n")
+    return code

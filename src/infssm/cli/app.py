@@ -1,0 +1,64 @@
+"""The typer application and its exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+
+from infssm.cli import bench, data, doctor, evaluate, listing, report, resume, run
+from infssm.errors import InfssmError
+
+app = typer.Typer(
+    name="infssm",
+    help="Train state space models on task after task without forgetting, and measure it.",
+    epilog="Start with `infssm run`: four methods on five tasks of digits, a table and a report in about a minute.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.command("run")(run.command)
+app.command("resume")(resume.command)
+app.command("eval")(evaluate.command)
+app.command("report")(report.command)
+app.command("list")(listing.command)
+app.add_typer(data.app, name="data")
+app.command("doctor")(doctor.command)
+app.command("bench")(bench.command)
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+) -> None:
+    if version:
+        from infssm import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def invoke(arguments: Sequence[str] | None = None) -> int:
+    """Run the application; return its exit code, errors told on stderr."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except SystemExit as leaving:
+        return 130 if _was_interrupted(leaving) else int(leaving.code or 0)
+    except InfssmError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        return error.exit_code
+    return 0
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether a KeyboardInterrupt is behind an exit; the framework turns it into exit code 1."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or _was_interrupted(error.__context__))
+
+
+def _plain(text: str) -> str:
+    """Text with rich's markup brackets made harmless."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,35 @@
+"""``infssm eval``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    run: Annotated[Path, typer.Argument(help="The run directory.")],
+    task: Annotated[
+        int | None, typer.Option(help="The model after this task (0-based); the last one unless given.")
+    ] = None,
+    data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Test a saved model again on all tasks it has seen.
+
+    Example: `infssm eval runs/digits-5/ewc/vim_nano/seed0-3f2a90c1 --task 2`
+    """
+    from infssm.train.again import evaluate_run
+
+    rows = evaluate_run(run, task, data_root=data_root)
+    if as_json:
+        typer.echo(json.dumps([row._asdict() for row in rows]))
+        return
+    for index, row in enumerate(rows):
+        typer.echo(
+            f"task {index}: {100 * row.class_incremental:6.2f} %   inside the task {100 * row.task_incremental:6.2f} %"
+            f"   ({row.images} images)"
+        )
+    typer.echo(f"AA {100 * sum(row.class_incremental for row in rows) / len(rows):.2f} %")

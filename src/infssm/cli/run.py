@@ -1,0 +1,104 @@
+"""``infssm run``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infssm.errors import ConfigError
+
+
+def command(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option("-p", "--preset", help="A preset: see `infssm list presets`.")] = None,
+    variant: Annotated[str, typer.Option(help="Follow the 'paper' or the 'authors-code' where they differ.")] = "paper",
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seeds to repeat with: --seed 0 10 100.")] = None,
+    data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Folder for run directories.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Repeat runs that are complete instead of showing them.")
+    ] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings that would run, as YAML.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Load data, model and method, say what would run, stop.")
+    ] = False,
+    fast_dev_run: Annotated[
+        bool, typer.Option("--fast-dev-run", help="Two steps per epoch, one epoch per task: does it work?")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train a method on a stream of tasks; without arguments, four methods side by side on digits.
+
+    Examples:
+
+    - `infssm run` — the main job: seq, lwf-ac, inf-ssm and inf-ssm-exact on five tasks of digits
+
+    - `infssm run method=ewc method.weight=1e4` — one method on digits
+
+    - `infssm run -p cifar100/5-task/inf-ssm --data-root ~/data --seed 0 10 100`
+
+    - `infssm run -c my.yaml train.epochs=10 --print-config`
+
+    A run that was interrupted continues; a complete one is shown, not repeated.
+    """
+    from infssm.train.main_job import run_side_by_side
+    from infssm.train.plan import plan
+
+    if preset and config:
+        raise ConfigError("give a preset (-p) or a config file (-c), not both")
+    settings, seeds = _split_seeds(overrides or [], seed)
+    source: Any = _preset(preset, variant) if preset else config
+    groups = plan(source, settings, seeds=seeds, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
+    if print_config or dry_run:
+        _show(groups, dry_run=dry_run)
+        return
+    begun = time.monotonic()
+    demo = source is None and any(len(group) > 1 for group in groups)
+    results = [r for group in groups for r in run_side_by_side(group, overwrite=overwrite or demo, quiet=quiet)]
+    _conclude(results, time.monotonic() - begun)
+
+
+def _split_seeds(arguments: list[str], seeds: list[int] | None) -> tuple[list[str], list[int] | None]:
+    """``--seed 0 10 100`` leaves 10 and 100 among the arguments: bare numbers after it are seeds."""
+    if not seeds:
+        return arguments, None
+    more = [int(a) for a in arguments if a.isdigit()]
+    return [a for a in arguments if not a.isdigit()], seeds + more
+
+
+def _preset(name: str, variant: str) -> Any:
+    from infssm.presets import load_preset
+
+    return load_preset(name, variant).values
+
+
+def _show(groups: list[list[Any]], *, dry_run: bool) -> None:
+    from infssm.train import to_yaml
+    from infssm.train.plan import describe
+
+    configs = [config for group in groups for config in group]
+    typer.echo("\n".join(map(describe, configs)) if dry_run else "---\n".join(map(to_yaml, configs)))
+
+
+def _conclude(results: list[Any], seconds: float) -> None:
+    from rich.console import Console
+
+    from infssm.cli.tables import print_comparison
+    from infssm.train.main_job import write_comparison
+
+    folder = Path(results[0].config.out).expanduser() / results[0].config.benchmark_name
+    comparison, page = write_comparison(results, folder)
+    console = Console()
+    print_comparison(comparison, console)
+    if verdict := comparison.verdict():
+        console.print(verdict, highlight=False)
+    report = results[0].report if len(results) == 1 else page
+    console.print(f"report: {report}  ({seconds:.0f} s)", highlight=False, soft_wrap=True)

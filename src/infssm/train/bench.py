@@ -1,0 +1,61 @@
+"""How long a training step takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from infssm.methods import Batch, TaskInfo, build_method
+from infssm.models import create_model
+from infssm.train.optim import build_optimizer, decay_groups, set_learning_rate
+
+DEFAULT_METHODS = ("seq", "lwf-ac", "inf-ssm", "inf-ssm-exact")
+_CLASSES = 10
+
+
+class Timing(NamedTuple):
+    """Median time of a step of one method."""
+
+    method: str
+    milliseconds: float
+    images_per_s: float
+
+
+def time_steps(
+    methods: Sequence[str], *, model: str, image_size: int, batch_size: int, steps: int, **options: Any
+) -> list[Timing]:
+    """Median time of ``steps`` training steps on random images of a second task, per method."""
+    return [_time(name, model, image_size, batch_size, steps, options) for name in methods]
+
+
+def _time(name: str, model: str, size: int, batch_size: int, steps: int, options: dict[str, Any]) -> Timing:
+    torch.manual_seed(0)
+    network = create_model(model, num_classes=_CLASSES, **options)
+    if (resize := getattr(network, "set_input_size", None)) is not None:
+        resize(size)
+    method = build_method(network, name, num_classes=_CLASSES, num_tasks=2)
+    half = _CLASSES // 2
+    raw = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8)
+    images, labels = torch.randn(batch_size, 3, size, size), torch.randint(half, (batch_size,))
+    first, second = TaskInfo(0, range(half)), TaskInfo(1, range(half, _CLASSES))
+    method.begin_task(first, [Batch(images, labels, raw=raw)])
+    method.loss(Batch(images, labels, raw=raw))
+    method.end_task(first, [Batch(images, labels, raw=raw)])
+    batch = Batch(images, labels + half, raw=raw)
+    method.begin_task(second, [batch])
+    optimizer = build_optimizer(method.param_groups(decay_groups(method.module, 0.05)))
+    set_learning_rate(optimizer, 1e-5)
+    seconds = []
+    for _ in range(steps + 2):
+        begun = time.perf_counter()
+        torch.stack(list(method.loss(batch).values())).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        method.after_step()
+        optimizer.zero_grad(set_to_none=True)
+        seconds.append(time.perf_counter() - begun)
+    median = statistics.median(seconds[2:])
+    return Timing(name, 1000 * median, batch_size / median)

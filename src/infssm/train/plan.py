@@ -1,0 +1,69 @@
+"""What a command would run: configurations grouped by shared task-0 model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infssm.train._load import load_config, merge, parse_overrides, to_dict
+from infssm.train.config import RunConfig
+from infssm.train.main_job import MAIN_JOB, MAIN_METHODS
+from infssm.train.run import run_path
+from infssm.train.setup import build, check_config
+
+_FAST = {"epochs": 1, "task0_epochs": 1, "limit_batches": 2}
+
+
+def plan(
+    source: Mapping[str, Any] | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    data_root: str | None = None,
+    out: str | None = None,
+    fast_dev_run: bool = False,
+) -> list[list[RunConfig]]:
+    """Validated configurations, one group per seed; the runs of a group share the first one's task-0 model.
+
+    Without a ``source`` and without a method among the ``overrides``, a group is the main job's methods.
+    """
+    changes = parse_overrides(overrides)
+    if source is None:
+        base: Mapping[str, Any] = MAIN_JOB
+    else:
+        base = source if isinstance(source, Mapping) else to_dict(load_config(source))
+    methods = MAIN_METHODS if source is None and "method" not in changes else (None,)
+    fixed: dict[str, Any] = {}
+    if out is not None:
+        fixed["out"] = out
+    if data_root is not None:
+        fixed["data"] = {"root": data_root}
+    if fast_dev_run:
+        fixed["train"] = _FAST
+    groups = []
+    for seed in [None] if seeds is None else seeds:
+        group = []
+        for method in methods:
+            values = base if method is None else {**base, "method": dict(method)}
+            values = merge(merge(values, changes), fixed if seed is None else {**fixed, "seed": seed})
+            group.append(load_config(values))
+            check_config(group[-1])
+        groups.append(group)
+    return groups
+
+
+def describe(config: RunConfig) -> str:
+    """One line on a run after loading its data and building its model: it would really start."""
+    setup = build(config, torch.device("cpu"))
+    sizes = setup.stream.split.sizes
+    parameters = sum(p.numel() for p in setup.method.module.parameters())
+    epochs = [setup.epochs(t) for t in range(setup.stream.num_tasks)]
+    return (
+        f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks of "
+        f"{setup.stream.num_classes // setup.stream.num_tasks} classes, {sizes['train']:,} / {sizes['val']:,} / "
+        f"{sizes['test']:,} images, {config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
+        f"seed {config.seed} -> {run_path(config)}"
+    )
