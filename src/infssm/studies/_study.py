@@ -48,6 +48,11 @@ def list_studies() -> list[str]:
     return list(_STUDIES)
 
 
+def describe_study(name: str) -> str:
+    """The first line of what a study says about itself."""
+    return (_STUDIES[name].__doc__ or "").strip().partition("\n")[0]
+
+
 def run_study(name: str, **options: Any) -> Study:
     """Run the named study; options are those of its function."""
     study = _STUDIES[name]
@@ -59,14 +64,14 @@ def run_study(name: str, **options: Any) -> Study:
         raise ConfigError(f"study {name!r}: {error}") from None
 
 
-def axes(columns: int = 1, width: float = 5.0, height: float = 3.4) -> tuple[Figure, list[Axes]]:
-    """One row of empty axes in the house's look."""
+def axes(columns: int = 1, width: float = 5.0, height: float = 3.4, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A grid of empty axes in the house's look, row by row."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("studies draw figures with matplotlib: pip install 'infssm[bench]'") from None
-    figure = Figure(figsize=(width * columns, height), layout="constrained")
-    panels = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)

@@ -45,7 +45,8 @@ def _ours(kind: str) -> Formula:
 def _determinant(old: StateSpace, new: StateSpace) -> Tensor:
     """Π cos²θ = det(G1⁻¹ G3 G2⁻¹ G3ᵀ): [...]."""
     g1, g2, g3 = gram(old.a, old.c, old.a, old.c), gram(new.a, new.c, new.a, new.c), gram(old.a, old.c, new.a, new.c)
-    return torch.linalg.det(torch.linalg.inv_ex(g1).inverse @ g3 @ torch.linalg.inv_ex(g2).inverse @ g3.mT)
+    product: Tensor = torch.linalg.det(torch.linalg.inv_ex(g1).inverse @ g3 @ torch.linalg.inv_ex(g2).inverse @ g3.mT)
+    return product
 
 
 _TEXTBOOK: dict[str, Formula] = {

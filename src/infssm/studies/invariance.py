@@ -32,7 +32,7 @@ def invariance(*, n: int = 8, systems: int = 64, seed: int = 0) -> Study:
     for change, make in changes.items():
         old, new = make()
         for kind in table:
-            options = {"equality": "off"} if kind == "simplified" else {}
+            options: dict[str, Any] = {"equality": "off"} if kind == "simplified" else {}
             table[kind][change] = float(distance(old, new, kind=kind, **options).abs().max())
     data = {"n": n, "systems": systems, "seed": seed, "largest_distance": table}
     return Study("invariance", data, _figure(table), _text(table))

@@ -73,7 +73,8 @@ def _cosines(count: int, n: int, scale: Tensor, equality: bool, generator: torch
 def pearson(x: Tensor, y: Tensor) -> Tensor:
     """Pearson's r of ``x: [m]`` with each row of ``y: [k, m]``: [k]."""
     x, y = x - x.mean(), y - y.mean(dim=-1, keepdim=True)
-    return (y @ x) / (y.norm(dim=-1) * x.norm())
+    r: Tensor = (y @ x) / (y.norm(dim=-1) * x.norm())
+    return r
 
 
 def _figure(levels: Tensor, cosines: Tensor, r: Tensor) -> Any:

@@ -1,0 +1,98 @@
+"""What studies read from a run directory: its models after each task, and its images."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from infssm.data import Split
+from infssm.errors import ConfigError
+from infssm.geometry import StateSpace
+from infssm.methods import Method
+from infssm.runs import RunDirectory
+from infssm.states import record_states
+from infssm.train import RunConfig, load_config, merge
+from infssm.train.evaluate import evaluate
+from infssm.train.setup import Setup, build, load_weights
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run on disk with its data. ``tasks`` counts those whose model was saved."""
+
+    directory: RunDirectory
+    setup: Setup
+    tasks: int
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str] | None, *, data_root: str | None = None) -> TrainedRun:
+        """Open a run directory; ``data_root`` says where its data is now, if it moved."""
+        if path is None:
+            raise ConfigError("this study looks at a run: give its directory with --run (in Python: run=...)")
+        directory = RunDirectory.open(path)
+        changes = {} if data_root is None else {"data": {"root": data_root}}
+        config = load_config(merge(directory.config(), changes))
+        setup = build(config, torch.device("cpu"), Split.load(directory.split_path), weights=False)
+        tasks = sum(1 for _ in itertools.takewhile(lambda t: weights_file(directory, t).exists(), itertools.count()))
+        if not tasks:
+            raise ConfigError(f"{path} has no saved model: no task of it is complete")
+        return cls(directory, setup, tasks)
+
+    @property
+    def config(self) -> RunConfig:
+        """What was run."""
+        return self.setup.config
+
+    def need_tasks(self, count: int) -> None:
+        """Raise unless so many tasks are complete."""
+        if self.tasks < count:
+            raise ConfigError(f"{self.directory.path} has {self.tasks} complete task(s); this study needs {count}")
+
+    def model(self, task: int) -> nn.Module:
+        """A copy of the model as it was after a task, in evaluation mode."""
+        module = self.setup.method.module
+        load_weights(module, weights_file(self.directory, task % self.tasks))
+        return copy.deepcopy(module).eval()
+
+    def images(self, count: int, *, task: int = 0) -> Tensor:
+        """The first test images of a task through the evaluation transform: [count, channels, height, width]."""
+        batches, found = [], 0
+        for batch in self.setup.eval_loader(self.setup.stream[task], "test"):
+            batches.append(batch.x)
+            found += len(batch.x)
+            if found >= count:
+                break
+        return torch.cat(batches)[:count]
+
+    def accuracy(self, method: Method, task: int) -> float:
+        """Accuracy of a method's module on a task's test images, among the classes seen up to that task."""
+        from lightning_fabric import Fabric
+
+        stream_task = self.setup.stream[task]
+        fabric = Fabric(accelerator="cpu", devices=1)
+        seen = stream_task.classes.stop
+        return evaluate(fabric, replace(self.setup, method=method), stream_task, seen=seen).class_incremental
+
+
+def weights_file(directory: RunDirectory, task: int) -> Path:
+    """Where a run saves the model after a task."""
+    return directory.checkpoints / f"task_{task:02}.safetensors"
+
+
+@torch.no_grad()
+def states_of(model: nn.Module, x: Tensor, *, include_dt_bias: bool = True) -> dict[str, list[StateSpace]]:
+    """States of ``x: [b, ...]`` by layer, one entry per scan direction."""
+    with record_states(model, include_dt_bias=include_dt_bias) as states:
+        model(x)
+    return dict(states)
+
+
+def short_names(layers: list[str]) -> list[str]:
+    """Layer numbers for axes: 1, 2, ..."""
+    return [str(i + 1) for i in range(len(layers))]
