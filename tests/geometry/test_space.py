@@ -103,9 +103,11 @@ def test_dense_errors():
     A, C, B = dense(0)
     with pytest.raises(ConfigError, match=r"A is unstable, spectral radius 1\.8 >= 1"):
         StateSpace.from_dense(2 * A, C)
+    with pytest.raises(ConfigError, match=r"A holds a NaN or infinite value"):
+        StateSpace.from_dense(A * torch.nan, C)
     with pytest.raises(ConfigError, match=r"A must be square"):
         StateSpace.from_dense(A[:2], C)
     with pytest.raises(ConfigError, match=r"C must be one row of n = 4 values"):
         StateSpace.from_dense(A, C[:3])
-    with pytest.raises(ConfigError, match=r"B must be one row|B must be"):
+    with pytest.raises(ConfigError, match=r"B must be one row of n = 4 values"):
         StateSpace.from_dense(A, C, B[:3])

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from infssm.geometry._space import StateSpace
 
-# Elements of one [tokens, n, n] temporary: 1 MiB in float32 stays in a core's cache; devices want larger pieces.
-_CPU_ELEMENTS = 2**18
+# Elements of one [tokens, n, n] temporary: 0.5 MiB in float32 stays in a core's cache; devices want larger pieces.
+_CPU_ELEMENTS = 2**17
 _DEVICE_ELEMENTS = 2**24
 
 TokenFn = Callable[[StateSpace, StateSpace], Tensor]

@@ -90,6 +90,8 @@ class StateSpace:
         n = A.shape[-1]
         if A.ndim < 2 or A.shape[-2] != n:
             raise ConfigError(f"from_dense: A must be square [..., n, n], got {tuple(A.shape)}")
+        if not bool(torch.isfinite(A.detach()).all()):
+            raise ConfigError("from_dense: A holds a NaN or infinite value")
         a, V = torch.linalg.eig(A)
         radius = float(a.detach().abs().max()) if a.numel() else 0.0
         if not radius < 1:
