@@ -189,3 +189,31 @@ def test_drop_path_drops_whole_samples_and_rescales_the_rest():
     torch.testing.assert_close(model.eval()(x)[0], model(x)[1])
     spread = model.train()(x).detach().std(0)
     assert (spread > 1e-4).all()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_models_run_in_bfloat16_and_under_autocast(name: str):
+    small = SMALL[name]
+    model = small.build(name)
+    scramble(model, 0.02)
+    x = small.make_input()
+    exact = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(x)
+    mixed.float().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    narrow = model.bfloat16()(x.bfloat16() if x.is_floating_point() else x)
+    for logits in (mixed, narrow):
+        torch.testing.assert_close(logits.float(), exact, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_float64_models_agree_with_float32_ones(name: str):
+    small = SMALL[name]
+    model = small.build(name)
+    scramble(model, 0.05)
+    x = small.make_input()
+    single = model(x)
+    double = model.double()(x.double() if x.is_floating_point() else x)
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-4)

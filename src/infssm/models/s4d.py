@@ -21,6 +21,11 @@ from infssm.models._registry import register_model
 Discretization = Literal["zoh", "bilinear"]
 
 
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: complex numbers and Fourier transforms have no narrower type here."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class S4DKernel(nn.Module):
     """Diagonal state spaces, one per channel; n states are stored as n/2 conjugate pairs.
 
@@ -40,20 +45,23 @@ class S4DKernel(nn.Module):
 
     def discretize(self) -> tuple[Tensor, Tensor]:
         """Return the discrete transition and the factor that discretises B, both complex [channels, n/2]."""
-        dt = torch.exp(self.log_dt)[:, None]
-        a = torch.complex(-torch.exp(self.log_A_real), self.A_imag)
+        dt = torch.exp(_wide(self.log_dt))[:, None]
+        a = torch.complex(-torch.exp(_wide(self.log_A_real)), _wide(self.A_imag))
         if self.discretization == "zoh":
             transition = torch.exp(dt * a)
             return transition, (transition - 1) / a
         return (1 + dt * a / 2) / (1 - dt * a / 2), dt / (1 - dt * a / 2)
 
+    def complex_c(self) -> Tensor:
+        """C as complex numbers, [channels, n/2]."""
+        return torch.view_as_complex(_wide(self.C))
+
     def forward(self, tokens: int) -> Tensor:
         """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t)."""
         transition, factor = self.discretize()
-        steps = torch.arange(tokens, device=transition.device, dtype=self.log_dt.dtype)
+        steps = torch.arange(tokens, device=transition.device, dtype=transition.real.dtype)
         powers = torch.exp(torch.log(transition)[..., None] * steps)
-        weights = torch.view_as_complex(self.C) * factor
-        return 2 * torch.einsum("hn,hnt->ht", weights, powers).real
+        return 2 * torch.einsum("hn,hnt->ht", self.complex_c() * factor, powers).real
 
 
 class S4DMixer(SSMMixer):
@@ -85,9 +93,9 @@ class S4DMixer(SSMMixer):
         transition, factor = self.kernel.discretize()
         return RawStates(
             a=transition[None],
-            c=torch.view_as_complex(self.kernel.C)[None],
+            c=self.kernel.complex_c()[None],
             b=torch.ones_like(transition)[None],
-            delta=torch.exp(self.kernel.log_dt)[None],
+            delta=torch.exp(_wide(self.kernel.log_dt))[None],
             zoh=factor[None] if zoh else None,
         )
 
