@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infssm.geometry._chunks import per_token
 from infssm.geometry._lattice import rotation_lattice
-from infssm.geometry._pairwise import abs2, outer, states_first
+from infssm.geometry._pairwise import abs2, states_first
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
@@ -28,10 +28,12 @@ def martin(old: StateSpace, new: StateSpace) -> Tensor:
     Here d = a - b: no determinant, no inverse, and no cancellation near equality.
     """
     a, b = states_first(*paired(old.a, new.a))
-    x = outer(a - b, a - b) / ((1 - outer(a, a)) * (1 - outer(b, b)))
-    if x.is_complex():  # Re log1p(x)
-        return (torch.log1p(2 * x.real + abs2(x)).sum((0, 1)) / 2).clamp_min(0)
-    return torch.log1p(x).sum((0, 1)).clamp_min(0)
+    x = _each_pair_once(a - b) / ((1 - _each_pair_once(a)) * (1 - _each_pair_once(b)))
+    # Re log1p(x); the first row holds the pairs (i, i).
+    rows = (torch.log1p(2 * x.real + abs2(x)) / 2 if x.is_complex() else torch.log1p(x)).sum(1)
+    n = len(a)
+    total = 2 * rows.sum(0) - rows[0] - (rows[n // 2] if n % 2 == 0 else 0)
+    return total.clamp_min(0)
 
 
 @register_distance("fubini-study")
@@ -87,6 +89,16 @@ def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
 def _angles(old: StateSpace, new: StateSpace) -> Tensor:
     sine, cosine = rotation_lattice(*paired(old.a, new.a))
     return torch.atan2(torch.linalg.svdvals(sine), torch.linalg.svdvals(cosine).flip(-1))
+
+
+def _each_pair_once(x: Tensor) -> Tensor:
+    """``conj(x_i) x_(i+k)`` with the index taken modulo n, ``[n, ...] -> [n // 2 + 1, n, ...]``.
+
+    Rows k of a Hermitian matrix that stand for all of it: row n / 2 of an even n holds its pairs twice.
+    """
+    n = len(x)
+    later = torch.cat([x, x[: n // 2]]).unfold(0, n, 1).movedim(-1, 1)
+    return x.conj() * later
 
 
 def paired(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
