@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -18,31 +17,42 @@ BACKENDS = ("reference", "cpu")
 _NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-@cache
-def native_module() -> ModuleType | None:
-    """The compiled module, or None where it was not built or cannot be loaded."""
+def _load_native() -> ModuleType | None:
     try:
         return importlib.import_module("infssm.kernels._native")
     except ImportError:
         return None
 
 
-def pick_backend(backend: str | None, *tensors: Tensor | None) -> str:
-    """The backend that serves these tensors: `backend` if given (checked), else the fastest that can."""
+# The compiled module, or None where it was not built or cannot be loaded.
+NATIVE = _load_native()
+
+
+def use_native(backend: str | None, *tensors: Tensor | None) -> bool:
+    """Whether the compiled kernels serve this call: `backend` if given (checked), else where they can."""
     if backend == "reference":
-        return backend
+        return False
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; None picks the fastest")
     obstacle = _obstacle(tensors)
-    if obstacle is None:
-        return "cpu"
-    if backend == "cpu":
+    if obstacle is not None and backend == "cpu":
         raise ConfigError(f"backend='cpu' cannot serve this call: {obstacle}; use backend=None or 'reference'")
-    return "reference"
+    # A tensor without elements has no address to hand over; the reference returns its empty result.
+    return obstacle is None and all(tensor is None or tensor.numel() > 0 for tensor in tensors)
+
+
+def single(tensor: Tensor) -> Tensor:
+    """The tensor in float32, what the compiled kernels read."""
+    return tensor if tensor.dtype == torch.float32 else tensor.float()
+
+
+def maybe_single(tensor: Tensor | None) -> Tensor | None:
+    """`single`, or None."""
+    return None if tensor is None else single(tensor)
 
 
 def _obstacle(tensors: tuple[Tensor | None, ...]) -> str | None:
-    if native_module() is None:
+    if NATIVE is None:
         return "infssm.kernels._native was not built (reinstall with a C++17 compiler)"
     for tensor in tensors:
         if tensor is None:
@@ -56,15 +66,14 @@ def _obstacle(tensors: tuple[Tensor | None, ...]) -> str | None:
 
 def backend_report() -> dict[str, Any]:
     """What was found and which backend `backend=None` will run for float32 CPU tensors."""
-    native = native_module()
     report: dict[str, Any] = {
-        "default": "reference" if native is None else "cpu",
-        "native": native is not None,
+        "default": "reference" if NATIVE is None else "cpu",
+        "native": NATIVE is not None,
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.is_available(),
     }
-    if native is not None:
-        report["isa"] = native.isa()
-        report["isas"] = list(native.isas())
-        report["module"] = native.__file__
+    if NATIVE is not None:
+        report["isa"] = NATIVE.isa()
+        report["isas"] = list(NATIVE.isas())
+        report["module"] = NATIVE.__file__
     return report

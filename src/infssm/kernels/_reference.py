@@ -30,6 +30,7 @@ def selective_scan(
     delta_softplus: bool,
     reverse: bool,
     initial_state: Tensor | None,
+    last: bool,  # noqa: ARG001 - it costs nothing here, so it is always returned
     states: bool,
     zoh: bool,
 ) -> tuple[Tensor, Tensor, Means | None]:
@@ -37,12 +38,12 @@ def selective_scan(
     dtype = compute_dtype(u, delta, A, B, C)
     with torch.autocast(u.device.type, enabled=False):
         x, dt = u.to(dtype), discretise(delta.to(dtype), delta_bias, delta_softplus)
-        y, last, means = _scan_chunks(x, dt, A.to(dtype), B.to(dtype), C.to(dtype), reverse, initial_state, states, zoh)
+        y, end, means = _scan_chunks(x, dt, A.to(dtype), B.to(dtype), C.to(dtype), reverse, initial_state, states, zoh)
         if D is not None:
             y = y + D * x
         if z is not None:
             y = y * F.silu(z.to(dtype))
-    return y.to(u.dtype), last, means
+    return y.to(u.dtype), end, means
 
 
 def mean_states(
@@ -52,7 +53,7 @@ def mean_states(
     dtype = compute_dtype(delta, A)
     dt = _split(discretise(delta.to(dtype), delta_bias, delta_softplus), -1, groups)
     grouped = _split(A.to(dtype), 0, groups)
-    parts = [_recomputed(_chunk_means, part, grouped, zoh) for part in dt.split(CHUNK, dim=1)]
+    parts = [_recomputed(_chunk_means, part, grouped, zoh) for part in torch.split(dt, CHUNK, dim=1)]
     a = torch.cat([part[0] for part in parts], dim=1)
     return a, dt.mean(-1), torch.cat([part[1] for part in parts], dim=1) if zoh else None
 

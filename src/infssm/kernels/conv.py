@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infssm.kernels import _reference
-from infssm.kernels._backend import pick_backend
+from infssm.kernels import _ops, _reference
+from infssm.kernels._backend import maybe_single, single, use_native
 from infssm.kernels._checks import expect_rank, expect_shape
 
 
@@ -27,5 +27,7 @@ def causal_conv1d(
     expect_rank("weight", weight, "channels, width")
     expect_shape("weight", weight, (x.shape[2], weight.shape[1]))
     expect_shape("bias", bias, (x.shape[2],))
-    pick_backend(backend, x, weight, bias)
+    if use_native(backend, x, weight, bias):
+        y: Tensor = _ops.conv(single(x), single(weight), maybe_single(bias), silu, reverse)
+        return y.to(x.dtype)
     return _reference.causal_conv1d(x, weight, bias, silu, reverse)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.kernels import _reference
-from infssm.kernels._backend import pick_backend
+from infssm.kernels import _ops, _reference
+from infssm.kernels._backend import single, use_native
 from infssm.kernels._checks import expect_shape
 
 KINDS = ("simplified", "aligned", "martin")
@@ -35,5 +36,13 @@ def fused_distance(
     expect_shape("old_a", old_a, (*old_c.shape[:-1], 1 if old_a.shape[-1] == 1 else n))
     expect_shape("new_a", new_a, old_a.shape)
     expect_shape("new_c", new_c, old_c.shape)
-    pick_backend(backend, old_a, old_c, new_a, new_c)
+    if use_native(backend, old_a, old_c, new_a, new_c):
+        states = [single(tensor) for tensor in (old_a, old_c, new_a, new_c)]
+        to_old, to_new = _needs_grad(*states[:2]), _needs_grad(*states[2:])
+        value: Tensor = _ops.distance(*states, _ops.KINDS[kind], to_old, to_new)[0]
+        return value
     return _reference.fused_distance(old_a, old_c, new_a, new_c, kind)
+
+
+def _needs_grad(a: Tensor, c: Tensor) -> bool:
+    return torch.is_grad_enabled() and (a.requires_grad or c.requires_grad)

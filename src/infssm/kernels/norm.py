@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infssm.kernels import _reference
-from infssm.kernels._backend import pick_backend
+from infssm.kernels import _ops, _reference
+from infssm.kernels._backend import maybe_single, single, use_native
 from infssm.kernels._checks import expect_shape
 
 
@@ -19,5 +19,7 @@ def add_rms_norm(
     """
     expect_shape("weight", weight, x.shape[-1:])
     expect_shape("residual", residual, x.shape)
-    pick_backend(backend, x, residual, weight)
+    if use_native(backend, x, residual, weight):
+        normed, total, _ = _ops.norm(single(x), maybe_single(residual), single(weight), eps)
+        return normed.to(x.dtype), single(x) if residual is None else total
     return _reference.add_rms_norm(x, residual, weight, eps)

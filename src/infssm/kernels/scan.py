@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.kernels import _reference
-from infssm.kernels._backend import pick_backend
+from infssm.kernels import _ops, _reference
+from infssm.kernels._backend import maybe_single, single, use_native
 from infssm.kernels._checks import expect_rank, expect_shape, split_groups
 from infssm.kernels.states import ScanStates, drop_groups
 
@@ -75,25 +76,16 @@ def selective_scan(
     Every output is differentiable in every input.
     """
     _check(u, delta, A, B, C, D, z, delta_bias, initial_state, return_states)
-    pick_backend(backend, u, delta, A, B, C, D, z, delta_bias, initial_state)
     grouped = B.dim() == 4
     if not grouped:
         B, C = B.unsqueeze(2), C.unsqueeze(2)
-    y, last, means = _reference.selective_scan(
-        u,
-        delta,
-        A,
-        B,
-        C,
-        D,
-        z,
-        delta_bias,
-        delta_softplus,
-        reverse,
-        initial_state,
-        bool(return_states),
-        return_states == "zoh",
-    )
+    tensors = (u, delta, A, B, C, D, z, delta_bias)
+    if use_native(backend, *tensors, initial_state):
+        run = _run_native
+    else:
+        run = _reference.selective_scan
+    zoh = return_states == "zoh"
+    y, last, means = run(*tensors, delta_softplus, reverse, initial_state, return_last_state, bool(return_states), zoh)
     outputs: tuple[Tensor | ScanStates, ...] = (y,)
     if return_last_state:
         outputs += (last,)
@@ -101,6 +93,31 @@ def selective_scan(
         states = ScanStates(*means)
         outputs += (states if grouped else drop_groups(states),)
     return outputs if len(outputs) > 1 else y
+
+
+def _run_native(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    reverse: bool,
+    initial_state: Tensor | None,
+    last: bool,
+    states: bool,
+    zoh: bool,
+) -> tuple[Tensor, Tensor, _reference.Means | None]:
+    required = [single(tensor) for tensor in (u, delta, A, B, C)]
+    optional = [maybe_single(tensor) for tensor in (D, z, delta_bias, initial_state)]
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*required, *optional))
+    y, end, a, mean, quotient, _ = _ops.scan(
+        *required, *optional, delta_softplus, reverse, last, int(states) + int(zoh), save
+    )
+    return y.to(u.dtype), end, (a, mean, quotient if zoh else None) if states else None
 
 
 def _check(

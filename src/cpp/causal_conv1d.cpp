@@ -1,0 +1,133 @@
+// Causal depthwise convolution with bias and SiLU, forward and backward, in scan order (see scan.h).
+#include "scan.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+constexpr int64_t BLOCK_VECTORS = 16;  // channels of a work item; its rows of the window stay in the first-level cache
+
+// weight as [width][padded channels], the current token's tap last; then the bias.
+struct Taps {
+    int64_t padded;
+    Buffer memory;
+
+    explicit Taps(const Conv& f) : padded(round_up(f.channels, W)), memory(padded * (f.width + 1)) {
+        memset(memory.get(), 0, padded * (f.width + 1) * sizeof(float));
+        for (int64_t c = 0; c < f.channels; ++c) {
+            for (int64_t k = 0; k < f.width; ++k) memory.get()[k * padded + c] = f.weight[c * f.width + k];
+            if (f.bias) memory.get()[f.width * padded + c] = f.bias[c];
+        }
+    }
+    vf tap(int64_t k, int64_t channel) const { return load(memory.get() + k * padded + channel); }
+};
+
+struct Part {  // one batch element and one block of channels
+    int64_t batch, first, last;
+
+    Part(const Conv& f, int64_t blocks, int64_t index) {
+        batch = index / blocks;
+        first = index % blocks * BLOCK_VECTORS * W;
+        last = first + BLOCK_VECTORS * W < f.channels ? first + BLOCK_VECTORS * W : f.channels;
+    }
+};
+
+inline int lanes_from(int64_t channel, int64_t last) { return last - channel < W ? static_cast<int>(last - channel) : W; }
+
+// bias + sum_k weight_k x_{t - width + 1 + k}; tokens before the first are 0.
+template <int WIDTH>
+INFSSM_INLINE vf convolve(const Conv& f, const Taps& taps, const Walk& x, int64_t t, int64_t channel, int count) {
+    const int64_t width = WIDTH ? WIDTH : f.width;
+    vf sum = taps.tap(width, channel);
+    for (int64_t k = t < width - 1 ? width - 1 - t : 0; k < width; ++k)
+        sum += taps.tap(k, channel) * load(x.at(t - width + 1 + k) + channel, count);
+    return sum;
+}
+
+ScanSizes sizes(const Conv& f) { return {f.batch, f.tokens, f.channels, 1, 1, false, f.reverse, f.threads}; }
+
+template <int WIDTH>
+void forward(const Conv& f) {
+    const Taps taps(f);
+    const ScanSizes size = sizes(f);
+    const int64_t blocks = ceil_div(f.channels, BLOCK_VECTORS * W);
+#pragma omp parallel for num_threads(f.threads) schedule(static)
+    for (int64_t index = 0; index < f.batch * blocks; ++index) {
+        const Part part(f, blocks, index);
+        const Walk x(f.x, size, part.batch, 0, 0), y(f.y, size, part.batch, 0, 0);
+        for (int64_t t = 0; t < f.tokens; ++t)
+            for (int64_t c = part.first; c < part.last; c += W) {
+                const int count = lanes_from(c, part.last);
+                vf value = convolve<WIDTH>(f, taps, x, t, c, count);
+                if (f.silu) value *= sigmoid(value);
+                store(y.at(t) + c, value, count);
+            }
+    }
+}
+
+// Gradient of the convolution's output (before SiLU) at token t.
+template <int WIDTH>
+INFSSM_INLINE vf output_grad(const Conv& f, const Taps& taps, const Walk& x, const Walk& grad, int64_t t, int64_t c,
+                             int count) {
+    const vf g = load(grad.at(t) + c, count);
+    if (!f.silu) return g;
+    const vf value = convolve<WIDTH>(f, taps, x, t, c, count);
+    const vf s = sigmoid(value);
+    return g * (s + value * s * (1.f - s));
+}
+
+template <int WIDTH>
+void backward_part(const Conv& f, const Taps& taps, const Part& part, vf* totals, vf* window) {
+    const int64_t width = WIDTH ? WIDTH : f.width;
+    const ScanSizes size = sizes(f);
+    const Walk x(f.x, size, part.batch, 0, 0), grad(f.grad_y, size, part.batch, 0, 0), dx(f.dx, size, part.batch, 0, 0);
+    memset(totals, 0, (width + 1) * BLOCK_VECTORS * sizeof(vf));
+    // dx_s needs the output gradients of s ... s + width - 1: a ring of the last `width` of them is kept.
+    for (int64_t t = 0; t < f.tokens + width - 1; ++t)
+        for (int64_t c = part.first, v = 0; c < part.last; c += W, ++v) {
+            const int count = lanes_from(c, part.last);
+            vf g = {};
+            if (t < f.tokens) {
+                g = output_grad<WIDTH>(f, taps, x, grad, t, c, count);
+                for (int64_t k = t < width - 1 ? width - 1 - t : 0; k < width; ++k)
+                    totals[k * BLOCK_VECTORS + v] += g * load(x.at(t - width + 1 + k) + c, count);
+                totals[width * BLOCK_VECTORS + v] += g;
+            }
+            window[t % width * BLOCK_VECTORS + v] = g;
+            const int64_t s = t - width + 1;
+            if (s < 0) continue;
+            vf sum = {};
+            for (int64_t k = 0; k < width; ++k) sum += taps.tap(width - 1 - k, c) * window[(s + k) % width * BLOCK_VECTORS + v];
+            store(dx.at(s) + c, sum, count);
+        }
+}
+
+template <int WIDTH>
+void backward(const Conv& f) {
+    const Taps taps(f);
+    const int64_t blocks = ceil_div(f.channels, BLOCK_VECTORS * W), parts = f.batch * blocks;
+    const int64_t each = (f.width + 1) * BLOCK_VECTORS;
+    const Buffer totals(parts * each * W), windows(f.threads * f.width * BLOCK_VECTORS * W);
+#pragma omp parallel for num_threads(f.threads) schedule(static)
+    for (int64_t index = 0; index < parts; ++index)
+        backward_part<WIDTH>(f, taps, Part(f, blocks, index), totals.vectors() + index * each,
+                             windows.vectors() + thread_index() * f.width * BLOCK_VECTORS);
+    for (int64_t c = 0; c < f.channels; ++c) {
+        const int64_t block = c / (BLOCK_VECTORS * W), v = c % (BLOCK_VECTORS * W) / W, lane = c % W;
+        for (int64_t k = 0; k <= f.width; ++k) {
+            float sum = 0;
+            for (int64_t b = 0; b < f.batch; ++b)
+                sum += totals.vectors()[(b * blocks + block) * each + k * BLOCK_VECTORS + v][lane];
+            if (k < f.width) f.dweight[c * f.width + k] = sum;
+            else if (f.dbias) f.dbias[c] = sum;
+        }
+    }
+}
+
+}  // namespace
+
+void conv_forward(const Conv& f) { f.width == 4 ? forward<4>(f) : forward<0>(f); }
+void conv_backward(const Conv& f) { f.width == 4 ? backward<4>(f) : backward<0>(f); }
+
+}  // namespace INFSSM_ISA
+}  // namespace infssm

@@ -1,0 +1,104 @@
+// What the kernels take: plain pointers, strides and sizes, the same for every instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace infssm {
+
+// A tensor read or written as it lies in memory; the last dimension is contiguous. A null `data` means "absent".
+struct Tokens {  // [batch, tokens, channels], or [batch, tokens, groups, n] with its own group stride
+    float* data = nullptr;
+    int64_t batch = 0, token = 0, group = 0;
+};
+
+struct ScanSizes {
+    int64_t batch, tokens, channels, groups, n;
+    bool softplus, reverse;
+    int threads;
+};
+
+// Tokens between two saved states; the backward keeps this many steps in the first-level cache.
+constexpr int CHUNK = 12;
+
+struct ScanForward {
+    ScanSizes size;
+    Tokens u, delta, z, B, C;
+    const float *A, *D, *bias;
+    int64_t A_channel, A_state;  // strides; A_state == 0 is a scalar transition
+    const float* initial;        // [batch, channels, n] contiguous, or null
+    Tokens y;
+    float* last;              // [batch, channels, n] or null
+    Tokens a, mean_delta, zoh;  // [batch, tokens, groups, n], [batch, tokens, groups], as the first; or null
+    float* saved;             // [batch, chunks, padded channels * n] or null
+};
+
+struct ScanBackward {
+    ScanSizes size;
+    Tokens u, delta, z, B, C;
+    const float *A, *D, *bias;
+    int64_t A_channel, A_state;
+    const float* saved;
+    Tokens grad_y;
+    const float* grad_last;
+    Tokens grad_a, grad_mean_delta, grad_zoh;
+    Tokens du, ddelta, dz, dB, dC;
+    float *dA, *dD, *dbias, *dinitial;  // [channels, n], [channels], [channels], [batch, channels, n]
+};
+
+struct MeanStates {  // forward: fills a, mean_delta, zoh. backward: reads them as gradients, fills ddelta, dA, dbias
+    ScanSizes size;
+    Tokens delta;
+    const float *A, *bias;
+    int64_t A_channel, A_state;
+    Tokens a, mean_delta, zoh;
+    Tokens ddelta;
+    float *dA, *dbias;
+};
+
+struct Conv {  // x: [batch, tokens, channels]; weight: [channels, width] contiguous
+    int64_t batch, tokens, channels, width;
+    bool silu, reverse;
+    int threads;
+    Tokens x, y;
+    const float *weight, *bias;
+    Tokens grad_y, dx;
+    float *dweight, *dbias;
+};
+
+struct Norm {  // rows x channels, rows contiguous
+    int64_t rows, channels;
+    float eps;
+    int threads;
+    const float *x, *residual, *weight;
+    float *normed, *total, *scale;  // total: null without a residual; scale: [rows], 1 / rms
+    const float *grad_normed, *grad_total;
+    float *dx, *dweight;            // backward: x is the sum that was normed
+};
+
+enum class Kind { simplified, aligned, martin };
+
+struct Distance {  // a: [tokens, poles], c: [tokens, n] contiguous; poles is n or 1
+    int64_t tokens, n, poles;
+    Kind kind;
+    int threads;
+    const float *old_a, *old_c, *new_a, *new_c;
+    float* value;                                  // [tokens]
+    float *d_old_a, *d_old_c, *d_new_a, *d_new_c;  // derivatives of each value; each side may be null
+};
+
+struct Kernels {
+    const char* name;
+    int lanes;
+    void (*scan_forward)(const ScanForward&);
+    void (*scan_backward)(const ScanBackward&);
+    void (*mean_states_forward)(const MeanStates&);
+    void (*mean_states_backward)(const MeanStates&);
+    void (*conv_forward)(const Conv&);
+    void (*conv_backward)(const Conv&);
+    void (*norm_forward)(const Norm&);
+    void (*norm_backward)(const Norm&);
+    void (*distance)(const Distance&);
+    double (*exp_rate)(int64_t repeats, int threads);
+};
+
+}  // namespace infssm

@@ -1,0 +1,271 @@
+// Selective scan, backward: chunks from last to first, each replayed from its saved state and then pulled back.
+#include "scan.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+constexpr int GROUP = 4;  // states held in registers at a time
+
+struct Scratch {
+    vf dl[CHUNK], x[CHUNK], y[CHUNK], abar[CHUNK], dy[CHUNK], slope[CHUNK], gate[CHUNK];
+    vf ddl[CHUNK], dx[CHUNK];  // gradients of delta (but through delta u) and of delta u
+    vf kept_a[CHUNK * GROUP], kept_h[(CHUNK + 1) * GROUP];
+    vf *acc_B, *acc_C;  // [CHUNK * n]
+    vf* carry;          // [block_vectors * n] gradient of the state after the chunk
+    float *grad_a, *grad_zoh, *sums;  // [CHUNK * n]
+    float grad_delta[CHUNK];
+
+    static int64_t padded(int64_t n) { return ceil_div(CHUNK * n, W) * W; }
+    static int64_t vectors(const Cut& cut, int64_t n) {
+        return 2 * padded(n) + cut.block_vectors * n + ceil_div(3 * padded(n), W);
+    }
+    void place(vf* memory, const Cut& cut, int64_t n) {
+        acc_B = memory;
+        acc_C = acc_B + padded(n);
+        carry = acc_C + padded(n);
+        grad_a = reinterpret_cast<float*>(carry + cut.block_vectors * n);
+        grad_zoh = grad_a + padded(n);
+        sums = grad_zoh + padded(n);
+    }
+};
+
+// Sums over the tokens that stay apart per batch element: [vectors][n] and [vectors].
+struct Totals {
+    vf *A, *D, *bias;
+};
+
+// Pull the gradients of the states j ... j + G - 1 back through the chunk that `advance` kept.
+template <int G, States S>
+INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, int64_t j) {
+    const Tile q = tile;  // as in `advance`
+    vf *const all_B = s.acc_B, *const all_C = s.acc_C;
+    const float *const grad_a = s.grad_a, *const grad_zoh = s.grad_zoh;
+    vf k[G], dA[G], A[G], after[G];  // `after`: h_t
+    for (int i = 0; i < G; ++i) {
+        k[i] = carry[j + i], dA[i] = total_A[j + i], A[i] = q.A[j + i];
+        after[i] = q.kept_h[q.length * G + i];
+    }
+    for (int t = q.length - 1; t >= 0; --t) {
+        const float *B = q.B + t * q.B_step + j, *C = q.C + t * q.C_step + j;
+        const vf dy = s.dy[t], x = q.x[t], dl = q.dl[t];
+        vf ddl = s.ddl[t], dx = s.dx[t];
+        vf *acc_B = all_B + t * q.n + j, *acc_C = all_C + t * q.n + j;
+#pragma GCC unroll 8
+        for (int i = 0; i < G; ++i) {
+            const vf a = q.kept_a[t * G + i];
+            const vf g = k[i] + dy * C[i];  // gradient of h_t
+            const vf before = q.kept_h[t * G + i];
+            acc_C[i] += dy * after[i];
+            acc_B[i] += x * g;
+            dx += g * B[i];
+            k[i] = g * a;
+            vf da = k[i] * before;  // gradient of delta A
+            after[i] = before;
+            if constexpr (S != States::none) da += a * grad_a[t * q.n + j + i];
+            ddl += da * A[i];
+            dA[i] += da * dl;
+            if constexpr (S == States::zoh) {
+                const vf grad = splat(grad_zoh[t * q.n + j + i]);
+                ddl += grad * a;
+                dA[i] += grad * dl * dl * zoh_slope(dl * A[i], a);
+            }
+        }
+        s.ddl[t] = ddl;
+        s.dx[t] = dx;
+    }
+    for (int i = 0; i < G; ++i) carry[j + i] = k[i], total_A[j + i] = dA[i];
+}
+
+template <Exp E, States S>
+__attribute__((noinline)) void replay_and_pull(const Tile& q, Scratch& s, vf* carry, vf* total_A) {
+    int64_t j = 0;
+    for (; j + GROUP <= q.n; j += GROUP) {
+        advance<GROUP, E, S, true>(q, j);
+        pull<GROUP, S>(q, s, carry, total_A, j);
+    }
+    for (; j < q.n; ++j) {
+        advance<1, E, S, true>(q, j);
+        pull<1, S>(q, s, carry, total_A, j);
+    }
+}
+
+using Replay = void (*)(const Tile&, Scratch&, vf*, vf*);
+
+Replay pick(Exp exp, States states) {
+    if (states == States::zoh) return replay_and_pull<Exp::any, States::zoh>;
+    const bool mean = states == States::mean;
+    if (exp == Exp::scalar)
+        return mean ? replay_and_pull<Exp::scalar, States::mean> : replay_and_pull<Exp::scalar, States::none>;
+    if (exp == Exp::any) return mean ? replay_and_pull<Exp::any, States::mean> : replay_and_pull<Exp::any, States::none>;
+    return mean ? replay_and_pull<Exp::bounded, States::mean> : replay_and_pull<Exp::bounded, States::none>;
+}
+
+// Everything per token and channel that the states need; says whether all exponents are bounded.
+template <bool FULL>
+__attribute__((noinline)) bool prepare(const ScanBackward& f, const Item& item, const Lanes& lanes, int64_t first, vf largest, int length,
+             Scratch& s, vf& total_D) {
+    const int count = FULL ? W : lanes.count;
+    const auto walk = [&](const Tokens& x) { return Walk(x, f.size, item.batch, 0, first); };
+    const Walk u = walk(f.u), delta = walk(f.delta), z = walk(f.z), grad = walk(f.grad_y);
+    const Walk du = walk(f.du), ddelta = walk(f.ddelta), dz = walk(f.dz);
+    const vf bias = f.bias ? load(f.bias + lanes.channel, count) : vf{};
+    const vf D = f.D ? load(f.D + lanes.channel, count) : vf{};
+    vi beyond = {};
+    for (int t = 0; t < length; ++t) {
+        const vf ut = load(u.at(t) + lanes.channel, count);
+        const vf raw = load(delta.at(t) + lanes.channel, count) + bias;
+        const vf g = load(grad.at(t) + lanes.channel, count);
+        vf slope = splat(1.f);
+        const vf dl = f.size.softplus ? softplus(raw, slope) : raw;
+        if (f.z.data) {
+            const vf gate = load(z.at(t) + lanes.channel, count);
+            const vf sig = sigmoid(gate), silu = gate * sig;
+            s.dy[t] = g * silu;
+            s.gate[t] = g * (sig + silu * (1.f - sig));
+        } else {
+            s.dy[t] = g;
+        }
+        s.dl[t] = dl;
+        s.slope[t] = slope;
+        s.x[t] = dl * ut;
+        s.y[t] = D * ut;
+        s.ddl[t] = splat(s.grad_delta[t]);
+        s.dx[t] = vf{};
+        total_D += s.dy[t] * ut;
+        for (const Walk* input : {&u, &delta, &z, &grad}) input->expect(t, lanes.channel);
+        for (const Walk* output : {&du, &ddelta, &dz}) output->expect(t, lanes.channel, true);
+        beyond |= ~(absolute(dl) * largest <= splat(EXP2_LIMIT));
+    }
+    return !any(beyond);
+}
+
+template <bool FULL>
+__attribute__((noinline)) void finish(const ScanBackward& f, const Item& item, const Lanes& lanes, int64_t first, int length, const Scratch& s,
+            vf& total_bias) {
+    const int count = FULL ? W : lanes.count;
+    const auto walk = [&](const Tokens& x) { return Walk(x, f.size, item.batch, 0, first); };
+    const Walk u = walk(f.u), du = walk(f.du), ddelta = walk(f.ddelta), dz = walk(f.dz);
+    const vf D = f.D ? load(f.D + lanes.channel, count) : vf{};
+    for (int t = 0; t < length; ++t) {
+        const vf ut = load(u.at(t) + lanes.channel, count);
+        const vf draw = (s.ddl[t] + ut * s.dx[t]) * s.slope[t];
+        store(ddelta.at(t) + lanes.channel, draw, count);
+        total_bias += draw;
+        store(du.at(t) + lanes.channel, s.dl[t] * s.dx[t] + D * s.dy[t], count);
+        if (dz.row) store(dz.at(t) + lanes.channel, s.gate[t] * s.y[t], count);
+    }
+}
+
+// The gradients of the mean states, divided by the number of channels they average.
+void read_grads(const ScanBackward& f, const Cut& cut, const Item& item, int64_t first, int length, Scratch& s) {
+    const int64_t n = f.size.n;
+    const float share = 1.f / static_cast<float>(cut.per_group);
+    const auto walk = [&](const Tokens& x) { return Walk(x, f.size, item.batch, item.group, first); };
+    const Walk a = walk(f.grad_a), zoh = walk(f.grad_zoh), delta = walk(f.grad_mean_delta);
+    for (int t = 0; t < length; ++t) {
+        s.grad_delta[t] = delta.row ? *delta.at(t) * share : 0.f;
+        for (int64_t j = 0; a.row && j < n; ++j) s.grad_a[t * n + j] = a.at(t)[j] * share;
+        for (int64_t j = 0; zoh.row && j < n; ++j) s.grad_zoh[t * n + j] = zoh.at(t)[j] * share;
+    }
+}
+
+void write_sums(const vf* acc, const Tokens& out, const ScanBackward& f, const Item& item, int64_t first, int length,
+                float* sums) {
+    const Walk rows(out, f.size, item.batch, item.group, first);
+    sum_lanes(acc, length * f.size.n, sums);
+    for (int t = 0; t < length; ++t) memcpy(rows.at(t), sums + t * f.size.n, f.size.n * sizeof(float));
+}
+
+void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& item, const Tokens& dB, const Tokens& dC,
+         const Totals& totals, Scratch& s) {
+    const int64_t n = f.size.n;
+    const States states = f.grad_zoh.data ? States::zoh : f.grad_a.data ? States::mean : States::none;
+    const bool scalar = f.A_state == 0 && n > 1;
+    const auto carry = [&](int64_t v) { return s.carry + (v - item.first) * n; };
+    const vf* saved = reinterpret_cast<const vf*>(f.saved) + item.batch * cut.chunks * cut.total_vectors * n;
+    for (int64_t v = item.first; v < item.last; ++v) {
+        const Lanes lanes(cut, item, v);
+        if (f.grad_last) pack_state(f.grad_last + item.batch * f.size.channels * n, lanes, n, carry(v));
+        else memset(carry(v), 0, n * sizeof(vf));
+        memset(totals.A + lanes.vector * n, 0, n * sizeof(vf));
+        totals.D[lanes.vector] = totals.bias[lanes.vector] = vf{};
+    }
+    for (int64_t chunk = cut.chunks - 1; chunk >= 0; --chunk) {
+        const int64_t first = chunk * CHUNK;
+        const int length = chunk_length(f.size, chunk);
+        const Walk B(f.B, f.size, item.batch, item.group, first), C(f.C, f.size, item.batch, item.group, first);
+        read_grads(f, cut, item, first, length, s);
+        memset(s.acc_B, 0, 2 * Scratch::padded(n) * sizeof(vf));
+        for (int64_t v = item.first; v < item.last; ++v) {
+            const Lanes lanes(cut, item, v);
+            const vf *A2 = A.scaled.vectors() + lanes.vector * n, *plain = A.plain.vectors() + lanes.vector * n;
+            const bool full = lanes.count == W;
+            const bool bounded = (full ? prepare<true> : prepare<false>)(
+                f, item, lanes, first, A.largest.vectors()[lanes.vector], length, s, totals.D[lanes.vector]);
+            if (scalar)
+                for (int t = 0; t < length; ++t) s.abar[t] = exp2(s.dl[t] * A2[0]);
+            const Tile q{length, n, s.dl, s.x, s.y, s.abar, A2, plain, B.row, C.row, B.step, C.step,
+                         saved + (chunk * cut.total_vectors + lanes.vector) * n, nullptr, nullptr, nullptr, vf{},
+                         s.kept_a, s.kept_h};
+            const Exp exp = scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any;
+            pick(exp, states)(q, s, carry(v), totals.A + lanes.vector * n);
+            (full ? finish<true> : finish<false>)(f, item, lanes, first, length, s, totals.bias[lanes.vector]);
+        }
+        write_sums(s.acc_B, dB, f, item, first, length, s.sums);
+        write_sums(s.acc_C, dC, f, item, first, length, s.sums);
+    }
+    for (int64_t v = item.first; f.dinitial && v < item.last; ++v)
+        unpack_state(carry(v), Lanes(cut, item, v), n, f.dinitial + item.batch * f.size.channels * n);
+}
+
+void add_shares(float* out, const float* shares, int64_t count, int64_t number, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t k = 0; k < number; ++k) out[i] += shares[k * count + i];
+}
+
+}  // namespace
+
+void scan_backward(const ScanBackward& f) {
+    const ScanSizes& size = f.size;
+    const Cut cut(size);
+    if (cut.items == 0) return;
+    const PackedA A(cut, size, f.A, f.A_channel, f.A_state);
+    const int64_t scratch = Scratch::vectors(cut, size.n);
+    const Buffer memory(scratch * W * size.threads);
+    const int64_t per_batch = cut.total_vectors * (size.n + 2) * W;
+    const Buffer parts(per_batch * size.batch);
+    Totals all{parts.vectors(), nullptr, nullptr};
+    all.D = all.A + size.batch * cut.total_vectors * size.n;
+    all.bias = all.D + size.batch * cut.total_vectors;
+    // dB and dC are contiguous: blocks after the first keep their shares apart, to be added in a fixed order.
+    const int64_t count = size.batch * size.tokens * size.groups * size.n;
+    const Buffer apart(2 * count * (cut.blocks - 1));
+    const auto share = [&](Tokens out, int64_t block, int64_t which) {
+        if (block > 0) out.data = apart.get() + (which * (cut.blocks - 1) + block - 1) * count;
+        return out;
+    };
+#pragma omp parallel num_threads(size.threads)
+    {
+        Scratch s;
+        s.place(memory.vectors() + thread_index() * scratch, cut, size.n);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < cut.items; ++i) {
+            const Item item(cut, size, i);
+            const Totals totals{all.A + item.batch * cut.total_vectors * size.n, all.D + item.batch * cut.total_vectors,
+                                all.bias + item.batch * cut.total_vectors};
+            run(f, cut, A, item, share(f.dB, item.block, 0), share(f.dC, item.block, 1), totals, s);
+        }
+    }
+    add_totals(cut, size, all.A, size.n, f.dA);
+    if (f.dD) add_totals(cut, size, all.D, 1, f.dD);
+    if (f.dbias) add_totals(cut, size, all.bias, 1, f.dbias);
+    if (cut.blocks > 1) {
+        add_shares(f.dB.data, apart.get(), count, cut.blocks - 1, size.threads);
+        add_shares(f.dC.data, apart.get() + count * (cut.blocks - 1), count, cut.blocks - 1, size.threads);
+    }
+}
+
+}  // namespace INFSSM_ISA
+}  // namespace infssm

@@ -1,0 +1,54 @@
+"""The compiled kernels as `torch.library` operators: what their definitions share.
+
+Every operator takes float32 CPU tensors; the public functions check and convert. Outputs that were not asked for are
+empty tensors, because an operator always returns the same number of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infssm.kernels._backend import NATIVE
+
+# None only where the module was not built, and then no operator is ever called.
+native: Any = NATIVE
+
+_library: Any = torch.library.Library("infssm", "DEF")  # type: ignore[no-untyped-call]
+
+
+def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Register one operator with its CPU kernel and its fake; returns the callable operator."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"infssm::{name}", fake, lib=_library)
+    return getattr(torch.ops.infssm, name).default
+
+
+def differentiate(name: str, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
+    """Register the gradient of operator `name`."""
+    torch.library.register_autograd(f"infssm::{name}", backward, setup_context=setup, lib=_library)
+
+
+def rows(tensor: Tensor | None) -> Tensor | None:
+    """The tensor as the kernels read it: any strides, but the last dimension contiguous."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def flat(tensor: Tensor | None) -> Tensor | None:
+    """The tensor without gaps, or None."""
+    return tensor if tensor is None else tensor.contiguous()
+
+
+def new(like: Tensor, *shape: int) -> Tensor:
+    """An uninitialised float32 tensor beside `like`."""
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def needed(ctx: Any, gradients: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """The gradients of those leading inputs that need one."""
+    return [grad if need else None for grad, need in zip(gradients, ctx.needs_input_grad, strict=False)]

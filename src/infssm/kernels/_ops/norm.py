@@ -1,0 +1,73 @@
+"""Residual addition and RMSNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infssm.kernels._ops._library import define, differentiate, flat, native, new
+
+
+def _norm_fake(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:  # noqa: ARG001
+    total = new(x, 0) if residual is None else new(x, *x.shape)
+    return new(x, *x.shape), total, new(x, *x.shape[:-1])
+
+
+def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
+    normed, total, scale = outputs = _norm_fake(x, residual, weight, eps)
+    channels = x.shape[-1]
+    native.norm_forward(
+        x.reshape(-1, channels),
+        None if residual is None else residual.reshape(-1, channels),
+        *(flat(weight), eps, torch.get_num_threads(), normed.view(-1, channels)),
+        *(None if residual is None else total.view(-1, channels), scale.view(-1)),
+    )
+    return outputs
+
+
+def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, _ = inputs
+    _, total, scale = output
+    ctx.mark_non_differentiable(scale)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x if residual is None else total, weight, scale)
+
+
+def _norm_autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    grad_normed, grad_total, _ = grads
+    dx, dweight = norm_backward(*ctx.saved_tensors, grad_normed, grad_total)
+    return dx, dx if ctx.needs_input_grad[1] else None, dweight, None
+
+
+def _norm_backward_fake(total: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return new(total, *total.shape), new(total, *weight.shape)
+
+
+def _norm_backward(*args: Any) -> tuple[Tensor, ...]:
+    total, weight, scale, grad_normed, grad_total = args
+    dx, dweight = outputs = _norm_backward_fake(*args)
+    channels = total.shape[-1]
+    grad_normed = torch.zeros_like(dx) if grad_normed is None else grad_normed
+    native.norm_backward(
+        *(total.reshape(-1, channels), flat(weight), torch.get_num_threads(), scale.reshape(-1)),
+        grad_normed.reshape(-1, channels),
+        None if grad_total is None else grad_total.reshape(-1, channels),
+        *(dx.view(-1, channels), dweight),
+    )
+    return outputs
+
+
+norm = define(
+    "norm(Tensor x, Tensor? residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    _norm,
+    _norm_fake,
+)
+norm_backward = define(
+    "norm_backward(Tensor total, Tensor weight, Tensor scale, Tensor? grad_normed, Tensor? grad_total)"
+    " -> (Tensor, Tensor)",
+    _norm_backward,
+    _norm_backward_fake,
+)
+differentiate("norm", _norm_autograd, _norm_setup)

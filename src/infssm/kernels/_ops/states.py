@@ -1,0 +1,69 @@
+"""Mean states without a scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infssm.kernels._ops._library import define, differentiate, flat, native, needed, new, rows
+
+
+def _mean_fake(*args: Any) -> tuple[Tensor, ...]:
+    delta, A, _, groups, _, zoh = args
+    batch, tokens, _ = delta.shape
+    shape = (batch, tokens, groups, A.shape[1])
+    return new(A, *shape), new(A, *shape[:3]), new(A, *shape) if zoh else new(A, 0)
+
+
+def _mean(*args: Any) -> tuple[Tensor, ...]:
+    delta, A, bias, groups, softplus, zoh = args
+    a, mean, out = outputs = _mean_fake(*args)
+    tensors = (rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads())
+    native.mean_states_forward(*tensors, a, mean, out if zoh else None)
+    return outputs
+
+
+def _mean_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    delta, A, bias, groups, softplus, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(delta, A, bias)
+    ctx.options = (groups, softplus)
+
+
+def _mean_autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    result = mean_states_backward(*ctx.saved_tensors, *ctx.options, *grads)
+    return (*needed(ctx, result), None, None, None)
+
+
+def _mean_backward_fake(delta: Tensor, A: Tensor, delta_bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+    return new(A, *delta.shape), new(A, *A.shape), new(A, A.shape[0] if delta_bias is not None else 0)
+
+
+def _mean_backward(*args: Any) -> tuple[Tensor, ...]:
+    delta, A, bias, groups, softplus, grad_a, grad_delta, grad_zoh = args
+    ddelta, dA, dbias = outputs = _mean_backward_fake(*args)
+    shape = (*delta.shape[:2], groups, A.shape[1])
+    grad_a = delta.new_zeros(shape) if grad_a is None else grad_a.contiguous()
+    grad_delta = delta.new_zeros(shape[:3]) if grad_delta is None else grad_delta.contiguous()
+    native.mean_states_backward(
+        *(rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads()),
+        *(grad_a, grad_delta, flat(grad_zoh), ddelta, dA, None if bias is None else dbias),
+    )
+    return outputs
+
+
+mean_states = define(
+    "mean_states(Tensor delta, Tensor A, Tensor? delta_bias, int groups, bool softplus, bool zoh)"
+    " -> (Tensor a, Tensor delta, Tensor zoh)",
+    _mean,
+    _mean_fake,
+)
+mean_states_backward = define(
+    "mean_states_backward(Tensor delta, Tensor A, Tensor? delta_bias, int groups, bool softplus, Tensor? grad_a,"
+    " Tensor? grad_delta, Tensor? grad_zoh) -> (Tensor, Tensor, Tensor)",
+    _mean_backward,
+    _mean_backward_fake,
+)
+differentiate("mean_states", _mean_autograd, _mean_setup)
