@@ -74,6 +74,7 @@ def test_large_token_counts_go_in_chunks_with_the_same_values_and_gradients(kind
         assert (x is None) == (y is None)
         if x is not None:
             torch.testing.assert_close(x, y)
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("a gradient nobody asked for"))
     with torch.no_grad():
         torch.testing.assert_close(distance(old, new, kind=kind), whole)
 

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from infssm.geometry._space import StateSpace
 
-# Elements of one [tokens, n, n] temporary: 0.5 MiB in float32 stays in a core's cache; devices want larger pieces.
-_CPU_ELEMENTS = 2**17
+# Elements of one [tokens, n, n] temporary: 1 MiB in float32 stays in a core's cache; devices want larger pieces.
+_CPU_ELEMENTS = 2**18
 _DEVICE_ELEMENTS = 2**24
 
 TokenFn = Callable[[StateSpace, StateSpace], Tensor]
@@ -34,7 +34,9 @@ def per_token(fn: TokenFn) -> TokenFn:
         size = max(1, limit // (n * n))
         if torch.compiler.is_compiling() or lead.numel() <= size:
             return fn(old, new)
-        parts = (old.a, old.c, old.b, new.a, new.c, new.b)
+        parts: tuple[Tensor | None, ...] = (old.a, old.c, old.b, new.a, new.c, new.b)
+        if not torch.is_grad_enabled():  # or the gradients of the pieces would be computed for nothing
+            parts = tuple(None if x is None else x.detach() for x in parts)
         flat = (None if x is None else x.reshape(-1, x.shape[-1]) for x in parts)
         value: Tensor = _Pieces.apply(fn, size, *flat)  # type: ignore[no-untyped-call]
         return value.reshape(lead)
