@@ -22,9 +22,10 @@ M = TypeVar("M", bound=nn.Module)
 def accelerate(model: M) -> M:
     """Run the model's Mamba, FalconMamba, Jamba and Mamba-2 style layers on our scan and convolution, in place.
 
-    For CPUs, where transformers loops over the tokens in Python. Outputs are the same (to 1e-4), in training and
-    inference; generation steps from a cache run the original code. States are then recorded by the same scan.
-    Parameters, ``state_dict``, ``save_pretrained`` and pickling are as before; :func:`restore` undoes it.
+    For CPUs, where transformers loops over the tokens in Python; on other devices keep its own kernels. Outputs are
+    the same (to 1e-4), in training and inference; generation steps from a cache run the original code. States are then
+    recorded by the same scan. Parameters, ``state_dict``, ``save_pretrained`` and pickling are as before;
+    :func:`restore` undoes it.
     """
     swapped = 0
     for module in model.modules():

@@ -31,8 +31,9 @@ class Recorder:
     """Records the states of a model's forward passes inside ``with recorder.recording():``.
 
     Outside of it nothing is installed on the model. ``states`` belong to the last forward: the next forward starts a
-    new record, a checkpoint's recomputation during backward is not recorded. They are part of the autograd graph of
-    that forward, float32 (float64 for float64 models) under any autocast.
+    new record (it is known by the first mixer running again, so a first mixer that runs several times in one forward
+    keeps its last run only); a checkpoint's recomputation during backward is not recorded. States are part of the
+    autograd graph of their forward, float32 (float64 for float64 models) under any autocast.
     """
 
     def __init__(
