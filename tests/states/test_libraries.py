@@ -158,20 +158,20 @@ class Linear2d(nn.Linear):
 class SS2D(nn.Module):
     """Attributes of VMamba's SS2D: four scans along rows, columns, and both reversed."""
 
-    def __init__(
-        self, d_model: int = 6, n: int = 2, rank: int = 2, channel_first: bool = False, z: bool = True
-    ) -> None:
+    def __init__(self, *, channel_first: bool = False, z: bool = True, grouped: bool = False) -> None:
         super().__init__()
-        d = 2 * d_model
-        self.channel_first, self.disable_z = channel_first, not z
+        d_model, d, n, rank = 6, 12, 2, 2
+        self.channel_first, self.disable_z, self.grouped = channel_first, not z, grouped
         self.in_proj = (Linear2d if channel_first else nn.Linear)(d_model, d * (1 + z), bias=False)
         self.conv2d = nn.Conv2d(d, d, 3, padding=1, groups=d)
         self.act = nn.SiLU()
-        self.x_proj_weight = nn.Parameter(torch.randn(4, rank + 2 * n, d) / 4)
-        self.dt_projs_weight, self.dt_projs_bias = (
-            nn.Parameter(torch.randn(4, d, rank)),
-            nn.Parameter(torch.randn(4, d)),
-        )
+        if grouped:  # the one-file version keeps the projections in grouped layers
+            self.x_proj = nn.Linear(d, 4 * (rank + 2 * n), bias=False)
+            self.dt_projs = nn.Linear(rank, 4 * d, bias=False)
+        else:
+            self.x_proj_weight = nn.Parameter(torch.randn(4, rank + 2 * n, d) / 4)
+            self.dt_projs_weight = nn.Parameter(torch.randn(4, d, rank))
+        self.dt_projs_bias = nn.Parameter(torch.randn(4, d))
         self.A_logs = nn.Parameter(torch.randn(4 * d, n))
         self.forward_core = partial(self.core, scan_mode="cross2d")
 
@@ -191,10 +191,11 @@ class SS2D(nn.Module):
         orders = [order, by_column, order.flip(0), by_column.flip(0)]
         self.scans = []
         for k, (sequence, places) in enumerate(zip(sequences, orders, strict=True)):
-            projected = self.x_proj_weight[k] @ sequence
-            rank, n = self.dt_projs_weight.shape[2], self.A_logs.shape[1]
-            dt, B, C = projected.split([rank, n, n], dim=1)
-            delta = F.softplus(self.dt_projs_weight[k] @ dt + self.dt_projs_bias[k][:, None])
+            x_weight = self.x_proj.weight.chunk(4)[k] if self.grouped else self.x_proj_weight[k]
+            dt_weight = self.dt_projs.weight.chunk(4)[k] if self.grouped else self.dt_projs_weight[k]
+            n = self.A_logs.shape[1]
+            dt, B, C = (x_weight @ sequence).split([2, n, n], dim=1)
+            delta = F.softplus(dt_weight @ dt + self.dt_projs_bias[k][:, None])
             raster = torch.argsort(places)
             delta, B, C = (v.transpose(1, 2)[:, raster] for v in (delta, B, C))
             self.scans.append({"delta": delta, "A": -torch.exp(self.A_logs.view(4, d, n)[k]), "B": B, "C": C})
@@ -256,9 +257,10 @@ def test_mamba_ssm_generation_is_refused() -> None:
 
 @pytest.mark.parametrize("channel_first", [True, False])
 @pytest.mark.parametrize("z", [True, False])
-def test_vmamba_ss2d(channel_first: bool, z: bool) -> None:
+@pytest.mark.parametrize("grouped", [True, False])
+def test_vmamba_ss2d(channel_first: bool, z: bool, grouped: bool) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(SS2D(channel_first=channel_first, z=z))
+    model = nn.Sequential(SS2D(channel_first=channel_first, z=z, grouped=grouped))
     x = torch.randn(2, 6, 3, 4) if channel_first else torch.randn(2, 3, 4, 6)
     check(model, x, {"0": model[0]})
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
@@ -13,16 +14,36 @@ from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes._selective import SelectiveInputs, state_space, wide
 
+DIRECTIONS = 4
+
+
+class Projections(NamedTuple):
+    """x_weight: [4 (rank + 2 n), channels]; x_bias: [4 (rank + 2 n)]; dt_weight: [4 channels, rank], or 3-d views."""
+
+    x_weight: Tensor
+    x_bias: Tensor | None
+    dt_weight: Tensor
+
+
+def _projections(mixer: Any) -> Projections:
+    """The four directions' projections: parameters of the mixer, or of grouped layers in the one-file version."""
+    core = getattr(mixer, "forward_core", None)
+    if getattr(core, "keywords", {}).get("scan_mode") != "cascade2d":
+        if hasattr(mixer, "x_proj_weight"):
+            return Projections(mixer.x_proj_weight, getattr(mixer, "x_proj_bias", None), mixer.dt_projs_weight)
+        if hasattr(mixer, "x_proj") and hasattr(mixer, "dt_projs"):
+            return Projections(mixer.x_proj.weight, mixer.x_proj.bias, mixer.dt_projs.weight)
+    raise ConfigError("of VMamba's SS2D only forward types v0 to v5 with independent scans are known")
+
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:
     """Parameters that form the states; directions share tensors, so no set cuts the projections into rows."""
-    rows: list[StateRows] = [
-        (p, None) for p in (mixer.A_logs, mixer.dt_projs_weight, mixer.dt_projs_bias, mixer.x_proj_weight)
-    ]
+    tensors = [mixer.A_logs, mixer.dt_projs_bias, *(p for p in _projections(mixer) if p is not None)]
+    rows: list[StateRows] = [(p, None) for p in tensors]
     if which == "ABC-full":
         if (conv := getattr(mixer, "conv2d", None)) is not None:
             rows += [(p, None) for p in (conv.weight, conv.bias) if p is not None]
-        width = mixer.dt_projs_weight.shape[1]
+        width = len(mixer.A_logs) // DIRECTIONS
         rows += [(p, slice(0, width)) for p in (mixer.in_proj.weight, mixer.in_proj.bias) if p is not None]
     return rows
 
@@ -31,29 +52,25 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:
 @register_probe("*vmamba.SS2D", parameters=parameters)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of the four directions, each a, b, c: [batch, height * width, n] with the pixels in raster order."""
-    core = getattr(mixer, "forward_core", None)
-    if not hasattr(mixer, "x_proj_weight") or getattr(core, "keywords", {}).get("scan_mode") == "cascade2d":
-        raise ConfigError("of VMamba's SS2D only forward types v0 to v5 with independent scans are known")
-    u = _features(mixer, inputs.get(0, "x"))
-    directions, _, rank = mixer.dt_projs_weight.shape
-    n = mixer.A_logs.shape[-1]
-    projected = torch.einsum("btd,kcd->kbtc", u, wide(mixer.x_proj_weight))
-    if (bias := getattr(mixer, "x_proj_bias", None)) is not None:
-        projected = projected + wide(bias).view(directions, 1, 1, -1)
-    dt, B, C = torch.split(projected, [rank, n, n], dim=-1)
-    delta = torch.einsum("kbtr,kdr->kbtd", dt, wide(mixer.dt_projs_weight))
-    A = -torch.exp(wide(mixer.A_logs)).view(directions, -1, n)
-    dt_bias = wide(mixer.dt_projs_bias).view(directions, -1)
-    scans = (SelectiveInputs(u, delta[k], A[k], B[k], C[k], dt_bias[k]) for k in range(directions))
+    x_weight, x_bias, dt_weight = _projections(mixer)
+    channels, n = len(mixer.A_logs) // DIRECTIONS, mixer.A_logs.shape[-1]
+    u = _features(mixer, inputs.get(0, "x"), channels)
+    projected = torch.einsum("btd,kcd->kbtc", u, wide(x_weight).view(DIRECTIONS, -1, channels))
+    if x_bias is not None:
+        projected = projected + wide(x_bias).view(DIRECTIONS, 1, 1, -1)
+    dt, B, C = torch.split(projected, [projected.shape[-1] - 2 * n, n, n], dim=-1)
+    delta = torch.einsum("kbtr,kdr->kbtd", dt, wide(dt_weight).view(DIRECTIONS, channels, -1))
+    A = -torch.exp(wide(mixer.A_logs)).view(DIRECTIONS, channels, n)
+    dt_bias = wide(mixer.dt_projs_bias).view(DIRECTIONS, channels)
+    scans = (SelectiveInputs(u, delta[k], A[k], B[k], C[k], dt_bias[k]) for k in range(DIRECTIONS))
     return [state_space(scan, inputs.options) for scan in scans]
 
 
-def _features(mixer: Any, x: torch.Tensor) -> torch.Tensor:
+def _features(mixer: Any, x: Tensor, width: int) -> Tensor:
     """Input of the scans: [batch, pixels, channels]; x: [batch, height, width, c], or channels first."""
     channel_first = getattr(mixer, "channel_first", False)
     if channel_first:
         x = x.permute(0, 2, 3, 1)
-    width = mixer.dt_projs_weight.shape[1]
     bias = None if mixer.in_proj.bias is None else wide(mixer.in_proj.bias[:width])
     # Linear2d of channels-first models keeps its weight as a Linear does.
     y = F.linear(wide(x), wide(mixer.in_proj.weight[:width]), bias).permute(0, 3, 1, 2)
