@@ -66,8 +66,8 @@ def mamba2_parameters(mixer: Any, which: str) -> list[StateRows]:
 def mamba2(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of one scan with a scalar transition per head: a: [batch, tokens(, groups), 1]."""
     u = _input(inputs, "u")
-    if (seqlen := inputs.get(1, "seqlen")) is not None:
-        u = torch.unflatten(u, 0, (-1, seqlen))
+    if u.ndim == 2:  # sequence parallel code puts batch and tokens into one dimension
+        u = torch.unflatten(u, 0, (-1, inputs.get(1, "seqlen")))
     groups, n, heads = mixer.ngroups, mixer.d_state, mixer.nheads
     rows, conv_rows = head_rows(mixer.in_proj, groups, n, heads)
     bc, dt = torch.split(project(mixer.in_proj, u, rows), [2 * groups * n, heads], dim=-1)
