@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import os
+import pickle
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +96,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"the checkpoint {path} is truncated or not a checkpoint ({len(content)} bytes)")
     if hashlib.sha256(body).digest() != digest:
         raise CheckpointError(f"the checkpoint {path} is damaged: its checksum does not match its content")
-    state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(f"the checkpoint {path} holds more than tensors and plain values; not loaded") from None
     return state
 
 

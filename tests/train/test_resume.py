@@ -1,0 +1,195 @@
+"""A run that was killed anywhere and resumed ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infssm.errors import CheckpointError, ConfigError, DataError
+from infssm.methods import list_methods
+from infssm.runs import RunDirectory
+from infssm.train import Interrupted, Result, resume, run, run_path, save_checkpoint
+from infssm.train.loop import Loop
+from tests.train.tiny import assert_same, tiny_config
+
+STEPS = 12
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the library may catch it and save."""
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[Loop], None]) -> None:
+    """Call ``act`` right before the given step of the run is taken."""
+    original = Loop.step
+
+    def breaking(self: Loop, *args: Any) -> Any:
+        if self.state.position.at == step:
+            act(self)
+        return original(self, *args)
+
+    monkeypatch.setattr(Loop, "step", breaking)
+
+
+def kill(_: Loop) -> None:
+    raise Killed
+
+
+def signalled(loop: Loop) -> None:
+    loop.signals.pending = True
+
+
+@pytest.mark.parametrize("method", [*list_methods(), "er+inf-ssm-exact", "ewc+lwf-ac"])
+def test_killed_and_resumed_is_bit_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    whole = run(tiny_config(tmp_path / "whole", method), quiet=True)
+    config = tiny_config(tmp_path / "broken", method)
+    step = random.Random(method).randrange(1, STEPS)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        break_at(patch, step, kill)
+        run(config, quiet=True)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        break_at(patch, min(step + 2, STEPS - 1), signalled)
+        run(config, quiet=True)
+    assert_same(resume(run_path(config), quiet=True), whole)
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+@pytest.mark.parametrize("act", [kill, signalled])
+def test_every_step_can_be_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Result, step: int, act: Callable[[Loop], None]
+) -> None:
+    config = tiny_config(tmp_path, "si", train={"limit_batches": 3})
+    with monkeypatch.context() as patch, pytest.raises((Killed, Interrupted)):
+        break_at(patch, step, act)
+        run(config, quiet=True)
+    result = run(config, quiet=True)
+    assert_same(result, whole)
+    lines = RunDirectory(result.path).metrics()
+    assert [line["at"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
+    assert [(line["task"], line["epoch"]) for line in lines if line["kind"] == "epoch"] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(tiny_config(tmp_path_factory.mktemp("whole"), "si"), quiet=True)
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from infssm.train import run
+from infssm.train.loop import Loop
+from tests.train.tiny import tiny_config
+step = Loop.step
+def slow(self, *args):
+    time.sleep(0.2)
+    return step(self, *args)
+Loop.step = slow
+try:
+    run(tiny_config(Path(sys.argv[1]), "si"), quiet=True)
+except BaseException as error:
+    sys.exit(getattr(error, "exit_code", 1))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
+def test_real_signals(tmp_path: Path, whole: Result, number: signal.Signals, code: int) -> None:
+    path = run_path(tiny_config(tmp_path, "si"))
+    process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], cwd=Path(__file__).parents[2])
+    while process.poll() is None and _lines(path) < 5:
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    assert process.wait(timeout=60) == code
+    assert not RunDirectory(path).complete
+    assert_same(resume(path, quiet=True), whole)
+
+
+def _lines(path: Path) -> int:
+    metrics = path / "metrics.jsonl"
+    return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+
+
+def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int = 8) -> Path:
+    config = tiny_config(tmp_path, "si")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="infssm resume"):
+        break_at(patch, step, signalled)
+        run(config, quiet=True)
+    return run_path(config)
+
+
+def test_half_a_checkpoint_is_refused_and_the_previous_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], whole: Result
+) -> None:
+    path = interrupted(tmp_path, monkeypatch)
+    last = path / "checkpoints" / "last.ckpt"
+    content = last.read_bytes()
+    last.unlink()
+    last.write_bytes(content[: len(content) // 2])
+    assert_same(resume(path), whole)
+    assert "truncated" in capfd.readouterr().err
+
+
+def test_both_checkpoints_damaged_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = interrupted(tmp_path, monkeypatch)
+    for name in ("last.ckpt", "last.ckpt.previous"):
+        (path / "checkpoints" / name).unlink()
+        (path / "checkpoints" / name).write_bytes(b"half")
+    with pytest.raises(CheckpointError, match="truncated"):
+        resume(path, quiet=True)
+
+
+def test_another_config_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = interrupted(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"another configuration \(train.lr: 0.001 != 0.5\)"):
+        resume(path, ["train.lr=0.5"], quiet=True)
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("lr: 0.001", "lr: 0.01"))
+    with pytest.raises(ConfigError, match="the checkpoint was written with configuration"):
+        resume(path, quiet=True)
+
+
+def test_settings_without_effect_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Result) -> None:
+    path = interrupted(tmp_path, monkeypatch)
+    assert_same(resume(path, ["train.num_workers=0", "train.log_every=2"], quiet=True), whole)
+
+
+def test_another_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = interrupted(tmp_path, monkeypatch)
+    split = json.loads((path / "split.json").read_text())
+    split["train"][0], split["test"][0] = split["test"][0], split["train"][0]
+    (path / "split.json").write_text(json.dumps(split))
+    with pytest.raises(DataError, match="do not match its hash"):
+        resume(path, quiet=True)
+
+
+def test_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Result) -> None:
+    config = tiny_config(tmp_path, "si")
+    saves = 0
+
+    def fill(path: Path, state: dict[str, Any], **options: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 3:
+            with monkeypatch.context() as patch:
+                patch.setattr("os.fsync", _no_space)
+                save_checkpoint(path, state, **options)
+        save_checkpoint(path, state, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left"):
+        patch.setattr("infssm.train.state.save_checkpoint", fill)
+        run(config, quiet=True)
+    assert_same(resume(run_path(config), quiet=True), whole)
+
+
+def _no_space(_: int) -> None:
+    raise OSError(28, "No space left on device")
