@@ -13,7 +13,7 @@ from infssm.errors import ConfigError
 
 
 def command(
-    what: Annotated[str, typer.Argument(help="methods, models, datasets, distances or presets.")],
+    what: Annotated[str, typer.Argument(help="methods, models, datasets, distances, presets or studies.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List what can be named in a configuration.
@@ -59,9 +59,15 @@ def _distances() -> dict[str, str]:
 
 
 def _presets() -> dict[str, str]:
-    from infssm.presets import list_presets
+    from infssm.presets import list_presets, load_preset
 
-    return dict.fromkeys(list_presets(), "")
+    return {name: load_preset(name).summary for name in list_presets()}
+
+
+def _studies() -> dict[str, str]:
+    from infssm.studies import describe_study, list_studies
+
+    return {name: describe_study(name) for name in list_studies()}
 
 
 def _first_line(thing: Any) -> str:
@@ -74,4 +80,5 @@ _KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "datasets": _datasets,
     "distances": _distances,
     "presets": _presets,
+    "studies": _studies,
 }

@@ -37,6 +37,19 @@ class Preset:
     assumed: dict[str, str]
     paper: dict[str, Any] | None
 
+    @property
+    def summary(self) -> str:
+        """One line: the method and the published AA, AIA and FM in percent."""
+        method = self.values["method"]["name"]
+        if self.paper is None:
+            return f"{method}; no published result"
+        shown = ", ".join(f"{m} {_number(self.paper[m])}" for m in ("AA", "AIA", "FM"))
+        return f"{method}; paper, {self.paper['table']}: {shown}"
+
+
+def _number(value: Mapping[str, Any]) -> str:
+    return f"{value['mean']:.2f}" + (f" ± {value['std']:.2f}" if value.get("std") is not None else "")
+
 
 @cache
 def paper_numbers() -> dict[str, Any]:

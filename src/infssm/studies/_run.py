@@ -6,7 +6,9 @@ import copy
 import itertools
 import os
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,12 +74,16 @@ class TrainedRun:
 
     def accuracy(self, method: Method, task: int) -> float:
         """Accuracy of a method's module on a task's test images, among the classes seen up to that task."""
-        from lightning_fabric import Fabric
-
         stream_task = self.setup.stream[task]
-        fabric = Fabric(accelerator="cpu", devices=1)
-        seen = stream_task.classes.stop
-        return evaluate(fabric, replace(self.setup, method=method), stream_task, seen=seen).class_incremental
+        setup = replace(self.setup, method=method)
+        return evaluate(_fabric(), setup, stream_task, seen=stream_task.classes.stop).class_incremental
+
+
+@cache
+def _fabric() -> Any:
+    from lightning_fabric import Fabric
+
+    return Fabric(accelerator="cpu", devices=1)
 
 
 def weights_file(directory: RunDirectory, task: int) -> Path:
@@ -91,8 +97,3 @@ def states_of(model: nn.Module, x: Tensor, *, include_dt_bias: bool = True) -> d
     with record_states(model, include_dt_bias=include_dt_bias) as states:
         model(x)
     return dict(states)
-
-
-def short_names(layers: list[str]) -> list[str]:
-    """Layer numbers for axes: 1, 2, ..."""
-    return [str(i + 1) for i in range(len(layers))]

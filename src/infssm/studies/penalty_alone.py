@@ -26,7 +26,7 @@ def penalty_alone(
     *,
     run: str | os.PathLike[str] | None = None,
     kinds: str | Sequence[str] = ("simplified", "aligned", "martin", "output"),
-    steps: int = 100,
+    steps: int = 50,
     lr: float = 1e-3,
     weight_decay: float = 0.1,
     weight: float = 1e4,
@@ -67,7 +67,8 @@ def _train(
         if step in at:
             method.module.eval()
             new = _flat(states_of(method.module, probe))
-            own = _penalty(method, probe) / weight
+            with torch.no_grad():
+                own = _penalty(method, probe) / weight
             yield {
                 "step": step,
                 "drift_a": _rms(old, new, "a"),

@@ -63,6 +63,7 @@ def variance(
     return Study("variance", data, _figure(data), _text(data))
 
 
+@torch.no_grad()
 def discretised(scan: Scan, *, include_dt_bias: bool = True) -> Tensor:
     """Ā = exp(Δ A) of one scan: [batch, tokens, channels, n]."""
     delta = F.softplus(scan.delta + scan.bias if include_dt_bias else scan.delta)
