@@ -34,6 +34,11 @@ def differentiate(name: str, backward: Callable[..., Any], setup: Callable[..., 
     torch.library.register_autograd(f"infssm::{name}", backward, setup_context=setup, lib=_library)
 
 
+def given(tensor: Tensor | None) -> Tensor | None:
+    """None for an output that was not asked for, and for its gradient."""
+    return None if tensor is None or tensor.numel() == 0 else tensor
+
+
 def rows(tensor: Tensor | None) -> Tensor | None:
     """The tensor as the kernels read it: any strides, but the last dimension contiguous."""
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
@@ -42,6 +47,11 @@ def rows(tensor: Tensor | None) -> Tensor | None:
 def flat(tensor: Tensor | None) -> Tensor | None:
     """The tensor without gaps, or None."""
     return tensor if tensor is None else tensor.contiguous()
+
+
+def matrix(tensor: Tensor | None) -> Tensor | None:
+    """The tensor as contiguous rows [-1, last dimension], or None."""
+    return None if tensor is None else tensor.contiguous().view(-1, tensor.shape[-1])
 
 
 def new(like: Tensor, *shape: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, native, new
+from infssm.kernels._ops._library import define, differentiate, matrix, native, new
 
 KINDS = {"simplified": 0, "aligned": 1, "martin": 2}
 
@@ -24,11 +24,11 @@ def _distance_fake(*args: Any) -> tuple[Tensor, ...]:
 def _distance(*args: Any) -> tuple[Tensor, ...]:
     *inputs, kind, to_old, to_new = args
     value, *slopes = outputs = _distance_fake(*args)
-    states = (tensor.reshape(-1, tensor.shape[-1]) for tensor in inputs)
-    wanted = zip(slopes, inputs, (to_old, to_old, to_new, to_new), strict=True)
+    states = (matrix(tensor) for tensor in inputs)
+    wanted = zip(slopes, (to_old, to_old, to_new, to_new), strict=True)
     native.distance(
         *(*states, kind, torch.get_num_threads(), value.view(-1)),
-        *(slope.view(-1, like.shape[-1]) if want else None for slope, like, want in wanted),
+        *(matrix(slope) if want else None for slope, want in wanted),
     )
     return outputs
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, native, new
+from infssm.kernels._ops._library import define, differentiate, flat, given, matrix, native, new
 
 
 def _norm_fake(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:  # noqa: ARG001
@@ -17,12 +17,9 @@ def _norm_fake(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -
 
 def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
     normed, total, scale = outputs = _norm_fake(x, residual, weight, eps)
-    channels = x.shape[-1]
     native.norm_forward(
-        x.reshape(-1, channels),
-        None if residual is None else residual.reshape(-1, channels),
-        *(flat(weight), eps, torch.get_num_threads(), normed.view(-1, channels)),
-        *(None if residual is None else total.view(-1, channels), scale.view(-1)),
+        *(matrix(x), matrix(residual), flat(weight), eps, torch.get_num_threads()),
+        *(matrix(normed), None if residual is None else matrix(total), scale.view(-1)),
     )
     return outputs
 
@@ -48,13 +45,10 @@ def _norm_backward_fake(total: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor,
 def _norm_backward(*args: Any) -> tuple[Tensor, ...]:
     total, weight, scale, grad_normed, grad_total = args
     dx, dweight = outputs = _norm_backward_fake(*args)
-    channels = total.shape[-1]
     grad_normed = torch.zeros_like(dx) if grad_normed is None else grad_normed
     native.norm_backward(
-        *(total.reshape(-1, channels), flat(weight), torch.get_num_threads(), scale.reshape(-1)),
-        grad_normed.reshape(-1, channels),
-        None if grad_total is None else grad_total.reshape(-1, channels),
-        *(dx.view(-1, channels), dweight),
+        *(matrix(total), flat(weight), torch.get_num_threads(), scale.contiguous().view(-1)),
+        *(matrix(grad_normed), matrix(given(grad_total)), matrix(dx), dweight),
     )
     return outputs
 

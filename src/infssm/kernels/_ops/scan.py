@@ -7,14 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, native, needed, new, rows
+from infssm.kernels._ops._library import define, differentiate, flat, given, native, needed, new, rows
 
 _INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias"
-
-
-def _kept(tensor: Tensor) -> Tensor | None:
-    """None for an output that was not asked for."""
-    return tensor if tensor.dim() > 1 else None
 
 
 def _scan_outputs(u: Tensor, A: Tensor, B: Tensor, last: bool, states: int, save: bool) -> tuple[Tensor, ...]:
@@ -22,11 +17,10 @@ def _scan_outputs(u: Tensor, A: Tensor, B: Tensor, last: bool, states: int, save
     groups, n = B.shape[2], A.shape[1]
     lanes, chunk = native.lanes(), native.CHUNK
     padded = groups * ((channels // groups + lanes - 1) // lanes) * lanes
-    none = new(u, 0)
     return (
         new(u, batch, tokens, channels),
-        new(u, batch, channels, n) if last else none,
-        new(u, batch, tokens, groups, n) if states else none,
+        new(u, batch, channels, n) if last else new(u, 0),
+        new(u, batch, tokens, groups, n) if states else new(u, 0),
         new(u, batch, tokens, groups) if states else new(u, 0),
         new(u, batch, tokens, groups, n) if states == 2 else new(u, 0),
         new(u, batch, (tokens + chunk - 1) // chunk, padded * n) if save else new(u, 0),
@@ -56,7 +50,7 @@ def _scan(
 ) -> tuple[Tensor, ...]:
     outputs = _scan_outputs(u, A, B, last, states, save)
     tensors = (rows(u), rows(delta), A, rows(B), rows(C), flat(D), rows(z), flat(delta_bias))
-    wanted = (_kept(output) for output in outputs)
+    wanted = (given(output) for output in outputs)
     threads = torch.get_num_threads()
     native.scan_forward(*tensors, flat(initial_state), softplus, reverse, threads, *wanted)
     return outputs
@@ -97,7 +91,7 @@ def _scan_backward(*args: Any) -> tuple[Tensor, ...]:
     u, delta, A, B, C, D, z, bias, initial, softplus, reverse, saved, grad_y, *grad_states = args
     du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial = outputs = _scan_backward_outputs(*args)
     grad_y = torch.zeros_like(du) if grad_y is None else grad_y
-    grad_last, grad_a, grad_delta, grad_zoh = (flat(grad) for grad in grad_states)
+    grad_last, grad_a, grad_delta, grad_zoh = (flat(given(grad)) for grad in grad_states)
     if grad_zoh is not None and grad_a is None:
         grad_a = torch.zeros_like(grad_zoh)
     native.scan_backward(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, native, needed, new, rows
+from infssm.kernels._ops._library import define, differentiate, flat, given, native, needed, new, rows
 
 
 def _mean_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -49,7 +49,7 @@ def _mean_backward(*args: Any) -> tuple[Tensor, ...]:
     grad_delta = delta.new_zeros(shape[:3]) if grad_delta is None else grad_delta.contiguous()
     native.mean_states_backward(
         *(rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads()),
-        *(grad_a, grad_delta, flat(grad_zoh), ddelta, dA, None if bias is None else dbias),
+        *(grad_a, grad_delta, flat(given(grad_zoh)), ddelta, dA, None if bias is None else dbias),
     )
     return outputs
 
