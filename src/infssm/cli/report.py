@@ -15,6 +15,9 @@ def command(
     form: Annotated[str, typer.Option("-f", "--format", help="md, csv, tex, html or json.")] = "",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The paper's tables with what was measured, and commands for the rest.")
+    ] = False,
 ) -> None:
     """Compare runs: mean and spread over seeds, one row per method.
 
@@ -26,12 +29,17 @@ def command(
 
     - `infssm report runs -f html -o comparison.html` — tables and plots in one file
 
+    - `infssm report runs --paper -o paper.html` — beside the paper's numbers (md, tex or html)
+
     Each run's own `report.html` is written again, too.
     """
     from infssm.cli.tables import print_comparison
     from infssm.runs import FORMATS, compare, find_runs, render, write_report
 
     form = "json" if as_json else form or (output.suffix.removeprefix(".") if output else "")
+    if paper:
+        _beside_paper(paths, form or "md", output)
+        return
     if form and form not in FORMATS:
         raise ConfigError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     runs = find_runs(paths)
@@ -46,3 +54,17 @@ def command(
     else:
         print_comparison(comparison)
         typer.echo(comparison.verdict())
+
+
+def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:
+    from infssm.presets import PAPER_FORMATS, compare_with_paper, coverage, render_paper
+    from infssm.runs import find_runs
+
+    if form not in PAPER_FORMATS:
+        raise ConfigError(f"--paper has no format {form!r}; known: {', '.join(PAPER_FORMATS)}")
+    cells = compare_with_paper(find_runs(paths))
+    if output is None:
+        typer.echo(render_paper(cells, form), nl=False)
+        return
+    output.write_text(render_paper(cells, form), encoding="utf-8")
+    typer.echo(f"{coverage(cells)} wrote {output}")

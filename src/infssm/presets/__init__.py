@@ -1,6 +1,25 @@
 """Benchmarks as data: one YAML file each, every value traced to its table."""
 
+from infssm.presets._fast import fast_dev_config
 from infssm.presets._load import VARIANTS, Preset, list_benchmarks, list_presets, load_preset, paper_numbers
+from infssm.presets._paper import Cell, Measured, compare_with_paper, paper_cells
+from infssm.presets._paper_tables import PAPER_FORMATS, coverage, render_paper
 from infssm.presets._run import run
 
-__all__ = ["VARIANTS", "Preset", "list_benchmarks", "list_presets", "load_preset", "paper_numbers", "run"]
+__all__ = [
+    "PAPER_FORMATS",
+    "VARIANTS",
+    "Cell",
+    "Measured",
+    "Preset",
+    "compare_with_paper",
+    "coverage",
+    "fast_dev_config",
+    "list_benchmarks",
+    "list_presets",
+    "load_preset",
+    "paper_cells",
+    "paper_numbers",
+    "render_paper",
+    "run",
+]

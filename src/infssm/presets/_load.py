@@ -28,7 +28,8 @@ class Preset:
     """One cell of a results table, ready to run.
 
     values: nested values for :func:`infssm.train.load_config`. sources: the tables they come from. assumed: fields the
-    paper does not give, with the reason for the value chosen. paper: the published AA, AIA and FM, where there are any.
+    paper does not give, with the reason for the value chosen. paper: the published row, where there is one
+    (AA, AIA and FM in percent, each with mean and std).
     """
 
     name: str
@@ -139,4 +140,5 @@ def _published(key: Mapping[str, Any] | None) -> dict[str, Any] | None:
     found = [r for r in paper_numbers()["results"] if all(r[k] == v for k, v in key.items())]
     if len(found) != 1:
         raise ConfigError(f"{len(found)} published results match {dict(key)}")
-    return {metric: found[0][metric] for metric in ("AA", "AIA", "FM")} | {"table": found[0]["table"]}
+    row: dict[str, Any] = found[0]
+    return row
