@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -80,8 +81,11 @@ class SSMMixer(nn.Module):
         """Return the parameters (and their rows) that form the states; ``which`` is one of ``STATE_SETS``."""
         raise NotImplementedError
 
-    def run_scans(self, scans: list[Scan]) -> list[Tensor]:
-        """Run every scan, and emit the states of all of them when a tap is set."""
+    def run_scans(self, scans: Iterable[Scan]) -> list[Tensor]:
+        """Run every scan, and emit the states of all of them when a tap is set.
+
+        Each scan runs as soon as it is prepared, while its inputs are still in the cache: pass a generator.
+        """
         if self.tap is None:
             return [_output(scan) for scan in scans]
         if self.tap.stop:

@@ -8,6 +8,7 @@ The released second-generation classifiers load: ``vssm1_tiny_0230s`` into ``vma
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -55,21 +56,18 @@ class SS2D(SSMMixer):
         mixed: Tensor = self.out_proj(self.out_norm(y))
         return mixed
 
-    def _prepare(self, x: Tensor) -> list[Scan]:
+    def _prepare(self, x: Tensor) -> Iterator[Scan]:
         """Project x [batch, height, width, inner] for all directions, and lay tokens out along each path."""
         paths = (x.flatten(1, 2), x.transpose(1, 2).flatten(1, 2))
         projected = self.x_proj(x).chunk(_DIRECTIONS, dim=-1)
         dt_weights = self.dt_projs.weight.chunk(_DIRECTIONS)
         a, skip = (-torch.exp(at_least_float32(self.A_logs))).chunk(_DIRECTIONS), self.Ds.chunk(_DIRECTIONS)
-        scans = []
         for k, own in enumerate(projected):
             by_column = k % 2 == 1
             own = (own.transpose(1, 2) if by_column else own).flatten(1, 2)
             low, b, c = own.split([self.dt_rank, self.d_state, self.d_state], dim=-1)
             delta = F.linear(low, dt_weights[k])
-            scan = Scan(paths[by_column], delta, a[k], b, c, skip[k], self.dt_projs_bias[k], reverse=k >= 2)
-            scans.append(scan)
-        return scans
+            yield Scan(paths[by_column], delta, a[k], b, c, skip[k], self.dt_projs_bias[k], reverse=k >= 2)
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """Parameters that form the states of all directions, with the rows that matter."""
