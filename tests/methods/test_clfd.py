@@ -99,31 +99,40 @@ def test_probabilities_by_hand() -> None:
     assert parts.share_of(1.0, 10) == 10
 
 
-def test_crops_are_shifts_with_the_colour_outside() -> None:
-    maps, fill = normal(40, 2, 4, 4), torch.tensor([7.0, -7.0], dtype=torch.float64)
-    out = parts.jitter_crop(maps, fill, torch.Generator().manual_seed(0))
-    padded = fill[None, :, None, None].expand(40, 2, 8, 8).clone()
-    padded[..., 2:6, 2:6] = maps
-    seen = set()
+@pytest.mark.parametrize(("size", "reach", "flip"), [(16, 2, True), (16, 2, False), (8, 1, True), (4, 0, True)])
+def test_crops_are_shifts_with_the_colour_outside(size: int, reach: int, flip: bool) -> None:
+    maps, fill = normal(40, 2, size, size), torch.tensor([7.0, -7.0], dtype=torch.float64)
+    out = parts.jitter_crop(maps, fill, torch.Generator().manual_seed(0), flip=flip)
+    padded = fill[None, :, None, None].expand(40, 2, size + 2 * reach, size + 2 * reach).clone()
+    padded[..., reach : reach + size, reach : reach + size] = maps
+    offsets, seen = range(2 * reach + 1), set()
     for image, source in zip(out, padded, strict=True):
-        places = itertools.product(range(5), range(5), (False, True))
-        crops = {(t, s, f): source[:, t : t + 4, s : s + 4].flip([-1] if f else []) for t, s, f in places}
+        crops = {
+            (t, s, f): source[:, t : t + size, s : s + size].flip([-1] if f else [])
+            for t, s, f in itertools.product(offsets, offsets, (False, True))
+        }
         found = [place for place, crop in crops.items() if torch.equal(image, crop)]
+        assert len(found) == 1
         seen.update(found)
-        assert found
-    assert len(seen) > 20
+    assert {f for _, _, f in seen} == ({False, True} if flip else {False})
+    assert {t for t, _, _ in seen} == {s for _, s, _ in seen} == set(offsets)
 
 
 def test_native_input_halves_the_grid_and_upsampling_keeps_it() -> None:
-    native, upsampled = build("clfd"), build("clfd", adapt="upsample")
+    native, upsampled = build("clfd", adapt="native"), build("clfd", adapt="upsample")
     assert native.module.model.grid_size == (1, 1)
     assert upsampled.module.model.grid_size == (2, 2)
     x = toys.batch(TASKS[0]).x
     assert native.module(x).shape == upsampled.module(x).shape == (4, 6)
     with pytest.raises(ConfigError, match="adapt='upsample'"):
-        build("clfd", model=toys.vim(img_size=4))
+        build("clfd", model=toys.vim(img_size=4), adapt="native")
     with pytest.raises(ConfigError, match="num_features"):
         build("clfd", model=torch.nn.Linear(2, 6))
+
+
+@pytest.mark.parametrize(("pixels", "grid"), [(8, (2, 2)), (32, (4, 4)), (24, (6, 6))])
+def test_small_images_keep_their_grid(pixels: int, grid: tuple[int, int]) -> None:
+    assert build("clfd", model=toys.vim(img_size=pixels)).module.model.grid_size == grid
 
 
 def test_the_first_task_freezes_the_encoder_in_its_last_epoch() -> None:
@@ -197,7 +206,7 @@ def test_a_best_epoch_before_the_encoder_was_final() -> None:
 
 
 def test_terms_and_counters_of_a_step_by_hand() -> None:
-    method = build("clfd", replay_batch=5)
+    method = build("clfd", replay_batch=5, adapt="native")
     train(method, TASKS[0])
     base, batch, module = method.base, toys.batch(TASKS[1]), method.module
     method.begin_task(TASKS[1])
@@ -208,7 +217,7 @@ def test_terms_and_counters_of_a_step_by_hand() -> None:
     entries = buffer.get(torch.randperm(len(buffer), generator=twin)[:5])
     crop, draw = (torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=twin))) for _ in range(2))
     blank = base.encoder(torch.zeros(1, 1, 8, 8, dtype=torch.float64)).features[0, :, 0, 0].detach()
-    maps = parts.jitter_crop(entries["features"], blank.float(), crop).double()
+    maps = parts.jitter_crop(entries["features"], blank.float(), crop, flip=True).double()
     allowed = torch.rand(16, generator=draw) < 0.6  # the ratio, for classes that are new
     v = module.model.pool(module.model.forward_features(base.encoder(batch.x).features)) * allowed
     kept = parts.largest(v, 0.6)
@@ -253,7 +262,7 @@ def test_probabilities_follow_the_epochs() -> None:
 
 
 def test_evaluation_selects_without_classes() -> None:
-    method = build("clfd")
+    method = build("clfd", adapt="native")
     train(method, TASKS[0])
     module, x = method.module.eval(), toys.batch(TASKS[0]).x
     v = module.model.pool(module.model.forward_features(module.encoder(x).features))

@@ -104,15 +104,15 @@ def largest(features: Tensor, ratio: float) -> Tensor:
 class FrequencyModel(nn.Module):
     """Encoder, backbone, selection, head; replayed features enter behind the encoder."""
 
-    def __init__(self, model: nn.Module, *, ratio: float, adapt: Literal["native", "upsample"]) -> None:
+    def __init__(self, model: nn.Module, *, ratio: float, adapt: Literal["auto", "native", "upsample"]) -> None:
         super().__init__()
         needed = ("forward_features", "forward_head", "head", "num_features", "img_size")
         if not all(hasattr(model, name) for name in needed):
             raise ConfigError(f"clfd wraps a vision backbone: the model needs {', '.join(needed)}")
         size = model.img_size if isinstance(model.img_size, tuple) else (model.img_size, model.img_size)
-        self.adapt = adapt
         self.image_size: tuple[int, int] = size  # type: ignore[assignment]
-        if adapt == "native":
+        self.upsample = adapt == "upsample" or (adapt == "auto" and not _enough_patches(model))
+        if not self.upsample:
             _halve(model, self.image_size)
         channels = next(child.in_channels for child in model.modules() if isinstance(child, nn.Conv2d))
         self.encoder = FrequencyEncoder(channels, channels)
@@ -123,13 +123,19 @@ class FrequencyModel(nn.Module):
         """Images ``[b, ...]`` to logits ``[b + m, K]``, those of ``replayed: [m, ...]`` encoded features last."""
         encoded: Encoded = self.encoder(x)
         maps = encoded.features if replayed is None else torch.cat((encoded.features, replayed))
-        if self.adapt == "upsample":
+        if self.upsample:
             maps = F.interpolate(maps, size=self.image_size, mode="bilinear", align_corners=False)
         model: Any = self.model
         pooled = model.forward_head(model.forward_features(maps), pre_logits=True)
         selected: Selected = self.selection(pooled, allowed)
         logits: Tensor = model.head(selected.features)
         return logits
+
+
+def _enough_patches(model: nn.Module) -> bool:
+    """Whether half-size maps still make a grid of at least 4 by 4 patches."""
+    grid = getattr(model, "grid_size", None)
+    return hasattr(model, "set_input_size") and grid is not None and all(n % 2 == 0 and n >= 8 for n in grid)
 
 
 def _halve(model: nn.Module, size: tuple[int, int]) -> None:
@@ -165,15 +171,19 @@ def _relative(counts: Tensor) -> Tensor:
     return counts / counts.max().clamp(min=1)
 
 
-def jitter_crop(maps: Tensor, fill: Tensor, generator: torch.Generator, padding: int = 2) -> Tensor:
-    """Random crop of ``maps: [m, c, h, w]`` padded by the colour ``fill: [c]``, and random flip, per image."""
+def jitter_crop(maps: Tensor, fill: Tensor, generator: torch.Generator, *, flip: bool) -> Tensor:
+    """Random shift and random ``flip`` of each of ``maps: [m, c, h, w]``; what comes in has the colour ``fill: [c]``.
+
+    Shifts are up to 2 (the original's, for maps of 16 pixels), less for maps below 16: an eighth of the width.
+    """
     count, _, height, width = maps.shape
-    padded = fill[None, :, None, None].expand(count, -1, height + 2 * padding, width + 2 * padding).clone()
-    padded[..., padding:-padding, padding:-padding] = maps
-    top, left = torch.randint(2 * padding + 1, (2, count), generator=generator)
-    flip = torch.rand(count, generator=generator) < 0.5
+    reach = min(2, width // 8)
+    padded = fill[None, :, None, None].expand(count, -1, height + 2 * reach, width + 2 * reach).clone()
+    padded[..., reach : reach + height, reach : reach + width] = maps
+    top, left = torch.randint(2 * reach + 1, (2, count), generator=generator)
+    flipped = (torch.rand(count, generator=generator) < 0.5) & flip
     rows, columns = top[:, None] + torch.arange(height), left[:, None] + torch.arange(width)
-    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    columns = torch.where(flipped[:, None], columns.flip(1), columns)
     image = torch.arange(count)[:, None, None]
     return padded.movedim(1, -1)[image, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
 

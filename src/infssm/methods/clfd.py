@@ -2,8 +2,8 @@
 
 The encoder is trained on the first task and frozen from its last epoch on; the buffer holds its maps, not images. The
 maps have half the image's size: a backbone with ``set_input_size`` (Vim) is resized, its position embeddings resampled
-(224 pixels become 7×7 patches of 16, the 32 pixels of ``vim_nano`` 4×4 patches of 4). Where that leaves too few tokens
-or no whole patches, ``adapt="upsample"`` enlarges the maps to the image's size instead.
+(224 pixels become 7×7 patches of 16, the 32 pixels of ``vim_nano`` 4×4 patches of 4). Where fewer than 4×4 patches
+would be left, as with digits of 8 pixels, the maps are enlarged to the image's size instead.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ class CLFDConfig(ReplayConfig):
     )
     ratio: float = Field(0.6, gt=0, le=1, description="share of features selected (original: 0.6)")
     warmup: float = Field(0.4, ge=0, le=1, description="share of epochs before counts set the probabilities (original)")
-    adapt: Literal["native", "upsample"] = Field(
-        "native", description="'native': the backbone takes half-size maps; 'upsample': maps enlarged to image size"
+    adapt: Literal["auto", "native", "upsample"] = Field(
+        "auto",
+        description="'native': the backbone takes half-size maps; 'upsample': maps enlarged to image size; 'auto': "
+        "native where that leaves 4x4 patches or more",
     )
+    flip: bool = Field(True, description="flip replayed maps at random (original); off for digits and letters")
 
 
 @register_method
@@ -127,7 +130,7 @@ class CLFD(StreamReplay):
         if self.frozen is not None:
             with torch.no_grad():
                 blank = self.encoder(self.context.normalized(self._blank)).features[0, :, 0, 0]
-            maps = parts.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator())
+            maps = parts.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
         return self.to_device(maps).to(next(self.encoder.parameters()).dtype), self.to_device(entries["label"])
 
     def _allowed(self, labels: Tensor) -> Tensor:
