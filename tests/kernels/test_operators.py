@@ -79,7 +79,7 @@ def test_operators_pass_opcheck() -> None:
 
 
 MEASURE = """
-import json, resource, sys, torch
+import json, sys, torch
 from infssm.kernels import selective_scan
 torch.manual_seed(0)
 batch, tokens, channels, n = int(sys.argv[2]), 1024, 512, 16
@@ -91,13 +91,14 @@ selective_scan(*(t[:1, :8] if t.dim() == 3 else t for t in inputs), z=z[:1, :8],
 for t in (*inputs, z): t.grad = torch.zeros_like(t)
 grad = torch.ones(batch, tokens, channels)
 y = torch.zeros_like(grad)
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-def now(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
-before = now()
+def resident(field):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
+before = resident("VmRSS")
 out = selective_scan(*inputs, z=z, delta_softplus=True, return_states=True, backend=sys.argv[1])
 grads = torch.autograd.grad([out[0], out[1].a], [*inputs, z], [grad, torch.ones_like(out[1].a)])
 kept = sum(t.numel() * 4 for t in (out[0], out[1].a, *grads)) / 2**20
-print(json.dumps({"above": peak() - before - kept, "largest": batch * tokens * channels * n * 4 / 2**20}))
+print(json.dumps({"above": resident("VmHWM") - before - kept, "largest": batch * tokens * channels * n * 4 / 2**20}))
 """
 
 
@@ -105,11 +106,11 @@ print(json.dumps({"above": peak() - before - kept, "largest": batch * tokens * c
 def test_never_holds_all_states_at_once(backend: str) -> None:
     # Freed memory goes back at once, so that what is measured is what is held, not what the allocator keeps.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    batch = 8 if backend == "cpu" else 2  # the reference is slow
+    batch = 8 if backend == "cpu" else 4  # the reference is slow
     command = [sys.executable, "-c", MEASURE, backend, str(batch)]
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     memory = json.loads(run.stdout)
-    assert memory["above"] < 10 * batch < memory["largest"], memory
+    assert memory["above"] < 80 < memory["largest"], memory
 
 
 def test_report_names_what_runs() -> None:

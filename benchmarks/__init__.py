@@ -1,0 +1,1 @@
+"""Kernels and distances side by side with other implementations: `python -m benchmarks`."""

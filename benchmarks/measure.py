@@ -1,0 +1,91 @@
+"""Timing of several methods interleaved in one run, peak memory in a process of its own, and the machine's rates."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+# With the default thresholds every large tensor is mapped and page-faulted anew, which flatters methods that
+# allocate little (us); with raised ones all methods reuse their memory.
+RAISED_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
+
+def with_raised_malloc() -> None:
+    """Start this process again with raised malloc thresholds, unless it was."""
+    if all(os.environ.get(name) == value for name, value in RAISED_MALLOC.items()):
+        return
+    os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], {**os.environ, **RAISED_MALLOC})
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one method."""
+
+    median: float
+    best: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Method:
+    """A call to time; `repeats` bounds how often, for slow ones."""
+
+    run: Callable[[], object]
+    repeats: int = 1_000_000
+
+
+def interleaved(methods: Mapping[str, Method], repeats: int, clock: Callable[[], float]) -> dict[str, Timing]:
+    """Time all methods in turn, `repeats` rounds after one warm-up round."""
+    samples: dict[str, list[float]] = {name: [] for name in methods}
+    for round_ in range(repeats + 1):
+        for name, method in methods.items():
+            if round_ > method.repeats:
+                continue
+            start = clock()
+            method.run()
+            elapsed = (clock() - start) * 1e3
+            if round_ > 0 or method.repeats == 0:
+                samples[name].append(elapsed)
+    return {name: Timing(statistics.median(times), min(times), len(times)) for name, times in samples.items()}
+
+
+def peak_memory(job: str) -> float:
+    """MiB a job of `benchmarks.memory` holds at most, above what exists before it; in a process of its own."""
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-m", "benchmarks.memory", job]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
+def exp_rate(threads: int) -> float:
+    """Exponentials per second of the compiled kernels' own exp, in the first-level cache."""
+    from infssm.kernels._backend import NATIVE
+
+    if NATIVE is None:
+        return float("nan")
+    repeats, best = 2000, 0.0
+    for _ in range(10):
+        start = time.perf_counter()
+        NATIVE.exp_rate(repeats, threads)
+        best = max(best, repeats * threads * 4096 / (time.perf_counter() - start))
+    return best
+
+
+def matmul_rate() -> float:
+    """Floating-point operations per second of torch.mm at 1024."""
+    a, b, best = torch.randn(1024, 1024), torch.randn(1024, 1024), 0.0
+    for _ in range(10):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = max(best, 2 * 1024**3 / (time.perf_counter() - start))
+    return best
