@@ -60,9 +60,9 @@ def _configs(run: str | os.PathLike[str] | None, method: str, changes: dict[str,
         values["train"]["task0"] = str(weights_file(directory, 0).resolve())
     base = to_dict(load_config(merge({**values, "method": {"name": "seq"}}, changes)))
     depth = len(find_mixers(create_model(base["model"]["name"], **base["model"]["options"])))
-    choices = {"last": 1, f"last {depth // 2}": depth // 2, f"all {depth}": depth}
     configs = {"none (seq)": load_config(base)}
-    for label, layers in {label: layers for label, layers in choices.items() if layers}.items():
+    for layers in sorted({1, max(1, depth // 2), depth}):
+        label = f"all {depth}" if layers == depth else "last" if layers == 1 else f"last {layers}"
         configs[label] = load_config({**base, "method": {"name": method, "layers": layers}})
     return configs
 

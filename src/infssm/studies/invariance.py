@@ -82,7 +82,7 @@ def _text(table: dict[str, dict[str, float]]) -> str:
 def _figure(table: dict[str, dict[str, float]]) -> Any:
     figure, (panel,) = axes(1, width=7.5)
     kinds, changes = list(table), list(next(iter(table.values())))
-    values = Tensor([[max(table[k][c], 1e-18) for c in changes] for k in kinds]).log10()
+    values = Tensor([[max(table[k][c], 1e-18) for c in changes] for k in kinds]).log10().numpy()
     image = panel.imshow(values, cmap="viridis", aspect="auto")
     panel.set_xticks(range(len(changes)), changes)
     panel.set_yticks(range(len(kinds)), kinds)

@@ -25,9 +25,9 @@ def latency(
     *,
     model: str = "vim_nano",
     model_options: Mapping[str, Any] | None = None,
-    batch_size: int = 16,
+    batch_size: int = 8,
     fisher_images: int = 16,
-    repeats: int = 7,
+    repeats: int = 5,
     kinds: str | Sequence[str] = "all",
     seed: int = 0,
 ) -> Study:
@@ -136,7 +136,7 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
 def _text(data: dict[str, Any]) -> str:
     rows = {row["method"]: row for row in data["rows"]}
     plain = data["plain_step_s"]
-    shown = ", ".join(f"{k} +{100 * (row['relative_step'] - 1):.0f} %" for k, row in rows.items())
+    shown = ", ".join(f"{k} {100 * (row['relative_step'] - 1):+.0f} %" for k, row in rows.items())
     paper = ", ".join(f"{r['operation']} {r['mean_s']:.4g} s" for r in data["paper"]["rows"])
     return (
         f"A plain step of {data['model']} at batch {data['batch_size']} takes {1e3 * plain:.0f} ms on "
@@ -150,12 +150,13 @@ def _figure(data: dict[str, Any]) -> Any:
     figure, (left, right) = axes(2, width=5.4, height=4.2)
     rows = data["rows"][::-1]
     places = range(len(rows))
-    left.barh([p + 0.2 for p in places], [1e3 * r["extra_step_s"] for r in rows], 0.38, label="loss and backward")
-    left.barh([p - 0.2 for p in places], [1e3 * r["extra_loss_s"] for r in rows], 0.38, label="loss alone")
-    left.axvline(1e3 * data["plain_step_s"], color="k", linestyle="--", linewidth=1, label="a whole plain step")
+    bars = left.barh(places, [r["relative_step"] for r in rows], 0.6)
+    left.axvline(1, color="k", linestyle="--", linewidth=1)
+    left.bar_label(bars, [f"{1e3 * r['extra_step_s']:+.0f} ms" for r in rows], padding=3, fontsize=8)
     left.set_yticks(places, [r["method"] for r in rows])
-    left.set(xlabel="added per batch, ms", title=f"{data['model']}, batch {data['batch_size']}")
-    left.legend(frameon=False, fontsize=8)
+    left.set(xscale="log", xlabel="time of a step, in plain steps")
+    left.set_xlim(0.8, 2.5 * max(r["relative_step"] for r in rows))
+    left.set_title(f"{data['model']}, batch {data['batch_size']}; plain step {1e3 * data['plain_step_s']:.0f} ms")
     paper = data["paper"]["rows"][::-1]
     right.barh(range(len(paper)), [r["mean_s"] for r in paper], 0.5, color="0.5")
     right.set_yticks(range(len(paper)), [r["operation"] for r in paper])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,9 +104,9 @@ def _captured(mixer: SSMMixer) -> Iterator[list[Scan]]:
     kept: list[Scan] = []
     plain = mixer.run_scans
 
-    def run_scans(scans: list[Scan]) -> list[Tensor]:
+    def run_scans(scans: Iterable[Scan]) -> list[Tensor]:
         kept[:] = scans
-        return plain(scans)
+        return plain(kept)
 
     mixer.run_scans = run_scans  # type: ignore[method-assign]
     try:

@@ -1,0 +1,56 @@
+"""Presets by name: variants, rows that build on others, errors."""
+
+import pytest
+
+from infssm.errors import ConfigError
+from infssm.presets import load_preset
+
+
+def test_variants_settle_the_divergences_as_one_choice():
+    paper, code = (load_preset("cifar100/5-task/inf-ssm", v).values for v in ("paper", "authors-code"))
+    assert paper["method"]["states"]["include_dt_bias"] is True
+    assert code["method"]["states"]["include_dt_bias"] is False
+    assert paper["method"]["inf-ssm"]["equality"] == "token"
+    assert code["method"]["inf-ssm"]["equality"] == "tensor"
+    assert code["data"]["eval_normalization"] == "authors"
+    assert paper["data"]["eval_normalization"] == "same"
+    assert code["train"]["schedule"] == "authors"
+
+
+def test_overlays_keep_out_of_methods_they_do_not_concern():
+    assert "inf-ssm" not in load_preset("cifar100/5-task/ewc").values["method"]
+
+
+def test_a_row_like_another_takes_its_settings_and_keeps_its_own_result():
+    er, both = load_preset("imagenet-r/5-task/er"), load_preset("imagenet-r/5-task/er+inf-ssm")
+    assert both.values["train"] == er.values["train"]
+    assert both.values["method"]["buffer_size"] == er.values["method"]["buffer_size"]
+    assert both.values["method"]["weight"] == 1.5e5
+    assert (er.paper["method"], both.paper["method"]) == ("ER", "ER+Inf-SSM")
+
+
+def test_a_method_without_a_row_runs_with_its_defaults():
+    preset = load_preset("cifar100/5-task/inf-ssm-exact")
+    assert preset.paper is None
+    assert "method" in preset.assumed
+    assert preset.values["method"]["name"] == "inf-ssm-exact"
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "message"),
+    [
+        ("cifar10/5-task/seq", "paper", "unknown preset"),
+        ("cifar100/5-task/inf-sm", "paper", "did you mean 'inf-ssm'"),
+        ("cifar100/5-task/seq", "release", "unknown variant"),
+    ],
+)
+def test_unknown_names_are_refused(name, variant, message):
+    with pytest.raises(ConfigError, match=message):
+        load_preset(name, variant)
+
+
+def test_summaries_show_the_published_result():
+    assert load_preset("imagenet-r/5-task/inf-ssm").summary == (
+        "inf-ssm; paper, Table 11: AA 49.34 ± 3.36, AIA 67.51 ± 1.47, FM 25.14 ± 3.86"
+    )
+    assert load_preset("cub200/10-task/seq").summary == "seq; no published result"
