@@ -86,6 +86,14 @@ struct Distance {  // a: [tokens, poles], c: [tokens, n] contiguous; poles is n 
     float *d_old_a, *d_old_c, *d_new_a, *d_new_c;  // derivatives of each value; each side may be null
 };
 
+struct OutputDistance {  // [tokens, n] contiguous
+    int64_t tokens, n;
+    int threads;
+    const float *old_a, *old_c, *old_b, *new_a, *new_c, *new_b;
+    float* value;                         // [tokens]
+    float *d_new_a, *d_new_c, *d_new_b;   // derivatives of each value, all or none
+};
+
 struct Kernels {
     const char* name;
     int lanes;
@@ -98,6 +106,7 @@ struct Kernels {
     void (*norm_forward)(const Norm&);
     void (*norm_backward)(const Norm&);
     void (*distance)(const Distance&);
+    void (*output_distance)(const OutputDistance&);
     double (*exp_rate)(int64_t repeats, int threads);
 };
 

@@ -202,6 +202,18 @@ void distance(nb::handle old_a, nb::handle old_c, nb::handle new_a, nb::handle n
     active->distance(f);
 }
 
+void output_distance(nb::handle old_a, nb::handle old_c, nb::handle old_b, nb::handle new_a, nb::handle new_c,
+                     nb::handle new_b, int threads, nb::handle value, nb::handle d_new_a, nb::handle d_new_c,
+                     nb::handle d_new_b) {
+    const View a = view(old_a, 2, "old_a");
+    const OutputDistance f{a.shape[0], a.shape[1], threads, a.data, flat(old_c, 2, "old_c"), flat(old_b, 2, "old_b"),
+                           flat(new_a, 2, "new_a"), flat(new_c, 2, "new_c"), flat(new_b, 2, "new_b"),
+                           flat(value, 1, "value"), flat(d_new_a, 2, "d_new_a"), flat(d_new_c, 2, "d_new_c"),
+                           flat(d_new_b, 2, "d_new_b")};
+    const nb::gil_scoped_release release;
+    active->output_distance(f);
+}
+
 // Every argument may be None: a tensor that is absent or not wanted.
 template <class... Args>
 void define(nb::module_& m, const char* name, void (*function)(Args...)) {
@@ -235,4 +247,5 @@ NB_MODULE(_native, m) {
     define(m, "norm_forward", norm_forward);
     define(m, "norm_backward", norm_backward);
     define(m, "distance", distance);
+    define(m, "output_distance", output_distance);
 }

@@ -17,6 +17,7 @@ void conv_backward(const Conv&);
 void norm_forward(const Norm&);
 void norm_backward(const Norm&);
 void distance(const Distance&);
+void output_distance(const OutputDistance&);
 double exp_rate(int64_t repeats, int threads);
 
 extern const Kernels kernels;
@@ -25,7 +26,8 @@ const Kernels kernels{INFSSM_TEXT(INFSSM_ISA), W,
                       mean_states_forward,     mean_states_backward,
                       conv_forward,            conv_backward,
                       norm_forward,            norm_backward,
-                      distance,                exp_rate};
+                      distance,                output_distance,
+                      exp_rate};
 
 }  // namespace INFSSM_ISA
 }  // namespace infssm

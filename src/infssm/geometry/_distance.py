@@ -13,7 +13,7 @@ from infssm.geometry._registry import get_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
 
-_FUSED = frozenset({"simplified", "aligned", "martin"})
+_FUSED = frozenset({"simplified", "aligned", "martin", "output"})
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -61,14 +61,24 @@ def distance(
         check_pair(old, new, soft_normalize=soft_normalize)
     old, new = old.map(_widen), new.map(_widen)
     if soft_normalize:
-        if kind in _FUSED and options.get("equality", "token") == "token" and _fusible(old, new):
-            return kernels.fused_distance(old.a, old.c, new.a, new.c, kind=kind)  # type: ignore[arg-type]
+        if kind in _FUSED and options.get("equality", "token") == "token" and _fusible(kind, old, new):
+            return kernels.fused_distance(
+                old.a,
+                old.c,
+                new.a,
+                new.c,
+                kind=kind,  # type: ignore[arg-type]
+                old_b=old.b,
+                new_b=new.b,
+            )
         old, new = old.soft_normalized(), new.soft_normalized()
     return fn(*_broadcast(old, new), **options)
 
 
-def _fusible(old: StateSpace, new: StateSpace) -> bool:
+def _fusible(kind: str, old: StateSpace, new: StateSpace) -> bool:
     """Whether the compiled kernel takes these systems."""
+    if kind == "output" and (old.b is None or new.b is None):
+        return False
     tensors = (old.a, old.c, new.a, new.c)
     fits = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
     return fits and old.a.shape == new.a.shape and old.c.shape == new.c.shape and _native()

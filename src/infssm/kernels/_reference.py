@@ -172,6 +172,14 @@ def fused_distance(old_a: Tensor, old_c: Tensor, new_a: Tensor, new_c: Tensor, k
     return (_simplified if kind == "simplified" else _aligned)(old_a, old_c, new_a, new_c)
 
 
+def output_distance(old_a: Tensor, old_c: Tensor, old_b: Tensor, new_a: Tensor, new_c: Tensor, new_b: Tensor) -> Tensor:
+    """Energy of the difference of the impulse responses of soft-normalised states [..., n], through float64."""
+    a, c, b, x, d, g = (torch.tanh(value.double() / 2) for value in (old_a, old_c, old_b, new_a, new_c, new_b))
+    a, x = (pole.expand_as(c) for pole in (a, x))
+    poles, residues = torch.cat((a, x), dim=-1), torch.cat((-c * b, d * g), dim=-1)
+    return (_outer(residues, residues) / (1 - _outer(poles, poles))).sum((-2, -1)).clamp_min(0).to(old_a.dtype)
+
+
 def _martin(a: Tensor, b: Tensor) -> Tensor:
     d = a - b
     ratio = _outer(d, d) / ((1 - _outer(a, a)) * (1 - _outer(b, b)))

@@ -12,7 +12,7 @@ from infssm.kernels import _ops, _reference
 from infssm.kernels._backend import single, use_native
 from infssm.kernels._checks import expect_shape
 
-KINDS = ("simplified", "aligned", "martin")
+KINDS = ("simplified", "aligned", "martin", "output")
 
 
 def fused_distance(
@@ -21,14 +21,18 @@ def fused_distance(
     new_a: Tensor,
     new_c: Tensor,
     *,
-    kind: Literal["simplified", "aligned", "martin"],
+    kind: Literal["simplified", "aligned", "martin", "output"],
+    old_b: Tensor | None = None,
+    new_b: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Squared distance per token, `[...]`, of the soft-normalised states.
 
-    old_a, new_a: [..., n] or [..., 1] (scalar transition); old_c, new_c: [..., n]. Differentiable in all four.
+    old_a, new_a: [..., n] or [..., 1] (scalar transition); old_c, new_c: [..., n]; old_b, new_b: [..., n], which
+    `output` needs and the others ignore. Differentiable in all of them.
     simplified: the paper's 1 - tr(G3 G4) / (tr G1 tr G2), 0 with zero gradient where old and new agree to
-    allclose's tolerance; aligned: Frobenius norms in place of the traces; martin: -log prod cos^2, from a alone.
+    allclose's tolerance; aligned: Frobenius norms in place of the traces; martin: -log prod cos^2, from a alone;
+    output: energy of the difference of the impulse responses.
     """
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
@@ -36,6 +40,8 @@ def fused_distance(
     expect_shape("old_a", old_a, (*old_c.shape[:-1], 1 if old_a.shape[-1] == 1 else n))
     expect_shape("new_a", new_a, old_a.shape)
     expect_shape("new_c", new_c, old_c.shape)
+    if kind == "output":
+        return _output(old_a, old_c, old_b, new_a, new_c, new_b, backend)
     if use_native(backend, old_a, old_c, new_a, new_c):
         states = [single(tensor) for tensor in (old_a, old_c, new_a, new_c)]
         to_old, to_new = _needs_grad(*states[:2]), _needs_grad(*states[2:])
@@ -44,5 +50,27 @@ def fused_distance(
     return _reference.fused_distance(old_a, old_c, new_a, new_c, kind)
 
 
-def _needs_grad(a: Tensor, c: Tensor) -> bool:
-    return torch.is_grad_enabled() and (a.requires_grad or c.requires_grad)
+def _output(
+    old_a: Tensor,
+    old_c: Tensor,
+    old_b: Tensor | None,
+    new_a: Tensor,
+    new_c: Tensor,
+    new_b: Tensor | None,
+    backend: str | None,
+) -> Tensor:
+    if old_b is None or new_b is None:
+        raise ConfigError("kind='output' needs old_b and new_b")
+    expect_shape("old_b", old_b, old_c.shape)
+    expect_shape("new_b", new_b, old_c.shape)
+    old, new = (old_a, old_c, old_b), (new_a, new_c, new_b)
+    # The compiled kernel has no derivatives for the old side and no scalar transition: rare, and served by PyTorch.
+    if old_a.shape == old_c.shape and not _needs_grad(*old) and use_native(backend, *old, *new):
+        states = [single(tensor) for tensor in (*old, *new)]
+        value: Tensor = _ops.output_distance(*states, _needs_grad(*states[3:]))[0]
+        return value
+    return _reference.output_distance(*old, *new)
+
+
+def _needs_grad(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -1,9 +1,9 @@
 """The compiled kernels as `torch.library` operators, one file each."""
 
 from infssm.kernels._ops.conv import conv
-from infssm.kernels._ops.distance import KINDS, distance
+from infssm.kernels._ops.distance import KINDS, distance, output_distance
 from infssm.kernels._ops.norm import norm
 from infssm.kernels._ops.scan import scan
 from infssm.kernels._ops.states import mean_states
 
-__all__ = ["KINDS", "conv", "distance", "mean_states", "norm", "scan"]
+__all__ = ["KINDS", "conv", "distance", "mean_states", "norm", "output_distance", "scan"]

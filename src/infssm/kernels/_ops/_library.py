@@ -30,8 +30,31 @@ def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) ->
 
 
 def differentiate(name: str, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
-    """Register the gradient of operator `name`."""
-    torch.library.register_autograd(f"infssm::{name}", backward, setup_context=setup, lib=_library)
+    """Register the gradient of operator `name`.
+
+    As `torch.library.register_autograd`, but without its per-call inspection of the schema, which costs more than
+    the rest of a small call.
+    """
+    operator = getattr(torch.ops.infssm, name).default
+
+    def below_autograd(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = below_autograd(*args)
+        setup(ctx, args, output)
+        return output
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"Infssm{name.title()}", (torch.autograd.Function,), members)
+
+    def kernel(*args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+            return function.apply(*args)
+        return below_autograd(*args)
+
+    _library.impl(name, kernel, "Autograd")
 
 
 def given(tensor: Tensor | None) -> Tensor | None:

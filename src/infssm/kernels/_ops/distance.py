@@ -52,3 +52,33 @@ distance = define(
     _distance_fake,
 )
 differentiate("distance", _distance_autograd, _distance_setup)
+
+
+def _output_fake(*args: Any) -> tuple[Tensor, ...]:
+    old_a, *_, to_new = args
+    slope = old_a.shape if to_new else (0,)
+    return new(old_a, *old_a.shape[:-1]), *(new(old_a, *slope) for _ in range(3))
+
+
+def _output(*args: Any) -> tuple[Tensor, ...]:
+    *inputs, to_new = args
+    value, *slopes = outputs = _output_fake(*args)
+    states = (matrix(tensor) for tensor in inputs)
+    wanted = (matrix(slope) if to_new else None for slope in slopes)
+    native.output_distance(*states, torch.get_num_threads(), value.view(-1), *wanted)
+    return outputs
+
+
+def _output_autograd(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    needs = zip(ctx.saved_tensors, ctx.needs_input_grad[3:6], strict=True)
+    result = (grad.unsqueeze(-1) * slope if grad is not None and need else None for slope, need in needs)
+    return (None, None, None, *result, None)
+
+
+output_distance = define(
+    "output_distance(Tensor old_a, Tensor old_c, Tensor old_b, Tensor new_a, Tensor new_c, Tensor new_b, bool to_new)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _output,
+    _output_fake,
+)
+differentiate("output_distance", _output_autograd, _distance_setup)
