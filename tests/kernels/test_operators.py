@@ -66,7 +66,7 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
         (_ops.norm, (x["u"], x["z"], x["D"], 1e-5)),
         (_ops.norm, (x["u"], None, x["D"], 1e-5)),
         (_ops.distance, (c.detach(), c.detach(), c.detach().requires_grad_(), c, 1, False, True)),
-        (_ops.output_distance, (*[c.detach()] * 3, c.detach().requires_grad_(), c, c * 2, True)),
+        (_ops.output_distance, (*[c.detach()] * 3, *(c.detach().clone().requires_grad_() for _ in range(3)), True)),
     ]
 
 
