@@ -28,10 +28,14 @@ def command(
         bool, typer.Option("--print-config", help="Print the settings that would run, as YAML.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Load data, model and method, say what would run, stop.")
+        bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, say what would run, stop.")
     ] = False,
     fast_dev_run: Annotated[
-        bool, typer.Option("--fast-dev-run", help="Two steps per epoch, one epoch per task: does it work?")
+        bool,
+        typer.Option(
+            "--fast-dev-run",
+            help="Two steps per task: does it work? A preset runs in miniature on pictures of its own.",
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
@@ -57,6 +61,8 @@ def command(
     settings, seeds = _split_seeds(overrides or [], seed)
     source: Any = _preset(preset, variant) if preset else config
     groups = plan(source, settings, seeds=seeds, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
+    if fast_dev_run and preset:
+        groups, overwrite = _miniatures(groups), True
     if print_config or dry_run:
         _show(groups, dry_run=dry_run)
         return
@@ -80,12 +86,24 @@ def _preset(name: str, variant: str) -> Any:
     return load_preset(name, variant).values
 
 
+def _miniatures(groups: list[list[Any]]) -> list[list[Any]]:
+    """The runs on generated pictures in the layout of their data sets, under ``<out>/fast-dev``."""
+    from infssm.presets import fast_dev_config
+
+    return [[fast_dev_config(config, Path(config.out) / "fast-dev") for config in group] for group in groups]
+
+
 def _show(groups: list[list[Any]], *, dry_run: bool) -> None:
+    from infssm.presets import estimate
     from infssm.train import to_yaml
     from infssm.train.plan import describe
 
     configs = [config for group in groups for config in group]
-    typer.echo("\n".join(map(describe, configs)) if dry_run else "---\n".join(map(to_yaml, configs)))
+    if not dry_run or len(configs) == 1:
+        typer.echo("---\n".join(map(to_yaml, configs)))
+    if dry_run:
+        for config in configs:
+            typer.echo(f"{describe(config)}\n{estimate(config)}\n")
 
 
 def _conclude(results: list[Any], seconds: float) -> None:

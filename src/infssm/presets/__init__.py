@@ -1,5 +1,6 @@
 """Benchmarks as data: one YAML file each, every value traced to its table."""
 
+from infssm.presets._estimate import Estimate, estimate
 from infssm.presets._fast import fast_dev_config
 from infssm.presets._load import VARIANTS, Preset, list_benchmarks, list_presets, load_preset, paper_numbers
 from infssm.presets._paper import Cell, Measured, compare_with_paper, paper_cells
@@ -10,10 +11,12 @@ __all__ = [
     "PAPER_FORMATS",
     "VARIANTS",
     "Cell",
+    "Estimate",
     "Measured",
     "Preset",
     "compare_with_paper",
     "coverage",
+    "estimate",
     "fast_dev_config",
     "list_benchmarks",
     "list_presets",

@@ -35,10 +35,11 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
     elif config.data.name in ("digits", "synthetic"):
         data["num_tasks"] = 2
     changes = {
+        "benchmark": None,
         "data": data,
         "model": {"name": "vim_nano", "weights": None},
         "train": {"epochs": 1, "task0_epochs": 1, "batch_size": 4, "eval_batch_size": 2, "limit_batches": 2}
-        | {"task0": "train"},
+        | {"task0": "train", "num_workers": 0},
         "method": _smaller_method(config),
         "out": os.fspath(Path(folder) / "runs"),
     }
@@ -54,9 +55,14 @@ def _write_pictures(name: str, folder: Path) -> None:
         done.touch()
 
 
-def _smaller_method(config: RunConfig) -> dict[str, Any]:
+def shorter_measurements(config: RunConfig) -> dict[str, Any]:
+    """Changes to a method's options that make it measure for a moment only."""
     base, regularizers = parse_name(config.method.name)
-    changes: dict[str, Any] = {c.name: _SMALLER[c.name] for c in (base, *regularizers) if c.name in _SMALLER}
+    return {c.name: _SMALLER[c.name] for c in (base, *regularizers) if c.name in _SMALLER}
+
+
+def _smaller_method(config: RunConfig) -> dict[str, Any]:
+    changes = shorter_measurements(config)
     layers = config.method.options.get("layers")
     if isinstance(layers, int):
         changes["layers"] = min(layers, _DEPTH)

@@ -1,0 +1,161 @@
+"""What a run would cost: steps, parameters, memory and time, from a few steps on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from infssm.data import Batch, Task
+from infssm.presets._fast import shorter_measurements
+from infssm.train import RunConfig, load_config, merge, to_dict
+from infssm.train.optim import build_optimizer, decay_groups
+from infssm.train.setup import Setup, build
+
+_IMAGES = 4
+"""Images of the first step, whose time decides how many the timed ones can have."""
+_PATIENCE = 0.5
+"""Seconds a timed step may take; a whole batch where it is shorter, else times are scaled to the batch."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of a run on this machine's CPU. Measuring passes of methods (Fisher, buffers) are not counted.
+
+    tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimiser
+    and activations of a step. seconds: training and evaluation.
+    """
+
+    tasks: tuple[tuple[int, int, int, int, int], ...]
+    parameters: int
+    memory: int
+    seconds: float
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return sum(task[-1] for task in self.tasks)
+
+    def __str__(self) -> str:
+        lines = [
+            f"task {index}: {classes} classes, {train:,} / {val:,} / {test:,} images to train / validate / test, "
+            f"{steps:,} steps"
+            for index, (classes, train, val, test, steps) in enumerate(self.tasks)
+        ]
+        lines.append(f"{self.parameters:,} parameters, {self.steps:,} steps")
+        lines.append(f"about {self.memory / 2**30:.2f} GiB of memory, {_duration(self.seconds)} on this CPU")
+        return "\n".join(lines)
+
+
+def estimate(config: RunConfig) -> Estimate:
+    """Load the data, build model and method, time a few steps of the first and of a later task."""
+    shorter = merge(to_dict(config), {"method": shorter_measurements(config)})
+    setup = build(load_config(shorter), torch.device("cpu"))
+    stream, train = setup.stream, config.train
+    tasks = [setup.task(index) for index in range(stream.num_tasks)]
+    steps = [setup.epochs(task.index) * _steps(setup, task) for task in tasks]
+    parameters = sum(p.numel() for p in setup.method.module.parameters())
+    first, activations = _time_task(setup, tasks[0])
+    later, more = _time_task(setup, tasks[1], after=tasks[0]) if len(tasks) > 1 else (first, activations)
+    evaluation = _evaluated(setup, tasks) * _time_forward(setup, tasks[0])
+    training = train.batch_size * (steps[0] * first + sum(steps[1:]) * later)
+    copies = 4 + setup.method.needs_states  # weights, gradients, two moments of AdamW, the old model
+    return Estimate(
+        tuple((len(t.classes), len(t.train), len(t.val), len(t.test), n) for t, n in zip(tasks, steps, strict=True)),
+        parameters,
+        4 * copies * parameters + int(max(activations, more) * train.batch_size),
+        training + evaluation,
+    )
+
+
+def _steps(setup: Setup, task: Task) -> int:
+    """Steps of an epoch."""
+    count = len(setup.train_loader(task, 0))
+    return min(count, setup.config.train.limit_batches or count)
+
+
+def _time_task(setup: Setup, task: Task, *, after: Task | None = None) -> tuple[float, float]:
+    """Seconds and bytes of activations per image of a training step."""
+    method = setup.method
+    batch = _few(setup, task)
+    method.module.train()
+    if after is not None:
+        method.end_task(after, [_few(setup, after)])
+    method.begin_task(task, [batch])
+    method.begin_epoch(0, 1)
+    optimizer = build_optimizer(method.param_groups(decay_groups(method.module, 0.0)))
+    counted: dict[int, int] = {}
+
+    def step(batch: Batch) -> None:
+        total = torch.stack([term.float() for term in method.loss(batch).values()]).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        method.after_step()
+        optimizer.zero_grad(set_to_none=True)
+
+    with saved_tensors_hooks(_counting(counted, setup), lambda x: x):
+        step(batch)
+    start = time.perf_counter()
+    step(batch)
+    more = int(len(batch) * _PATIENCE / (time.perf_counter() - start))
+    timed = _few(setup, task, max(_IMAGES, more // 2 * 2))
+    return _seconds(lambda: step(timed)) / len(timed), sum(counted.values()) / len(batch)
+
+
+def _few(setup: Setup, task: Task, count: int = _IMAGES) -> Batch:
+    """Some images of a task as a training batch, at most a whole one."""
+    batch = next(iter(setup.train_loader(task, 0)))
+    parts = (batch.x, batch.y, batch.soft, batch.raw, batch.index)
+    return Batch(*(None if part is None else part[:count] for part in parts))  # type: ignore[arg-type]
+
+
+def _counting(counted: dict[int, int], setup: Setup) -> Callable[[Tensor], Tensor]:
+    """A hook that adds up the storages autograd keeps, but those of parameters."""
+    owned = {p.untyped_storage().data_ptr() for p in setup.method.module.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            counted[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    return pack
+
+
+def _time_forward(setup: Setup, task: Task) -> float:
+    """Seconds per image of an evaluation."""
+    x = _few(setup, task, 16).x
+    module = setup.method.module.eval()
+    with torch.no_grad():
+        return _seconds(lambda: module(x)) / len(x)
+
+
+def _evaluated(setup: Setup, tasks: list[Task]) -> int:
+    """Images evaluated: validation after each epoch, all seen test sets after each task."""
+    limit = setup.config.train.limit_batches
+    most = None if limit is None else limit * (setup.config.train.eval_batch_size or 2 * setup.config.train.batch_size)
+
+    def size(part: Any) -> int:
+        return len(part) if most is None else min(len(part), most)
+
+    tests = [size(setup.stream[j].test) for j in range(len(tasks))]
+    return sum(setup.epochs(t.index) * size(t.val) + sum(tests[: t.index + 1]) for t in tasks)
+
+
+def _seconds(call: Callable[[], object], times: int = 2) -> float:
+    call()
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
