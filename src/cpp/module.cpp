@@ -67,6 +67,13 @@ Tokens per_group(nb::handle object, const char* name) {  // [batch, tokens, grou
 }
 float* flat(nb::handle object, int ndim, const char* name) { return view(object, ndim, name).data; }
 
+// Waking another thread costs some microseconds; `grain` is the work that is worth it. Results do not depend on it.
+int worth(int threads, int64_t work, int64_t grain) {
+    const int64_t most = work / grain;
+    return most < 1 ? 1 : most < threads ? static_cast<int>(most) : threads;
+}
+constexpr int64_t EXPONENTIALS = 1 << 17, ELEMENTS = 1 << 15;
+
 struct Inputs {
     ScanSizes size;
     Tokens u, delta, z, B, C;
@@ -77,6 +84,7 @@ struct Inputs {
            nb::handle bias_, bool softplus, bool reverse, int threads) {
         const View a = view(A_, 2, "A"), b = view(B_, 4, "B"), x = view(u_, 3, "u");
         size = {x.shape[0], x.shape[1], x.shape[2], b.shape[2], a.shape[1], softplus, reverse, threads};
+        size.threads = worth(threads, size.batch * size.tokens * size.channels * size.n, EXPONENTIALS);
         u = {x.data, x.stride[0], x.stride[1], 0};
         delta = tokens(delta_, "delta"), z = tokens(z_, "z");
         B = {b.data, b.stride[0], b.stride[1], b.stride[2]}, C = grouped(C_, "C");
@@ -118,6 +126,7 @@ MeanStates mean_states(nb::handle delta, nb::handle A, nb::handle bias, int64_t 
     const View x = view(delta, 3, "delta"), p = view(A, 2, "A");
     MeanStates f{};
     f.size = {x.shape[0], x.shape[1], x.shape[2], groups, p.shape[1], softplus, false, threads};
+    f.size.threads = worth(threads, f.size.batch * f.size.tokens * f.size.channels * f.size.n, EXPONENTIALS);
     f.delta = {x.data, x.stride[0], x.stride[1], 0};
     f.A = p.data, f.A_channel = p.stride[0], f.A_state = p.stride[1], f.bias = flat(bias, 1, "delta_bias");
     f.a = grouped(a, "a"), f.mean_delta = per_group(mean_delta, "mean_delta"), f.zoh = grouped(zoh, "zoh");
@@ -144,7 +153,7 @@ Conv conv(nb::handle x, nb::handle weight, nb::handle bias, bool silu, bool reve
     const View in = view(x, 3, "x"), w = view(weight, 2, "weight");
     Conv f{};
     f.batch = in.shape[0], f.tokens = in.shape[1], f.channels = in.shape[2], f.width = w.shape[1];
-    f.silu = silu, f.reverse = reverse, f.threads = threads;
+    f.silu = silu, f.reverse = reverse, f.threads = worth(threads, f.batch * f.tokens * f.channels, ELEMENTS);
     f.x = {in.data, in.stride[0], in.stride[1], 0};
     f.weight = w.data, f.bias = flat(bias, 1, "bias");
     return f;
@@ -169,7 +178,8 @@ void conv_backward(nb::handle x, nb::handle weight, nb::handle bias, bool silu, 
 Norm norm(nb::handle x, nb::handle weight, float eps, int threads, nb::handle scale) {
     const View in = view(x, 2, "x");
     Norm f{};
-    f.rows = in.shape[0], f.channels = in.shape[1], f.eps = eps, f.threads = threads;
+    f.rows = in.shape[0], f.channels = in.shape[1], f.eps = eps;
+    f.threads = worth(threads, f.rows * f.channels, ELEMENTS);
     f.x = in.data, f.weight = flat(weight, 1, "weight"), f.scale = flat(scale, 1, "scale");
     return f;
 }
@@ -194,7 +204,8 @@ void norm_backward(nb::handle total, nb::handle weight, int threads, nb::handle 
 void distance(nb::handle old_a, nb::handle old_c, nb::handle new_a, nb::handle new_c, int kind, int threads,
               nb::handle value, nb::handle d_old_a, nb::handle d_old_c, nb::handle d_new_a, nb::handle d_new_c) {
     const View a = view(old_a, 2, "old_a"), c = view(old_c, 2, "old_c");
-    const Distance f{c.shape[0], c.shape[1], a.shape[1], static_cast<Kind>(kind), threads, a.data, c.data,
+    const int useful = worth(threads, c.shape[0] * c.shape[1] * c.shape[1], ELEMENTS);
+    const Distance f{c.shape[0], c.shape[1], a.shape[1], static_cast<Kind>(kind), useful, a.data, c.data,
                      flat(new_a, 2, "new_a"), flat(new_c, 2, "new_c"), flat(value, 1, "value"),
                      flat(d_old_a, 2, "d_old_a"), flat(d_old_c, 2, "d_old_c"), flat(d_new_a, 2, "d_new_a"),
                      flat(d_new_c, 2, "d_new_c")};

@@ -193,6 +193,32 @@ def test_distance_carries_nan(backend: str, kind: str) -> None:
     assert value.isnan().nonzero().flatten().tolist() == [4]
 
 
+def test_threads_do_not_change_the_result() -> None:
+    x, states = randn(4, 100, 300), [randn(3000, 16, seed=seed) for seed in range(4)]
+
+    def run() -> list[Tensor]:
+        leaves = [t.clone().requires_grad_() for t in (x, randn(300, 4), -randn(300, 16).abs(), randn(300), *states)]
+        value, weight, A, scale, *pair = leaves
+        outputs = [
+            causal_conv1d(value, weight),
+            *add_rms_norm(value, value, scale, eps=1e-5),
+            *flatten(mean_states(value, A, delta_softplus=True)),
+            *(fused_distance(*pair, kind=kind) for kind in KINDS),
+        ]
+        return [*outputs, *torch.autograd.grad(sum(output.sum() for output in outputs), leaves)]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = run()
+        torch.set_num_threads(2)
+        two = run()
+    finally:
+        torch.set_num_threads(before)
+    for left, right in zip(one, two, strict=True):
+        assert_near(right, left.detach(), 1e-6, "two threads against one")
+
+
 def test_empty_inputs(backend: str) -> None:
     assert causal_conv1d(torch.zeros(0, 4, 3), torch.zeros(3, 4), backend=backend).shape == (0, 4, 3)
     assert add_rms_norm(torch.zeros(0, 3), None, torch.ones(3), eps=1e-5, backend=backend)[0].shape == (0, 3)

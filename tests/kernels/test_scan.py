@@ -126,7 +126,7 @@ def test_takes_empty_inputs(backend: str, shape: tuple[int, int, int]) -> None:
 
 
 def test_threads_do_not_change_the_result() -> None:
-    case = ScanCase(3, 50, 97, 16, options=ALL, states="zoh")
+    case = ScanCase(3, 70, 197, 16, options=ALL, states="zoh")  # enough work for two threads
 
     def run() -> list[Tensor]:
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in case.tensors().items()}
