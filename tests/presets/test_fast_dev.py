@@ -14,7 +14,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", list_presets())
 def test_preset_runs(name, folder):
     config = fast_dev_config(load_config(load_preset(name).values), folder)
-    result = run(config, quiet=True)  # presets that differ in the number of tasks alone are one run here
+    result = run(config, quiet=True)  # presets that are alike in miniature are one run
     assert result.matrix.num_tasks == 2
     assert 0 <= result.aa <= 1
     assert result.weights.exists()

@@ -3,7 +3,9 @@
 import pytest
 
 from infssm.errors import ConfigError
-from infssm.presets import load_preset
+from infssm.presets import list_presets, load_preset
+from infssm.train import load_config, to_dict
+from infssm.train.main_job import main_configs
 
 
 def test_variants_settle_the_divergences_as_one_choice():
@@ -54,3 +56,15 @@ def test_summaries_show_the_published_result():
         "inf-ssm; paper, Table 11: AA 49.34 ± 3.36, AIA 67.51 ± 1.47, FM 25.14 ± 3.86"
     )
     assert load_preset("cub200/10-task/seq").summary == "seq; no published result"
+
+
+def test_the_main_job_is_a_benchmark_too():
+    """`digits/5-task` is what `infssm run` does without arguments."""
+    names = [name for name in list_presets() if name.startswith("digits/")]
+    assert len(names) == len(main_configs())
+    for name, config in zip(names, main_configs(), strict=True):
+        preset = to_dict(load_config(load_preset(name).values))
+        mine = to_dict(config)
+        method = mine.pop("method")
+        assert preset.pop("method").items() >= method.items()
+        assert preset == mine | {"benchmark": "digits/5-task"}

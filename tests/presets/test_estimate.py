@@ -1,0 +1,34 @@
+"""What a run would cost."""
+
+import pytest
+import torch
+
+from infssm.presets import estimate
+from infssm.train import load_config
+from infssm.train.setup import build
+
+CONFIG = {
+    "data": {"name": "digits", "num_tasks": 2, "train_per_class": 8, "test_per_class": 4},
+    "model": {"name": "vim_nano", "options": {"patch_size": 4, "embed_dim": 16, "depth": 1, "d_state": 4}},
+    "train": {"epochs": 3, "task0_epochs": 2, "batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("method", ["seq", "ewc", "inf-ssm-exact", "lucir", "x-der", "l2p-r", "clfd"])
+def test_steps_sizes_and_parameters_are_exact(method):
+    config = load_config({**CONFIG, "method": method})
+    found = estimate(config)
+    module = build(config, torch.device("cpu")).method.module
+    assert [task[0] for task in found.tasks] == [5, 5]
+    assert [task[1] for task in found.tasks] == [40, 40]
+    assert [task[-1] for task in found.tasks] == [2 * 5, 3 * 5]
+    assert found.steps == 25
+    assert found.parameters == sum(p.numel() for p in module.parameters())
+    assert found.memory > 16 * found.parameters
+    assert found.seconds > 0
+    assert "25 steps" in str(found)
+
+
+def test_memory_grows_with_the_batch():
+    small, large = (estimate(load_config(CONFIG, [f"train.batch_size={b}"])).memory for b in (4, 40))
+    assert large > 2 * small
