@@ -38,7 +38,7 @@ def works() -> str:
         "distances": infssm.list_distances(),
         "models": list_models(),
         "data sets": [*list_datasets(), "a folder per class", ".npz"],
-        "benchmarks of the paper": list_benchmarks(),
+        "benchmarks": list_benchmarks(),
         "studies": list_studies(),
     }
     lines = [f"| {what} ({len(names)}) | {', '.join(names)} |" for what, names in rows.items()]
