@@ -85,7 +85,7 @@ def _figure(data: dict[str, Any]) -> Any:
     figure, panels = axes(3, width=3.2)
     rows = data["rows"]
     for panel, measure in zip(panels, _MEASURES, strict=True):
-        spread = [r["std"][measure] or 0.0 for r in rows]
+        spread = None if rows[0]["std"][measure] is None else [r["std"][measure] for r in rows]
         colours = ["0.6", *["C0"] * (len(rows) - 1)]
         panel.bar(range(len(rows)), [r[measure] for r in rows], 0.6, yerr=spread, capsize=3, color=colours)
         panel.set_xticks(range(len(rows)), [r["blocks"] for r in rows], rotation=20)

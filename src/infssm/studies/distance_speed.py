@@ -115,9 +115,12 @@ def _text(rows: list[dict[str, Any]]) -> str:
 
 def _figure(rows: list[dict[str, Any]]) -> Any:
     figure, (left, right) = axes(2, width=5.5, height=4.2)
+    kinds = list_distances()
     for name in dict.fromkeys(row["formula"] for row in rows):
         mine = [row for row in rows if row["formula"] == name]
-        style = {"linestyle": "--" if "," in name else "-", "marker": ".", "label": name}
+        colour = f"C{kinds.index(name.partition(',')[0])}"
+        style: dict[str, Any] = {"linestyle": "--" if "," in name else "-", "color": colour, "marker": "."}
+        style["label"] = name
         left.plot([r["n"] for r in mine], [1e3 * r["forward_s"] for r in mine], **style)
         right.plot([r["n"] for r in mine], [1e3 * r["forward_backward_s"] for r in mine], **style)
     for panel, title in ((left, "forward"), (right, "forward + backward")):
