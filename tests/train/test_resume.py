@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from infssm.train.loop import Loop
 from tests.train.tiny import assert_same, tiny_config
 
 STEPS = 12
+EPOCHS = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing in the library may catch it and save."""
 
 
-def break_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[Loop], None]) -> None:
+@contextlib.contextmanager
+def broken_at(step: int, act: Callable[[Loop], None]) -> Iterator[None]:
     """Call ``act`` right before the given step of the run is taken."""
     original = Loop.step
 
@@ -38,7 +41,9 @@ def break_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[Loop], N
             act(self)
         return original(self, *args)
 
-    monkeypatch.setattr(Loop, "step", breaking)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "step", breaking)
+        yield
 
 
 def kill(_: Loop) -> None:
@@ -50,33 +55,39 @@ def signalled(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("method", [*list_methods(), "er+inf-ssm-exact", "ewc+lwf-ac"])
-def test_killed_and_resumed_is_bit_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_killed_and_resumed_is_bit_exact(tmp_path: Path, method: str) -> None:
     whole = run(tiny_config(tmp_path / "whole", method), quiet=True)
     config = tiny_config(tmp_path / "broken", method)
     step = random.Random(method).randrange(1, STEPS)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        break_at(patch, step, kill)
+    with broken_at(step, kill), pytest.raises(Killed):
         run(config, quiet=True)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        break_at(patch, min(step + 2, STEPS - 1), signalled)
+    with broken_at(min(step + 2, STEPS - 1), signalled), pytest.raises(Interrupted):
         run(config, quiet=True)
     assert_same(resume(run_path(config), quiet=True), whole)
 
 
-@pytest.mark.parametrize("step", range(STEPS))
-@pytest.mark.parametrize("act", [kill, signalled])
-def test_every_step_can_be_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Result, step: int, act: Callable[[Loop], None]
-) -> None:
+def test_random_numbers_inside_an_epoch_go_on_where_they_stopped(tmp_path: Path) -> None:
+    """Stochastic depth draws from torch's global generator in every step."""
+    options = {"model": {"options": {"depth": 3, "drop_path_rate": 0.6}}}
+    whole = run(tiny_config(tmp_path / "whole", **options), quiet=True)
+    config = tiny_config(tmp_path / "broken", **options)
+    with broken_at(7, signalled), pytest.raises(Interrupted):
+        run(config, quiet=True)
+    assert_same(resume(run_path(config), quiet=True), whole)
+
+
+@pytest.mark.parametrize(
+    ("step", "act"), [*((step, kill) for step in (0, 4, 6, 11)), *((step, signalled) for step in (0, 2, 5, 9, 11))]
+)
+def test_every_step_can_be_the_last(tmp_path: Path, whole: Result, step: int, act: Callable[[Loop], None]) -> None:
     config = tiny_config(tmp_path, "si", train={"limit_batches": 3})
-    with monkeypatch.context() as patch, pytest.raises((Killed, Interrupted)):
-        break_at(patch, step, act)
+    with broken_at(step, act), pytest.raises((Killed, Interrupted)):
         run(config, quiet=True)
     result = run(config, quiet=True)
     assert_same(result, whole)
     lines = RunDirectory(result.path).metrics()
     assert [line["at"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
-    assert [(line["task"], line["epoch"]) for line in lines if line["kind"] == "epoch"] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(line["task"], line["epoch"]) for line in lines if line["kind"] == "epoch"] == EPOCHS
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +113,7 @@ except BaseException as error:
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])
 def test_real_signals(tmp_path: Path, whole: Result, number: signal.Signals, code: int) -> None:
     path = run_path(tiny_config(tmp_path, "si"))
     process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], cwd=Path(__file__).parents[2])
@@ -119,18 +130,17 @@ def _lines(path: Path) -> int:
     return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
 
-def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int = 8) -> Path:
+def interrupted(tmp_path: Path, step: int = 8) -> Path:
     config = tiny_config(tmp_path, "si")
-    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="infssm resume"):
-        break_at(patch, step, signalled)
+    with broken_at(step, signalled), pytest.raises(Interrupted, match="infssm resume"):
         run(config, quiet=True)
     return run_path(config)
 
 
 def test_half_a_checkpoint_is_refused_and_the_previous_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], whole: Result
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], whole: Result
 ) -> None:
-    path = interrupted(tmp_path, monkeypatch)
+    path = interrupted(tmp_path)
     last = path / "checkpoints" / "last.ckpt"
     content = last.read_bytes()
     last.unlink()
@@ -139,8 +149,8 @@ def test_half_a_checkpoint_is_refused_and_the_previous_used(
     assert "truncated" in capfd.readouterr().err
 
 
-def test_both_checkpoints_damaged_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = interrupted(tmp_path, monkeypatch)
+def test_both_checkpoints_damaged_is_an_error(tmp_path: Path) -> None:
+    path = interrupted(tmp_path)
     for name in ("last.ckpt", "last.ckpt.previous"):
         (path / "checkpoints" / name).unlink()
         (path / "checkpoints" / name).write_bytes(b"half")
@@ -148,8 +158,8 @@ def test_both_checkpoints_damaged_is_an_error(tmp_path: Path, monkeypatch: pytes
         resume(path, quiet=True)
 
 
-def test_another_config_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = interrupted(tmp_path, monkeypatch)
+def test_another_config_is_refused(tmp_path: Path) -> None:
+    path = interrupted(tmp_path)
     with pytest.raises(ConfigError, match=r"another configuration \(train.lr: 0.001 != 0.5\)"):
         resume(path, ["train.lr=0.5"], quiet=True)
     text = (path / "config.yaml").read_text()
@@ -158,13 +168,13 @@ def test_another_config_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         resume(path, quiet=True)
 
 
-def test_settings_without_effect_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Result) -> None:
-    path = interrupted(tmp_path, monkeypatch)
+def test_settings_without_effect_may_change(tmp_path: Path, whole: Result) -> None:
+    path = interrupted(tmp_path)
     assert_same(resume(path, ["train.num_workers=0", "train.log_every=2"], quiet=True), whole)
 
 
-def test_another_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = interrupted(tmp_path, monkeypatch)
+def test_another_split_is_refused(tmp_path: Path) -> None:
+    path = interrupted(tmp_path)
     split = json.loads((path / "split.json").read_text())
     split["train"][0], split["test"][0] = split["test"][0], split["train"][0]
     (path / "split.json").write_text(json.dumps(split))
@@ -185,9 +195,10 @@ def test_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.Monk
                 save_checkpoint(path, state, **options)
         save_checkpoint(path, state, **options)
 
-    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left"):
-        patch.setattr("infssm.train.state.save_checkpoint", fill)
+    monkeypatch.setattr("infssm.train.state.save_checkpoint", fill)
+    with pytest.raises(CheckpointError, match="No space left"):
         run(config, quiet=True)
+    monkeypatch.undo()
     assert_same(resume(run_path(config), quiet=True), whole)
 
 

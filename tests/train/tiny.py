@@ -22,8 +22,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_config(out: Path, method: str = "seq", **changes: Any) -> RunConfig:
-    values = merge(TINY, {"out": str(out), "method": {"name": method, **OPTIONS.get(method, {})}})
+def tiny_config(out: Path, name: str = "seq", options: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+    method = {"name": name, **OPTIONS.get(name, {}), **(options or {})}
+    values = merge(TINY, {"out": str(out), "method": method})
     return load_config(merge(values, changes))
 
 

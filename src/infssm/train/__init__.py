@@ -5,7 +5,7 @@ from infssm.train.checkpoint import load_checkpoint, save_checkpoint
 from infssm.train.config import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
 from infssm.train.optim import build_optimizer, decay_groups
 from infssm.train.result import Result
-from infssm.train.run import resume, run, run_path
+from infssm.train.running import resume, run, run_path
 from infssm.train.schedule import learning_rate, task_lr
 from infssm.train.signals import Interrupted
 

@@ -10,7 +10,7 @@ from infssm.runs import Comparison, RunDirectory, compare, render
 from infssm.train._load import load_config, merge, parse_overrides
 from infssm.train.config import RunConfig
 from infssm.train.result import Result
-from infssm.train.run import run
+from infssm.train.running import run
 
 MAIN_JOB: Mapping[str, Any] = {
     "data": {"name": "digits", "num_tasks": 5},

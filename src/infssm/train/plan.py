@@ -11,7 +11,7 @@ import torch
 from infssm.train._load import load_config, merge, parse_overrides, to_dict
 from infssm.train.config import RunConfig
 from infssm.train.main_job import MAIN_JOB, MAIN_METHODS
-from infssm.train.run import run_path
+from infssm.train.running import run_path
 from infssm.train.setup import build, check_config
 
 _FAST = {"epochs": 1, "task0_epochs": 1, "limit_batches": 2}

@@ -1,0 +1,132 @@
+"""Two processes that share each batch compute what one process computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infssm.errors import ConfigError, DivergedError
+from infssm.metrics import AccuracyMatrix
+from infssm.runs import RunDirectory
+from infssm.train import RunConfig, run
+from infssm.train.devices import launch
+from infssm.train.display import Display
+from infssm.train.loop import Loop
+from infssm.train.optim import decay_groups
+from infssm.train.rng import rng_state, seed_all
+from infssm.train.setup import build
+from infssm.train.signals import Signals
+from infssm.train.state import Position, State
+from tests.train.tiny import tiny_config
+
+METHODS = ("seq", "ewc", "mas", "lwf-abc", "inf-ssm", "inf-ssm-exact", "joint")
+
+
+class Recording(torch.optim.SGD):
+    """Keeps the gradients of a step and changes nothing."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        self.gradients = [p.grad.clone() for g in self.param_groups for p in g["params"] if p.grad is not None]
+
+
+def gradients(fabric: Any, config: RunConfig) -> tuple[list[Tensor], dict[str, float]]:
+    """Averaged gradients and loss terms of the first step of task 1, the model moved away from the old one."""
+    setup = build(config, fabric.device)
+    state = State(Position(), AccuracyMatrix(2))
+    loop = Loop(fabric, setup, state, RunDirectory(Path(config.out)), None, Display(), Signals())
+    for index in (0, 1):
+        seed_all(0, index, "begin")
+        task = setup.task(index)
+        setup.method.begin_task(task, loop.statistics(task))
+        if index == 0:
+            setup.method.end_task(task, loop.statistics(task))
+            seed_all("noise")
+            for parameter in setup.method.module.parameters():
+                parameter.data += 0.02 * torch.randn_like(parameter)
+    optimizer = Recording(setup.method.param_groups(decay_groups(setup.method.module, 0.0)), lr=0.0)
+    loader = setup.train_loader(task, 0, rank=fabric.global_rank, world=fabric.world_size)
+    batch = next(iter(loader))
+    terms = loop.step(batch, task, optimizer)
+    assert len(batch) * fabric.world_size == config.train.batch_size
+    means = fabric.all_reduce(torch.stack([t.detach() for t in terms.values()]), reduce_op="mean").tolist()
+    return optimizer.gradients, dict(zip(terms, means, strict=True))
+
+
+def of_all_methods(fabric: Any, configs: list[RunConfig], path: Path) -> None:
+    """Through a file: what a started process returns must be small."""
+    torch.set_num_threads(1)
+    found = [gradients(fabric, config) for config in configs]
+    if fabric.is_global_zero:
+        torch.save(found, path)
+
+
+def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
+    options = {"inf-ssm-exact": {"weight": 100.0}, "ewc": {"weight": 1e4, "fisher_samples": None}}
+    mixing = {"train": {"mixing": "deit", "label_smoothing": 0.1, "batch_size": 16}}
+    configs = [tiny_config(tmp_path, m, options.get(m), **mixing) for m in METHODS]
+    found = []
+    for devices in (1, 2):
+        path = tmp_path / f"{devices}.pt"
+        launch(configs[0].train.model_copy(update={"devices": devices}), of_all_methods, configs, path)
+        found.append(torch.load(path))
+    one, two = found
+    for method, (expected, terms), (got, got_terms) in zip(METHODS, one, two, strict=True):
+        assert terms.keys() == got_terms.keys()
+        for name, value in terms.items():
+            assert value != 0, (method, name)
+            assert got_terms[name] == pytest.approx(value, rel=1e-5), (method, name)
+        assert len(got) == len(expected) > 10
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def whole_run(fabric: Any, config: RunConfig) -> tuple[list[list[float]], list[list[float]]]:
+    """A run, and what every process holds at its end: a sum over weights and buffer, and its generator."""
+    from infssm.train import running
+
+    loops: list[Loop] = []
+    train = Loop.train
+    Loop.train = lambda self: (loops.append(self), train(self))[1]  # type: ignore[assignment,func-returns-value,return-value]
+    running._work(fabric, config, running.run_path(config), False, True)
+    method = loops[0].setup.method
+    buffer: Any = method.base.buffer
+    digest = torch.stack(
+        [
+            sum(p.double().abs().sum() for p in method.module.parameters()),
+            buffer["image"].double().mul(torch.arange(len(buffer))[:, None, None, None] + 1).sum(),
+            rng_state()["torch"].double().sum(),
+        ]
+    )
+    gathered = fabric.all_gather(digest)
+    return loops[0].state.matrix.values.tolist(), gathered.tolist()
+
+
+def test_processes_stay_in_step_through_a_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "er+lwf-ac", {"buffer_size": 20}, train={"devices": 2})
+    matrix, digests = launch(config.train, whole_run, config)
+    assert digests[0] == digests[1]
+    assert len(matrix) == len(matrix[0]) == 2
+    assert len(list((tmp_path).rglob("result.json"))) == 1
+
+
+def test_batches_that_cannot_be_shared(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, train={"devices": 2, "batch_size": 7})
+    with pytest.raises(ConfigError, match="multiple of the 2 processes"):
+        run(config, quiet=True)
+
+
+def test_errors_of_processes_keep_their_kind(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, train={"devices": 2, "lr": 1e30, "warmup_epochs": 0})
+    with pytest.raises(DivergedError, match="task 0, epoch 0"):
+        run(config, quiet=True)
+
+
+def test_unknown_accelerator(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        return
+    with pytest.raises(ConfigError, match="cannot use train"):
+        run(tiny_config(tmp_path, train={"accelerator": "cuda"}), quiet=True)
