@@ -22,6 +22,7 @@ int64_t rows_per_block(int64_t rows) { return rows > 64 * 16 ? ceil_div(rows, 64
 void norm_forward(const Norm& f) {
 #pragma omp parallel for num_threads(f.threads) schedule(static)
     for (int64_t row = 0; row < f.rows; ++row) {
+        const FlushToZero flush;
         const float* x = f.x + row * f.channels;
         const float* residual = f.residual ? f.residual + row * f.channels : nullptr;
         float* total = f.total ? f.total + row * f.channels : nullptr;
@@ -49,6 +50,7 @@ void norm_backward(const Norm& f) {
     const Buffer parts(blocks * f.channels);
 #pragma omp parallel for num_threads(f.threads) schedule(static)
     for (int64_t block = 0; block < blocks; ++block) {
+        const FlushToZero flush;
         float* dweight = parts.get() + block * f.channels;
         memset(dweight, 0, f.channels * sizeof(float));
         const int64_t end = (block + 1) * per_block < f.rows ? (block + 1) * per_block : f.rows;

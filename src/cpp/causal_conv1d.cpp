@@ -53,6 +53,7 @@ void forward(const Conv& f) {
     const int64_t blocks = ceil_div(f.channels, BLOCK_VECTORS * W);
 #pragma omp parallel for num_threads(f.threads) schedule(static)
     for (int64_t index = 0; index < f.batch * blocks; ++index) {
+        const FlushToZero flush;
         const Part part(f, blocks, index);
         const Walk x(f.x, size, part.batch, 0, 0), y(f.y, size, part.batch, 0, 0);
         for (int64_t t = 0; t < f.tokens; ++t)
@@ -109,9 +110,11 @@ void backward(const Conv& f) {
     const int64_t each = (f.width + 1) * BLOCK_VECTORS;
     const Buffer totals(parts * each * W), windows(f.threads * f.width * BLOCK_VECTORS * W);
 #pragma omp parallel for num_threads(f.threads) schedule(static)
-    for (int64_t index = 0; index < parts; ++index)
+    for (int64_t index = 0; index < parts; ++index) {
+        const FlushToZero flush;
         backward_part<WIDTH>(f, taps, Part(f, blocks, index), totals.vectors() + index * each,
                              windows.vectors() + thread_index() * f.width * BLOCK_VECTORS);
+    }
     for (int64_t c = 0; c < f.channels; ++c) {
         const int64_t block = c / (BLOCK_VECTORS * W), v = c % (BLOCK_VECTORS * W) / W, lane = c % W;
         for (int64_t k = 0; k <= f.width; ++k) {

@@ -274,6 +274,7 @@ void distance(const Distance& f) {
     const Buffer memory(each * W * f.threads);
 #pragma omp parallel num_threads(f.threads)
     {
+        const FlushToZero flush;
         Token t(memory.vectors() + thread_index() * each, n);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {

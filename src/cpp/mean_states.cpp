@@ -127,6 +127,7 @@ void mean_states_forward(const MeanStates& f) {
     const Buffer memory(scratch * W * f.size.threads);
 #pragma omp parallel num_threads(f.size.threads)
     {
+        const FlushToZero flush;
         Scratch s;
         s.place(memory.vectors() + thread_index() * scratch, f.size.n);
 #pragma omp for schedule(static)
@@ -143,6 +144,7 @@ void mean_states_backward(const MeanStates& f) {
     memset(parts.get(), 0, f.size.batch * vectors * (n + 1) * sizeof(vf));
 #pragma omp parallel num_threads(f.size.threads)
     {
+        const FlushToZero flush;
         Scratch s;
         s.place(memory.vectors() + thread_index() * scratch, n);
 #pragma omp for schedule(static)

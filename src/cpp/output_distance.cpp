@@ -77,6 +77,7 @@ void output_distance(const OutputDistance& f) {
     const Buffer memory(each * W * f.threads);
 #pragma omp parallel num_threads(f.threads)
     {
+        const FlushToZero flush;
         Token t(memory.vectors() + thread_index() * each, f.n);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {

@@ -248,6 +248,7 @@ void scan_backward(const ScanBackward& f) {
     };
 #pragma omp parallel num_threads(size.threads)
     {
+        const FlushToZero flush;
         Scratch s;
         s.place(memory.vectors() + thread_index() * scratch, cut, size.n);
 #pragma omp for schedule(dynamic, 1)

@@ -166,6 +166,7 @@ void scan_forward(const ScanForward& f) {
     };
 #pragma omp parallel num_threads(size.threads)
     {
+        const FlushToZero flush;
         Scratch s(memory.vectors() + thread_index() * scratch, cut, size.n);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < cut.items; ++i) {
