@@ -124,5 +124,7 @@ def test_errors_name_the_fix(tmp_path):
         run_study("ckd", run=tmp_path)
     with pytest.raises(ConfigError, match="unexpected keyword"):
         run_study("invariance", system=3)
+    with pytest.raises(ConfigError, match="did you mean 'martin'"):
+        run_study("latency", kinds="output,martn")
     with pytest.raises(ConfigError, match="did you mean 'drift'"):
         run_study("drft")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infssm._registry import Registry
+from infssm._registry import Registry, suggest
 from infssm.errors import ConfigError
+from infssm.geometry import list_distances
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +63,16 @@ def run_study(name: str, **options: Any) -> Study:
         if "unexpected keyword" not in str(error):
             raise
         raise ConfigError(f"study {name!r}: {error}") from None
+
+
+def choose_kinds(kinds: str | Sequence[str]) -> list[str]:
+    """Distances by name: ``"all"``, one, several with commas between them, or a list."""
+    known = list_distances()
+    chosen = known if kinds == "all" else kinds.split(",") if isinstance(kinds, str) else list(kinds)
+    for kind in chosen:
+        if kind not in known:
+            raise ConfigError(f"unknown distance {kind!r}{suggest(kind, known)}")
+    return chosen
 
 
 def axes(columns: int = 1, width: float = 5.0, height: float = 3.4, *, rows: int = 1) -> tuple[Figure, list[Axes]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from infssm.geometry import StateSpace, distance, list_distances
+from infssm.geometry import StateSpace, distance
 from infssm.studies._run import TrainedRun, states_of
-from infssm.studies._study import Study, axes, register_study
+from infssm.studies._study import Study, axes, choose_kinds, register_study
 
 
 @register_study("drift")
@@ -28,7 +28,7 @@ def drift(
     """
     trained = TrainedRun.open(run, data_root=data_root)
     trained.need_tasks(2)
-    chosen = list_distances() if kinds == "all" else [kinds] if isinstance(kinds, str) else list(kinds)
+    chosen = choose_kinds(kinds)
     x = trained.images(images)
     old = states_of(trained.model(0), x)
     table: dict[str, list[list[float]]] = {kind: [] for kind in chosen}

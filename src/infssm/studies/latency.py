@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.geometry import list_distances
 from infssm.methods import Batch, Method, TaskInfo, build_method
 from infssm.models import create_model
 from infssm.presets import paper_numbers
-from infssm.studies._study import Study, axes, register_study
+from infssm.studies._study import Study, axes, choose_kinds, register_study
 
 _CLASSES = 20
 
@@ -38,7 +37,7 @@ def latency(
     """
     options = dict(model_options or {})
     torch.manual_seed(seed)
-    chosen = list_distances() if kinds == "all" else [kinds] if isinstance(kinds, str) else list(kinds)
+    chosen = choose_kinds(kinds)
     makers: dict[str, tuple[str, dict[str, Any]]] = {
         "plain": ("seq", {}),
         "ewc": ("ewc", {}),

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.geometry import StateSpace, list_distances
+from infssm.geometry import StateSpace
 from infssm.methods import Batch, Method, build_method
 from infssm.studies._run import TrainedRun, states_of
-from infssm.studies._study import Study, axes, register_study
+from infssm.studies._study import Study, axes, choose_kinds, register_study
 from infssm.train import build_optimizer, decay_groups
 from infssm.train.optim import set_learning_rate
 
@@ -42,7 +42,7 @@ def penalty_alone(
     trained = TrainedRun.open(run, data_root=data_root)
     if len(trained.setup.stream) < 2:
         raise ConfigError("penalty-alone trains on the images of a second task; this run has one task")
-    chosen = list_distances() if kinds == "all" else [kinds] if isinstance(kinds, str) else list(kinds)
+    chosen = choose_kinds(kinds)
     at = sorted({0, 1, 2, 5, 20, steps} & set(range(steps + 1)))
     rows: list[dict[str, Any]] = []
     for kind, decay in itertools.product(chosen, dict.fromkeys((weight_decay, 0.0))):
