@@ -76,6 +76,16 @@ def test_changed_settings_are_marked_and_faithful_runs_preferred(tmp_path):
     assert measured.measures["aa"].mean == 0.5
 
 
+def test_a_start_from_random_weights_is_a_difference_and_another_path_is_none(tmp_path):
+    name = "cifar100/5-task/seq"
+    elsewhere = make_run(tmp_path / "path", name, overrides=["model.weights=/elsewhere/vim.pth"])
+    assert filled(compare_with_paper([elsewhere]))["Table 11", name].measured.differences == ()
+    random = make_run(tmp_path / "random", name, overrides=["model.weights=null"])
+    differing = filled(compare_with_paper([random]))["Table 11", name].measured.differences
+    assert len(differing) == 1
+    assert differing[0].startswith("model.weights: ")
+
+
 def test_runs_of_other_benchmarks_are_left_out(tmp_path):
     run = make_run(tmp_path / "run", "cifar100/5-task/seq", overrides=["benchmark=mine"])
     assert not filled(compare_with_paper([run]))

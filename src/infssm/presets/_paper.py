@@ -31,7 +31,6 @@ _IGNORED = (
     "out:",
     "log.",
     "data.root:",
-    "model.weights:",
     "train.task0:",
     "train.accelerator:",
     "train.devices:",
@@ -126,6 +125,8 @@ def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] 
     if config.method.name != preset.method.name or _options(config) != _options(preset):
         return None
     mine, theirs = ({**to_dict(c), "method": {}} for c in (config, preset))
+    if config.model.weights and preset.model.weights:  # where the file lies does not matter; starting without one does
+        mine["model"]["weights"] = theirs["model"]["weights"]
     return tuple(line for line in differences(theirs, mine) if not line.startswith(_IGNORED))
 
 
