@@ -21,11 +21,11 @@ RAISED_MALLOC = {
 }
 
 
-def with_raised_malloc() -> None:
-    """Start this process again with raised malloc thresholds, unless it was."""
+def with_raised_malloc(module: str = "benchmarks") -> None:
+    """Start this process, `python -m module`, again with raised malloc thresholds, unless it was."""
     if all(os.environ.get(name) == value for name, value in RAISED_MALLOC.items()):
         return
-    os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], {**os.environ, **RAISED_MALLOC})
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **RAISED_MALLOC})
 
 
 @dataclass(frozen=True)
