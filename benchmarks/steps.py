@@ -1,7 +1,7 @@
 """`python -m benchmarks.steps [--json FILE]`: training steps with and without Inf-SSM, beside their matmul time.
 
 Vim-small at batch 4 and Vim-nano at batch 64, interleaved in one run: a plain step, one that records states, and steps
-with `inf-ssm` and `inf-ssm-exact`, the old model's forward included. Then transformers' Mamba with and without our scan.
+with `inf-ssm` and `inf-ssm-exact`, the old model's forward included. Then transformers' Mamba with and without ours.
 """
 
 from __future__ import annotations
