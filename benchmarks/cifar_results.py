@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.digits_results import spread
+from benchmarks.digits_results import machine, spread
 from benchmarks.results import SEEDS, Bench
-from infssm.runs import environment
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "seq": ("seq", {}),
@@ -61,5 +60,5 @@ def write(bench: Bench, folder: Path) -> None:
         cells = " | ".join(spread([getattr(o, k) for o in found]) for k in ("aa", "aia", "fm", "ti"))
         lines.append(f"| {label} | {cells} | {sum(o.seconds for o in found) / 3:.0f} |")
     (folder / "replay.md").write_text("# Replay\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    data = {"environment": environment(), "rows": {k: [o._asdict() for o in v] for k, v in rows.items()}}
+    data = {"environment": machine(), "rows": {k: [o._asdict() for o in v] for k, v in rows.items()}}
     (folder / "replay.json").write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")

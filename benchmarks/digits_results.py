@@ -63,7 +63,7 @@ def write(bench: Bench, folder: Path) -> None:
     page = _page(rows, chosen, autos, grids, regimes)
     (folder / "digits.md").write_text(page, encoding="utf-8")
     data = {
-        "environment": environment(),
+        "environment": machine(),
         "seeds": SEEDS,
         "rows": {k: {"options": chosen[k][1], "runs": [o._asdict() for o in v]} for k, v in rows.items()},
         "auto": autos,
@@ -90,7 +90,13 @@ def _simplified_regimes(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _grid(grid: Sequence[tuple[float, Outcome]]) -> list[dict[str, float | None]]:
-    return [{"weight": weight, **outcome._asdict()} for weight, outcome in grid]
+    return [{**outcome._asdict(), "weight": weight} for weight, outcome in grid]
+
+
+def machine() -> dict[str, Any]:
+    """Versions, commit and processor, without anything about where files lie."""
+    found = environment()
+    return {key: found[key] for key in ("python", "packages", "commit", "cpu", "cores", "threads")}
 
 
 def spread(values: Sequence[float]) -> str:
