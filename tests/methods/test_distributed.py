@@ -40,7 +40,7 @@ def statistics(rank: int, world: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             method.after_step()
-        method.end_task(task, batches[rank::world])
+        method.end_task(task, [share(batch, rank, world) for batch in batches])
     return {"state": method.state_dict()["components"], "ucl": {k: v.detach() for k, v in terms.items() if "ucl" in k}}
 
 

@@ -51,7 +51,7 @@ def _root(
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the application; return its exit code, errors told on stderr."""
     try:
-        app(args=None if arguments is None else list(arguments))
+        app(args=None if arguments is None else list(arguments), prog_name="infssm")
     except SystemExit as leaving:
         return 130 if _was_interrupted(leaving) else int(leaving.code or 0)
     except InfssmError as error:

@@ -51,10 +51,12 @@ class MAS(QuadraticRegularizer):
         with evaluating(self.context.module) as module:
             for batch in loader:
                 logits = _logits(module(batch.x.to(self.context.device)))[:, task.seen]
-                for key, gradient in self.parameters.gradients(logits.square().sum()).items():
+                gradients = self.parameters.gradients(logits.square().sum())
+                # Summed before the absolute value, so that processes that share a batch measure what one would.
+                for key, gradient in zip(gradients, sum_over_processes(list(gradients.values())), strict=True):
                     totals[key] += gradient.abs()
                 count += len(logits)
-        *sums, number = sum_over_processes([*totals.values(), torch.tensor([float(count)]).to(self.context.device)])
+        (number,) = sum_over_processes([torch.tensor([float(count)]).to(self.context.device)])
         if not number:
             raise ConfigError("mas: the loader given to end_task gave no batch; pass one that can be iterated again")
-        return {key: value / number for key, value in zip(totals, sums, strict=True)}
+        return {key: value / number for key, value in totals.items()}

@@ -145,7 +145,7 @@ def _verdict(rows: list[Row]) -> str:
     below = [row.label for row in rows if row is not base and _percent(row, "aa") < base_aa]
     tail = f"; {' and '.join(below)} {'is' if len(below) == 1 else 'are'} below seq" if below else ""
     return (
-        f"{best.label} keeps the most: AA {aa:.1f} % against {base_aa:.1f} % for plain sequential training "
+        f"{best.label} has the highest AA: {aa:.1f} % against {base_aa:.1f} % for plain sequential training "
         f"({aa - base_aa:+.1f} points), with FM {fm:.1f} against {base_fm:.1f} points{tail}."
     )
 

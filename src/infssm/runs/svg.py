@@ -127,12 +127,19 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _distinct(low: float, high: float) -> tuple[float, float]:
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    least = max(1e-9, 1e-9 * max(abs(low), abs(high)))  # below this, floats cannot be told apart on an axis
+    if high - low > least:
+        return low, high
+    half = max(0.5, 500 * least)
+    return low - half, high + half
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
     whole = [float(k) for k in range(math.ceil(low), math.floor(high) + 1)]
-    return whole[:: max(1, len(whole) // 6)] if len(whole) > 1 else ticks(low, high)
+    if len(whole) > 2:
+        return whole[:: max(1, len(whole) // 6)]
+    finer = (k + math.log10(m) for k in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5))
+    return [value for value in finer if low <= value <= high]
 
 
 def _axes(

@@ -97,7 +97,8 @@ def to_html(comparison: Comparison) -> str:
         curves = [svg.Series(row.label, steps, row.aa_curve) for row in rows]
         cards = [
             page.card(
-                "Average accuracy, %", svg.line_chart(curves, x_label="after task", y_label="AA, %", x_ticks=steps)
+                "Average accuracy, %",
+                svg.line_chart(curves, x_label="after task", y_label="AA, %", x_ticks=steps, y_range=(0, 102)),
             )
         ]
         if len(steps) > 1:

@@ -25,10 +25,10 @@ class Log:
 
     def __init__(self, run: RunDirectory, config: RunConfig, *, keep: int = 0) -> None:
         """Open the log; ``keep`` is how many bytes of an earlier part of the run are still true."""
-        self._file = open(run.metrics_path, "ab")  # noqa: SIM115 - closed by close()
-        self._file.truncate(keep)
         wanted = [name for name, on in config.log.model_dump().items() if on]
         self._sinks: list[_Sink] = [_SINKS[name](run.path, config) for name in wanted]
+        self._file = open(run.metrics_path, "ab")  # noqa: SIM115 - closed by close()
+        self._file.truncate(keep)
 
     @property
     def position(self) -> int:

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from infssm.errors import ConfigError
+from infssm.runs import compare, find_runs, render
+from tests.runs.fake import fake_run
+
+
+def three_methods(root: Path) -> None:
+    for seed, shift in ((0, 0.0), (10, 0.1)):
+        fake_run(root / f"seq{seed}", "seq", seed, shift=shift - 0.1)
+        fake_run(root / f"ewc{seed}", "ewc", seed, shift=shift - 0.2)
+        fake_run(root / f"inf{seed}", "inf-ssm-exact", seed, shift=shift)
+
+
+def test_rows_are_means_over_seeds(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    comparison = compare(find_runs([tmp_path]))
+    assert sorted(row.label for row in comparison.rows) == ["ewc", "inf-ssm-exact", "seq"]
+    row = next(row for row in comparison.rows if row.label == "inf-ssm-exact")
+    assert sorted(row.seeds) == [0, 10]
+    base = (0.3 + 0.6 + 0.7) / 3
+    assert row.measures["aa"].mean == pytest.approx(base + 0.05)
+    assert row.measures["aa"].std == pytest.approx(0.1 / 2**0.5)
+    assert row.aa_curve == pytest.approx([95.0, 70.0, 100 * (base + 0.05)])
+    assert row.forgetting == pytest.approx([60.0, 20.0])
+
+
+def test_verdict_is_computed(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    verdict = compare(find_runs([tmp_path])).verdict()
+    assert verdict.startswith("inf-ssm-exact has the highest AA: 58.3 % against 48.3 %")
+    assert "(+10.0 points)" in verdict
+    assert verdict.endswith("; ewc is below seq.")
+
+
+def test_verdict_when_nothing_helps(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "seq", shift=0.1)
+    fake_run(tmp_path / "b", "ewc")
+    assert compare(find_runs([tmp_path])).verdict().startswith("No method beats plain sequential training here")
+
+
+def test_verdict_without_seq(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "er")
+    fake_run(tmp_path / "b", "ewc", shift=0.1)
+    assert "ewc has the highest AA (63.3 %)" in compare(find_runs([tmp_path])).verdict()
+
+
+def test_set_ups_of_one_method_are_told_apart(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "ewc", weight=1.0, gamma=0.5)
+    fake_run(tmp_path / "b", "ewc", weight=100.0, gamma=0.5)
+    labels = [row.label for row in compare(find_runs([tmp_path])).rows]
+    assert labels == ["ewc (weight=1.0)", "ewc (weight=100.0)"]
+
+
+def test_benchmarks_are_apart(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "seq")
+    fake_run(tmp_path / "b", "seq", data="cifar100")
+    comparison = compare(find_runs([tmp_path]))
+    assert comparison.benchmarks == ["digits, 3 tasks, vim_nano", "cifar100, 3 tasks, vim_nano"]
+    assert render(comparison, "md").count("###") == 2
+
+
+def test_markdown(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    text = render(compare(find_runs([tmp_path])), "md")
+    assert "| method | seeds | AA | AIA | FM | task-inc. AA |" in text
+    line = next(line for line in text.splitlines() if line.startswith("| inf-ssm-exact"))
+    assert "**58.33 ± 7.07**" in line
+    assert line.startswith("| inf-ssm-exact | 2 |")
+
+
+def test_csv(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    rows = list(csv.DictReader(io.StringIO(render(compare(find_runs([tmp_path])), "csv"))))
+    row = next(row for row in rows if row["method"] == "seq")
+    assert float(row["aa_mean"]) == pytest.approx((0.3 + 0.6 + 0.7) / 3 - 0.05)
+    assert float(row["fm_mean"]) == pytest.approx(0.4)
+    assert row["seeds"] == "0 10"
+
+
+def test_latex(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    text = render(compare(find_runs([tmp_path])), "tex")
+    assert text.count(r"\begin{tabular}{lrrrrr}") == text.count(r"\end{tabular}") == 1
+    assert r"\textbf{58.33 $\pm$ 7.07}" in text
+    assert "vim_nano" in text.splitlines()[0]
+    assert all(line.endswith(r"\\") for line in text.splitlines() if " & " in line)
+
+
+def test_json(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    data = json.loads(render(compare(find_runs([tmp_path])), "json"))
+    assert {row["method"] for row in data["rows"]} == {"seq", "ewc", "inf-ssm-exact"}
+    assert data["rows"][0]["measures"]["aa"]["std"] == pytest.approx(0.1 / 2**0.5)
+    assert data["verdict"]
+
+
+def test_html(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    text = render(compare(find_runs([tmp_path])), "html")
+    assert text.count("<svg") == 5
+    assert text.count("polyline") == 2 * 3
+    assert '<td class="best">58.33 ± 7.07</td>' in text
+    assert "<script" not in text
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(ConfigError, match="no complete runs"):
+        compare([])

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infssm.runs import render_report, svg, write_report
+from tests.runs.fake import fake_run
+
+
+def charts(html: str) -> list[ET.Element]:
+    """All charts of a page; parsing fails on anything that is not well formed."""
+    return [ET.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+
+
+def test_report_is_self_contained_and_whole(tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "a", "inf-ssm", weight=1000.0)
+    html = write_report(run).read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", html)
+    assert "<script" not in html
+    assert "http" not in html
+    for text in ("AA, %", "53.33", "Forgetting per task", "Loss terms", "method.weight", "1000.0", "packages.torch"):
+        assert text in html, text
+    assert len(charts(html)) == 6
+    assert len(html) < 60_000
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    html = render_report(fake_run(tmp_path / "a", "<b>&"))
+    assert "reg/&lt;b&gt;" in html
+    assert "<b>&</h1>" not in html
+    charts(html)
+
+
+def test_heat_map_shows_every_known_cell(tmp_path: Path) -> None:
+    html = render_report(fake_run(tmp_path / "a"))
+    heat = charts(html)[0]
+    cells = [e for e in heat.iter("rect") if e.get("class") == "cell"]
+    titles = [e.findtext("title") for e in cells]
+    assert len(cells) == 6
+    assert "after task 2, on task 1: 60.00 %" in titles
+    assert [t.text for t in heat.iter("text") if t.get("class") in ("on-dark", "on-light")] == [
+        "90.0", "50.0", "80.0", "30.0", "60.0", "70.0",
+    ]  # fmt: skip
+
+
+def test_forgetting_bars(tmp_path: Path) -> None:
+    bars = [e.findtext("title") for e in charts(render_report(fake_run(tmp_path / "a")))[3].iter("rect")]
+    assert bars == ["forgetting 0: 60.00", "forgetting 1: 20.00"]
+
+
+def test_unfinished_run_has_a_report(tmp_path: Path) -> None:
+    assert "2 of 3 tasks so far" in render_report(fake_run(tmp_path / "a", complete=False))
+
+
+@given(low=st.floats(-1e6, 1e6), span=st.floats(1e-3, 1e6))
+def test_ticks_are_round_and_inside(low: float, span: float) -> None:
+    high = low + span
+    marks = svg.ticks(low, high)
+    assert 1 <= len(marks) <= 7
+    tolerance = 1e-6 * max(abs(low), abs(high), 1)
+    assert all(low - tolerance <= m <= high + tolerance for m in marks)
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=20), st.booleans())
+def test_any_numbers_draw(values: list[float], log: bool) -> None:
+    series = svg.Series("s", list(range(len(values))), values)
+    picture = svg.line_chart([series], x_label="x", y_label="y", log=log)
+    root = ET.fromstring(picture[: picture.index("</svg>") + 6])
+    line = next(root.iter("polyline"))
+    shown = [v for v in values if math.isfinite(v) and (not log or v > 0)]
+    assert len(line.get("points", "").split()) == len(shown)
+
+
+def test_line_goes_where_it_should() -> None:
+    picture = svg.line_chart([svg.Series("s", [0, 1], [0, 100])], x_label="x", y_label="y", y_range=(0, 100))
+    points = re.search(r'points="([^"]*)"', picture)
+    assert points is not None
+    (x0, y0), (x1, y1) = (map(float, p.split(",")) for p in points[1].split())
+    assert (x0, y0) == (56.0, 256.0)
+    assert (x1, y1) == pytest.approx((546.0, 12.0))
