@@ -103,10 +103,12 @@ def test_hash_follows_the_start_weights_not_their_place(tmp_path: Path) -> None:
     assert a == b != c
 
 
-def test_merge_changes_method_drops_its_options() -> None:
+def test_another_name_drops_what_belonged_to_the_old_one() -> None:
     base = {"method": {"name": "ewc", "weight": 3}, "train": {"epochs": 2, "lr": 0.1}}
     assert merge(base, {"method": "mas"})["method"] == {"name": "mas"}
     assert merge(base, {"method": {"gamma": 1}})["method"] == {"name": "ewc", "weight": 3, "gamma": 1}
+    model = {"model": {"name": "vim_small_patch16_224", "weights": "w.pth"}}
+    assert merge(model, {"model": "vim_nano"})["model"] == {"name": "vim_nano"}
     assert merge(base, {"train": {"lr": 1}})["train"] == {"epochs": 2, "lr": 1}
     assert base["method"] == {"name": "ewc", "weight": 3}
 

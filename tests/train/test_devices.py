@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from infssm.errors import ConfigError, DivergedError
 from infssm.metrics import AccuracyMatrix
 from infssm.runs import RunDirectory
-from infssm.train import RunConfig, run
+from infssm.train import RunConfig, run, to_yaml
 from infssm.train.devices import launch
 from infssm.train.display import Display
 from infssm.train.loop import Loop
@@ -130,3 +132,14 @@ def test_unknown_accelerator(tmp_path: Path) -> None:
         return
     with pytest.raises(ConfigError, match="cannot use train"):
         run(tiny_config(tmp_path, train={"accelerator": "cuda"}), quiet=True)
+
+
+def test_torchrun_starts_the_processes(tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(to_yaml(tiny_config(tmp_path / "runs")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "infssm", "run", "-c"]
+    done = subprocess.run([*command, str(config)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "MEMBER: 2/2" in done.stderr
+    assert done.stdout.count("report:") == 1
+    assert len(list(tmp_path.rglob("result.json"))) == 1

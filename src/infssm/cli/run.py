@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +70,8 @@ def command(
     begun = time.monotonic()
     demo = source is None and any(len(group) > 1 for group in groups)
     results = [r for group in groups for r in run_side_by_side(group, overwrite=overwrite or demo, quiet=quiet)]
-    _conclude(results, time.monotonic() - begun)
+    if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
+        _conclude(results, time.monotonic() - begun)
 
 
 def _split_seeds(arguments: list[str], seeds: list[int] | None) -> tuple[list[str], list[int] | None]:

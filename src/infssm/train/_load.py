@@ -41,15 +41,15 @@ def load_config(
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``changes`` laid over it, mappings merged key by key.
 
-    A section given by its name alone (``method: ewc``) is a mapping with that ``name``; a new ``method.name`` drops
-    the options of the method it replaces.
+    A section given by its name alone (``method: ewc``) is a mapping with that ``name``; a new
+    ``method.name`` or ``model.name`` drops the options and weights of what it replaces.
     """
     merged = dict(base)
     for key, new in changes.items():
         old = merged.get(key)
         if key in ("data", "model", "method"):
             old, new = _named(old), _named(new)
-            if key == "method" and old and "name" in new and new["name"] != old.get("name"):
+            if key != "data" and old and "name" in new and new["name"] != old.get("name"):
                 old = {}
         merged[key] = merge(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
     return merged

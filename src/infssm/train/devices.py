@@ -29,13 +29,13 @@ _BUCKET = 16 * 2**20  # elements per all-reduce: few messages, and a bounded cop
 def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any:
     """Run ``function(fabric, *args)`` on every process of the configuration; return what process 0 returned."""
     fabric_class = _fabric()
-    world = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else None
-    many = (world or config.devices) > 1
-    strategy = "auto" if not many else "ddp" if world else "ddp_spawn"
+    world, local = _torchrun_world()
+    strategy = "ddp" if world > 1 else "ddp_spawn" if config.devices > 1 else "auto"
     try:
         fabric = fabric_class(
             accelerator=config.accelerator,
-            devices=config.devices if world is None else "auto",
+            devices=local if world else config.devices,
+            num_nodes=world // local if world else 1,
             strategy=strategy,
             precision=config.precision,
         )
@@ -57,6 +57,13 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
             if note.exists():
                 raise pickle.loads(note.read_bytes()) from None
             raise
+
+
+def _torchrun_world() -> tuple[int, int]:
+    """Processes in all and on this machine where torchrun started this one; else (0, 0)."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0, 0
+    return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def _noting_errors(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:
