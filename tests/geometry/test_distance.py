@@ -199,24 +199,24 @@ def test_soft_normalisation_takes_raw_states(kind, dtype):
 def test_the_fused_kernel_serves_where_it_can(monkeypatch):
     calls = []
 
-    def fused(old_a, old_c, new_a, new_c, *, kind, backend=None):
+    def fused(old_a, old_c, new_a, new_c, *, kind, old_b=None, new_b=None, backend=None):
         calls.append(kind)
         return torch.zeros(old_a.shape[:-1])
 
     monkeypatch.setattr(kernels, "fused_distance", fused)
     monkeypatch.setattr(_distance, "_native", lambda: True)
     single, wide = [batch(2, seed=s, dtype=torch.float32) for s in (0, 1)], [batch(2), batch(2, seed=1)]
-    for kind in ("simplified", "aligned", "martin"):
+    for kind in ("simplified", "aligned", "martin", "output"):
         distance(*single, kind=kind, soft_normalize=True)
-    assert calls == ["simplified", "aligned", "martin"]
+    assert calls == ["simplified", "aligned", "martin", "output"]
     distance(*single)
-    distance(*single, kind="output", soft_normalize=True)
+    distance(*single, kind="chordal", soft_normalize=True)
     distance(*single, equality="tensor", soft_normalize=True)
     distance(*wide, soft_normalize=True)
     distance(batch(dtype=torch.float32), single[0], soft_normalize=True)
     monkeypatch.setattr(_distance, "_native", lambda: False)
     distance(*single, soft_normalize=True)
-    assert len(calls) == 3
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
