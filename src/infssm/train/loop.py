@@ -198,8 +198,10 @@ class Loop:
     def show(self, task: Task, epoch: int, epochs: int, terms: dict[str, Tensor], lr: float) -> None:
         """Log and display a step, now and then: reading terms waits for the device."""
         at = self.state.position.at
-        if at % self.setup.config.train.log_every == 0:
+        due = at % self.setup.config.train.log_every == 0
+        if due or not self.shown:
             self.shown = {name: float(value.detach()) for name, value in terms.items()}
+        if due:
             self.write(
                 {"kind": "step", "task": task.index, "epoch": epoch, "step": self.state.position.step, "lr": lr}
                 | {"loss": self.shown}
