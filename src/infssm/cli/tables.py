@@ -17,12 +17,13 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         rows = comparison.of(benchmark)
         best = best_cells(rows)
         table = Table(title=benchmark, box=box.SIMPLE_HEAD, title_justify="left")
-        table.add_column("method")
+        table.add_column("method", no_wrap=True)
         table.add_column("seeds", justify="right")
         for heading, _ in COLUMNS.values():
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", no_wrap=True)
+        digits = 1 if any(len(row.seeds) > 1 for row in rows) else 2  # a spread takes the place of the second digit
         for i, row in enumerate(rows):
-            cells = [row.measures[measure].format() for measure in COLUMNS]
+            cells = [row.measures[measure].format(digits=digits) for measure in COLUMNS]
             marked = [f"[bold]{cell}[/]" if (i, j) in best else cell for j, cell in enumerate(cells, start=2)]
             table.add_row(row.label, str(len(row.seeds)), *marked)
         console.print(table)
