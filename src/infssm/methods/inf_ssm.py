@@ -2,7 +2,7 @@
 
 `inf-ssm` is for reproduction: its simplified distance is not 0 between equal systems and its gradient there is not 0
 either, so a strong weight or a large learning rate pulls the new model away from the old one. `inf-ssm-exact` is what
-to use: a distance with its minimum at the old model, and a weight that sets itself.
+to use: a distance with its minimum at the old model, and a weight that can set itself (cautiously).
 """
 
 from __future__ import annotations
