@@ -1,9 +1,17 @@
-"""One thread per test process: xdist runs as many processes as there are cores."""
+"""One thread per test process (xdist runs as many as there are cores), and the same generated examples in every run.
+
+`HYPOTHESIS_PROFILE=fresh pytest` draws new examples.
+"""
 
 import os
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("gate", derandomize=True, deadline=None)
+settings.register_profile("fresh", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
 @pytest.fixture(autouse=True)
