@@ -171,7 +171,7 @@ def test_a_full_balanced_buffer_takes_no_more():
 @given(seed=st.integers(0, 1000), n=st.integers(1, 8), count=st.integers(1, 8))
 @settings(deadline=None, max_examples=40)
 def test_herding_equals_brute_force_greedy(seed: int, n: int, count: int):
-    # Candidates can tie in exact arithmetic (two points are equally far from their mean), so gaps are compared, not indices.
+    # Candidates can tie (two points are equally far from their mean), so gaps are compared, not indices.
     features = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     herded = herd(features, count).tolist()
     assert len(herded) == len(set(herded)) == min(count, n)
