@@ -1,9 +1,11 @@
 """The tables under docs/results: every method on a small stream, weights chosen on validation, three seeds.
 
-    python -m benchmarks.results digits --out RUNS          # or cifar; RUNS keeps the run directories, resumable
+    python -m benchmarks.results digits --out RUNS          # RUNS keeps the run directories, resumable
+    python -m benchmarks.results digits-replay --out RUNS
+    python -m benchmarks.results cifar --out RUNS --data-root DIR
 
-Weights are chosen on seed 0 by class-incremental accuracy on the validation images of all tasks after the last one.
-Runs already complete under RUNS are not repeated.
+Every method gets the same search for its weight (:func:`search`), by class-incremental accuracy on the validation
+images of all tasks after the last one, averaged over the seeds. Runs already complete under RUNS are not repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,12 +28,18 @@ Run = tuple[str, dict[str, Any], int]
 
 
 class Outcome(NamedTuple):
-    """What one run gave, in percent; ``weight`` is what ``auto`` chose."""
+    """What one run gave, in percent.
+
+    ``ti`` is task-incremental AA; ``new`` and ``new_ti`` the mean accuracy on each later task right after it was
+    learned, class- and task-incremental; ``val`` AA on validation images; ``weight`` what ``auto`` chose.
+    """
 
     aa: float
     aia: float
     fm: float
     ti: float
+    new: float
+    new_ti: float
     val: float
     seconds: float
     weight: float | None
@@ -73,8 +82,10 @@ class Bench:
         result = train(config, quiet=True)
         cached = result.path / "outcome.json"
         if not cached.exists():
+            views = (result.matrix.class_incremental, result.matrix.task_incremental)
             outcome = Outcome(
                 *(100 * v for v in (result.aa, result.aia, result.fm, result.matrix.task_incremental.aa)),
+                *(100 * float(m.values.diagonal()[1:].mean()) for m in views),
                 100 * _validation_aa(result.path),
                 result.seconds,
                 _auto_weight(result.path),
@@ -111,25 +122,95 @@ def _auto_weight(path: Path) -> float | None:
     return weights[0] if weights else None
 
 
-def best_weight(bench: Bench, method: str, options: dict[str, Any], weights: Sequence[float], key: str) -> list[Any]:
-    """(weight, outcome) for every weight on seed 0."""
-    runs = [(method, {**options, key: w}, 0) for w in weights]
-    return list(zip(weights, bench.go(runs), strict=True))
+Candidate = tuple[str, dict[str, Any], str, float]
+"""Method name, fixed options, name of the weight, scale of its grid (1 for all but UCL's β)."""
+
+COARSE = (1e0, 1e2, 1e4, 1e6, 1e8)
+
+
+class Found(NamedTuple):
+    """The weight with the best mean validation AA, and the outcomes of every weight tried, by seed."""
+
+    weight: float
+    grid: dict[float, list[Outcome]]
+
+
+def search(bench: Bench, candidates: Mapping[str, Candidate]) -> dict[str, Found]:
+    """The same search for all: five weights two decades apart, then both neighbours of the best by a decade."""
+    grids: dict[str, dict[float, list[Outcome]]] = {label: {} for label in candidates}
+
+    def measure(wanted: Mapping[str, Sequence[float]]) -> None:
+        pairs = [(label, weight) for label, weights in wanted.items() for weight in weights]
+        runs = [_with_weight(candidates[label], weight, seed) for label, weight in pairs for seed in SEEDS]
+        outcomes = bench.go(runs)
+        for i, (label, weight) in enumerate(pairs):
+            grids[label][weight] = outcomes[len(SEEDS) * i :][: len(SEEDS)]
+
+    def best(label: str) -> float:
+        grid = grids[label]
+        return max(grid, key=lambda weight: statistics.mean(outcome.val for outcome in grid[weight]))
+
+    measure({label: [scale * weight for weight in COARSE] for label, (*_, scale) in candidates.items()})
+    measure({label: [best(label) / 10, best(label) * 10] for label in candidates})
+    return {label: Found(best(label), dict(sorted(grid.items()))) for label, grid in grids.items()}
+
+
+def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
+    method, options, key, _ = candidate
+    return method, {**options, key: weight}, seed
+
+
+def machine() -> dict[str, Any]:
+    """Versions, commit and processor, without anything about where files lie."""
+    from infssm.runs import environment
+
+    found = environment()
+    return {key: found[key] for key in ("python", "packages", "commit", "cpu", "cores", "threads")}
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task": "new", "new, task-inc.": "new_ti"}
+
+LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads: a low learning rate or a huge weight lowers it
+too. So read it beside task-incremental AA (accuracy inside a task's own classes: what the features still know) and
+beside the accuracy on each later task right after it was learned ("new task": what is left of plasticity)."""
+
+
+def table(rows: Mapping[str, Sequence[Outcome]], weights: Mapping[str, str]) -> list[str]:
+    lines = [f"| method | weight | {' | '.join(COLUMNS)} | s per run |", "|---" * (len(COLUMNS) + 3) + "|"]
+    for label, outcomes in rows.items():
+        cells = [spread([getattr(o, k) for o in outcomes]) for k in COLUMNS.values()]
+        seconds = statistics.mean(o.seconds for o in outcomes)
+        lines.append(f"| {label} | {weights.get(label, '-')} | {' | '.join(cells)} | {seconds:.0f} |")
+    return lines
+
+
+def gain(rows: Sequence[Outcome], base: Sequence[Outcome], key: str) -> str:
+    """Paired difference over the seeds: mean ± standard error."""
+    values = [getattr(x, key) - getattr(y, key) for x, y in zip(rows, base, strict=True)]
+    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stream", choices=["digits", "cifar"])
+    parser.add_argument("stream", choices=["digits", "digits-replay", "cifar"])
     parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
     parser.add_argument("--data-root", help="folder that holds cifar100")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
-    from benchmarks import cifar_results, digits_results
+    from benchmarks import digits_results, replay_results
 
-    page = {"digits": digits_results, "cifar": cifar_results}[args.stream]
     start = time.time()
-    bench = Bench(args.stream, page.base(args.data_root), args.out.resolve(), args.workers)
-    page.write(bench, ROOT / "docs" / "results")
+    folder = ROOT / "docs" / "results"
+    if args.stream == "cifar":
+        base = replay_results.cifar_base(args.data_root)
+        replay_results.write(Bench(args.stream, base, args.out.resolve(), args.workers), folder)
+    else:
+        bench = Bench(args.stream, digits_results.BASE, args.out.resolve(), args.workers)
+        (digits_results if args.stream == "digits" else replay_results).write(bench, folder)
     print(f"{time.time() - start:.0f} s")
 
 

@@ -14,7 +14,15 @@ from infssm.train.running import run
 MAIN_JOB: Mapping[str, Any] = {
     "data": {"name": "digits", "num_tasks": 5},
     "model": {"name": "vim_nano", "options": {"patch_size": 2, "embed_dim": 64, "depth": 4}},
-    "train": {"epochs": 6, "task0_epochs": 12, "batch_size": 32, "lr": 1e-3, "weight_decay": 0.05, "threads": 1},
+    "train": {
+        "epochs": 6,
+        "task0_epochs": 12,
+        "batch_size": 32,
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "threads": 1,
+        "select_best": False,
+    },
 }
 """Set-up of ``infssm run`` without arguments: five tasks of two digits each, 8 x 8 pixels.
 
