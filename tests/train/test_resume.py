@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,16 +15,13 @@ import pytest
 from infssm.errors import CheckpointError, ConfigError, DataError
 from infssm.methods import list_methods
 from infssm.runs import RunDirectory
-from infssm.train import Interrupted, Result, resume, run, run_path, save_checkpoint
+from infssm.train import Interrupted, Result, RunConfig, resume, run, run_path, save_checkpoint
 from infssm.train.loop import Loop
+from tests.train.dying import in_call, in_step, run_and_die
 from tests.train.tiny import assert_same, tiny_config
 
 STEPS = 12
 EPOCHS = [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the library may catch it and save."""
 
 
 @contextlib.contextmanager
@@ -46,23 +39,22 @@ def broken_at(step: int, act: Callable[[Loop], None]) -> Iterator[None]:
         yield
 
 
-def kill(_: Loop) -> None:
-    raise Killed
-
-
 def signalled(loop: Loop) -> None:
     loop.signals.pending = True
 
 
 @pytest.mark.parametrize("method", [*list_methods(), "er+inf-ssm-exact", "ewc+lwf-ac"])
 def test_killed_and_resumed_is_bit_exact(tmp_path: Path, method: str) -> None:
+    """Killed inside a step of either task, then told to stop inside an epoch, which saves more than its end does."""
     whole = run(tiny_config(tmp_path / "whole", method), quiet=True)
     config = tiny_config(tmp_path / "broken", method)
-    step = random.Random(method).randrange(1, STEPS)
-    with broken_at(step, kill), pytest.raises(Killed):
-        run(config, quiet=True)
-    with broken_at(min(step + 2, STEPS - 1), signalled), pytest.raises(Interrupted):
-        run(config, quiet=True)
+    draw = random.Random(method)
+    for tasks_steps in (range(STEPS // 2), range(STEPS // 2, STEPS)):
+        step = draw.choice(tasks_steps)
+        assert run_and_die(config, in_step, step) == -signal.SIGKILL
+        assert not RunDirectory(run_path(config)).complete
+    with broken_at(draw.randrange(step, STEPS), signalled), pytest.raises(Interrupted):
+        resume(run_path(config), quiet=True)
     assert_same(resume(run_path(config), quiet=True), whole)
 
 
@@ -77,12 +69,29 @@ def test_random_numbers_inside_an_epoch_go_on_where_they_stopped(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("step", "act"), [*((step, kill) for step in (0, 4, 6, 11)), *((step, signalled) for step in (0, 2, 5, 9, 11))]
+    ("step", "number", "code"),
+    [
+        *((step, signal.SIGKILL, -signal.SIGKILL) for step in (0, 4, 6, 11)),
+        *((step, signal.SIGTERM, Interrupted.exit_code) for step in (0, 2, 5, 9, 11)),
+    ],
 )
-def test_every_step_can_be_the_last(tmp_path: Path, whole: Result, step: int, act: Callable[[Loop], None]) -> None:
-    config = tiny_config(tmp_path, "si", train={"limit_batches": 3})
-    with broken_at(step, act), pytest.raises((Killed, Interrupted)):
-        run(config, quiet=True)
+def test_every_step_can_be_the_last(tmp_path: Path, whole: Result, step: int, number: int, code: int) -> None:
+    config = tiny_config(tmp_path, "si")
+    assert run_and_die(config, in_step, step, number) == code
+    check_continued(config, whole)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_killed_while_saving(tmp_path: Path, whole: Result, call: str, nth: int) -> None:
+    config = tiny_config(tmp_path, "si")
+    assert run_and_die(config, in_call, call, nth) == -signal.SIGKILL
+    check_continued(config, whole)
+
+
+def check_continued(config: RunConfig, whole: Result) -> None:
+    """The run goes on to the result of the whole one, and its log tells each step and epoch once."""
+    assert not RunDirectory(run_path(config)).complete
     result = run(config, quiet=True)
     assert_same(result, whole)
     lines = RunDirectory(result.path).metrics()
@@ -93,41 +102,6 @@ def test_every_step_can_be_the_last(tmp_path: Path, whole: Result, step: int, ac
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return run(tiny_config(tmp_path_factory.mktemp("whole"), "si"), quiet=True)
-
-
-SLOW = """
-import sys, time
-from pathlib import Path
-from infssm.train import run
-from infssm.train.loop import Loop
-from tests.train.tiny import tiny_config
-step = Loop.step
-def slow(self, *args):
-    time.sleep(0.2)
-    return step(self, *args)
-Loop.step = slow
-try:
-    run(tiny_config(Path(sys.argv[1]), "si"), quiet=True)
-except BaseException as error:
-    sys.exit(getattr(error, "exit_code", 1))
-"""
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])
-def test_real_signals(tmp_path: Path, whole: Result, number: signal.Signals, code: int) -> None:
-    path = run_path(tiny_config(tmp_path, "si"))
-    process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], cwd=Path(__file__).parents[2])
-    while process.poll() is None and _lines(path) < 5:
-        time.sleep(0.02)
-    os.kill(process.pid, number)
-    assert process.wait(timeout=60) == code
-    assert not RunDirectory(path).complete
-    assert_same(resume(path, quiet=True), whole)
-
-
-def _lines(path: Path) -> int:
-    metrics = path / "metrics.jsonl"
-    return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
 
 def interrupted(tmp_path: Path, step: int = 8) -> Path:
