@@ -24,12 +24,12 @@ TITLE = {
     "images per class, Vim-nano (patch 8, depth 4, width 64)\nfrom scratch, 10 epochs on task 0 and 5 on the others.",
 }
 INTRODUCTION = """Every replay, prompt and frequency method alone and with a state penalty on top: `+inf-ssm` (the
-paper's) and `+inf-ssm-exact` (ours). Buffer: {buffer} images. The two weights were searched on seq, as in [digits](digits.md),
-and used on every base; nothing else was tuned. seq, er, der, der++ and x-der start from seq's task-0 model of the same
-seed; lucir, l2p-r and clfd train task 0 with their own head, prompts or encoder. Softmax: seq over the current task's
-classes, er as named (`full`: all classes, `seen`: those met so far, `current+seen`: the current task's for stream
-images, those met so far for replayed ones). Seeds 0, 10, 100; mean ± sample deviation, percent. Made by
-`python -m benchmarks.results {stream}`; all numbers in `{stream}.json` beside this page."""
+paper's) and `+inf-ssm-exact` (ours). Buffer: {buffer} images. The two weights were searched on seq, as in
+[digits](digits.md), and used on every base; nothing else was tuned. seq, er, der, der++ and x-der start from seq's
+task-0 model of the same seed; lucir, l2p-r and clfd train task 0 with their own head, prompts or encoder. Softmax: seq
+over the current task's classes, er as named (`full`: all classes, `seen`: those met so far, `current+seen`: the current
+task's for stream images, those met so far for replayed ones). Seeds 0, 10, 100; mean ± sample deviation, percent. Made
+by `python -m benchmarks.results {stream}`; all numbers in `{stream}.json` beside this page."""
 
 
 def cifar_base(data_root: str | None) -> Mapping[str, Any]:
