@@ -45,7 +45,7 @@ def test_runs_of_a_preset_fill_its_cells(tmp_path):
     assert cell.measured.differences == ()
     assert cell.measured.measures["aa"].mean == pytest.approx(0.51)
     row = next(line for line in render_paper(list(cells.values()), "md").splitlines() if "| 49.34 ± 3.36 |" in line)
-    assert "| 51.00 ± 1.41 | +1.66 |" in row
+    assert "| 51.00 ± 1.41 (+1.66) |" in row
 
 
 def test_either_variant_counts_as_the_preset(tmp_path):

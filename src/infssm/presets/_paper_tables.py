@@ -11,7 +11,7 @@ from infssm.runs import page
 _MEASURES = {"AA": "aa", "AIA": "aia", "FM": "fm"}
 _MISSING = "missing"
 _NOTE = (
-    "Percent; mean ± sample standard deviation over seeds. Difference: measured less published. FM: lower is better. "
+    "Percent; mean ± sample standard deviation over seeds; in brackets measured less published. FM: lower is better. "
     "Measured values marked * come from runs whose settings differ from the preset's; the differences are listed below."
 )
 
@@ -46,9 +46,11 @@ def _latex(cells: Sequence[Cell]) -> str:
 def _html(cells: Sequence[Cell]) -> str:
     parts = []
     for title, mine in _tables(cells):
-        rows = [[*_row(cell), "" if cell.measured else cell.command] for cell in mine]
-        note = " ".join([_NOTE, *_differing(mine)])
-        parts.append(page.wide(page.card(title, page.table([*_HEADER, "command that fills it"], rows), note)))
+        rows = [[", ".join(row[:3]), *row[3:]] for row in map(_row, mine)]
+        table = page.table([", ".join(_HEADER[:3]), *_HEADER[3:]], rows)
+        commands = {row[0]: cell.command for cell, row in zip(mine, rows, strict=True) if cell.measured is None}
+        parts.append(page.wide(page.card(title, table, " ".join([_NOTE, *_differing(mine)]))))
+        parts.append(page.wide(page.settings(f"{title}: commands that fill the missing rows", commands)))
     return page.page("Beside the paper", coverage(cells), parts)
 
 
@@ -63,8 +65,7 @@ def coverage(cells: Sequence[Cell]) -> str:
     return f"{done} of {len(cells)} published rows measured{tail}; {len(cells) - done} missing."
 
 
-_HEADER = ["data set", "tasks", "method"] + [f"{m} {part}" for m in _MEASURES for part in ("paper", "ours", "diff.")]
-_HEADER += ["seeds"]
+_HEADER = ["data set", "tasks", "method"] + [f"{m} {part}" for m in _MEASURES for part in ("paper", "ours")] + ["seeds"]
 
 
 def _tables(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
@@ -81,9 +82,9 @@ def _row(cell: Cell) -> list[str]:
         row.append(f"{paper['mean']:.2f} ± {paper['std']:.2f}")
         mine = cell.measured.measures[measure] if cell.measured else None
         if mine is None or math.isnan(mine.mean):
-            row += [_MISSING, ""]
+            row.append(_MISSING)
         else:
-            row += [f"{mine.format()}{mark}", f"{100 * mine.mean - paper['mean']:+.2f}"]
+            row.append(f"{mine.format()}{mark} ({100 * mine.mean - paper['mean']:+.2f})")
     return [*row, str(len(cell.measured.seeds)) if cell.measured else "0"]
 
 
