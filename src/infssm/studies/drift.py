@@ -78,7 +78,7 @@ def _figure(table: dict[str, list[list[float]]], layers: list[str]) -> Any:
     columns = min(4, len(table))
     figure, panels = axes(columns, width=3.4, height=3.0, rows=-(-len(table) // columns))
     colours = mpl.colormaps["viridis"].resampled(max(len(layers), 2))
-    shown = {0, len(layers) // 2, len(layers) - 1}
+    shown = set(range(len(layers))) if len(layers) <= 6 else {0, len(layers) // 2, len(layers) - 1}
     for panel, (kind, rows) in zip(panels, table.items(), strict=False):
         for i in range(len(layers)):
             label = f"layer {i + 1}" if i in shown else None
