@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from infssm.replay import ReservoirBuffer, gather_rows, rank_slice, sum_over_ranks
+from infssm.methods.er import ER
+from infssm.replay import ReservoirBuffer, gather_in_graph, gather_rows, rank_slice, sum_over_ranks
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of
 from tests.methods.toys import TASKS
@@ -25,7 +26,13 @@ def _work(rank: int, folder: str) -> None:
     _start(rank, folder)
     try:
         torch.save(
-            _exchange(rank) | _reservoir(rank) | _method("x-der", rank) | _method("clfd", rank), _out(folder, rank)
+            _exchange(rank)
+            | _compared(rank)
+            | _shares()
+            | _reservoir(rank)
+            | _method("x-der", rank)
+            | _method("clfd", rank),
+            _out(folder, rank),
         )
     finally:
         dist.destroy_process_group()
@@ -38,6 +45,33 @@ def _out(folder: str, rank: int) -> str:
 def _exchange(rank: int) -> dict[str, torch.Tensor]:
     rows = torch.full((rank + 1, 2), float(rank))
     return {"gathered": gather_rows(rows), "sum": sum_over_ranks(rows[0]), "mine": rank_slice(torch.arange(5))}
+
+
+ROWS = torch.linspace(-1, 1, 6).view(3, 2).double()
+
+
+def _energy(rows: torch.Tensor) -> torch.Tensor:
+    """A loss in which every row meets every other."""
+    return (rows @ rows.T).exp().mean()
+
+
+def _compared(rank: int) -> dict[str, torch.Tensor]:
+    rows = (ROWS[:1], ROWS[1:])[rank].clone().requires_grad_()
+    _energy(gather_in_graph(rows)).backward()
+    return {"gradient": gather_rows(rows.grad) / WORLD}
+
+
+def _shares() -> dict[str, torch.Tensor]:
+    """Slots per process: more asked for than stored, an odd number, fewer than processes. And whether one entry can be replayed, and seven."""
+    method = build("er")
+    base = method.base
+    assert isinstance(base, ER)
+    replays = []
+    for count in (1, 7):
+        rows = {"image": torch.zeros(count, 1, 8, 8, dtype=torch.uint8), "label": torch.arange(count)}
+        base.buffer.write(torch.arange(count), rows)
+        replays.append(base.replays)
+    return {"shares": torch.tensor([len(base.draw(count)) for count in (20, 5, 1)] + replays)}
 
 
 def _reservoir(rank: int) -> dict[str, torch.Tensor]:
@@ -94,6 +128,17 @@ def test_rows_are_exchanged(results: list[dict[str, torch.Tensor]]):
         assert result["gathered"].tolist() == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
         assert result["sum"].tolist() == [1.0, 1.0]
     assert [r["mine"].tolist() for r in results] == [[0, 1, 2], [3, 4]]
+
+
+def test_losses_that_compare_rows_have_the_gradient_of_one_process(results: list[dict[str, torch.Tensor]]):
+    rows = ROWS.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(_energy(rows), rows)
+    for result in results:
+        torch.testing.assert_close(result["gradient"], expected)
+
+
+def test_processes_replay_equally_many_images(results: list[dict[str, torch.Tensor]]):
+    assert [r["shares"].tolist() for r in results] == [[3, 2, 1, 0, 1]] * WORLD
 
 
 def test_buffers_and_draws_agree_and_shares_do_not_overlap(results: list[dict[str, torch.Tensor]]):

@@ -76,6 +76,11 @@ class Replay(Base):
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """What a method does when a task ends."""
 
+    @property
+    def replays(self) -> bool:
+        """Whether there is something to replay, for every process."""
+        return len(self.buffer) >= rank_and_world()[1]
+
     def replay(self, batch_size: int) -> Replayed:
         """Draw from the buffer for a stream batch of ``batch_size`` images per process; images freshly augmented."""
         slots = self.draw(self.replay_count(batch_size))
@@ -87,8 +92,13 @@ class Replay(Base):
         return self.config.replay_batch or batch_size * rank_and_world()[1]
 
     def draw(self, count: int) -> Tensor:
-        """This process's share of ``count`` drawn slots: ``[m]``; all processes draw the same."""
-        return rank_slice(self.buffer.sample(count))
+        """This process's share of about ``count`` drawn slots: ``[m]``; all processes draw the same.
+
+        All get equally many, one or more: the mean over processes of a mean over images is then that over all images.
+        """
+        world = rank_and_world()[1]
+        slots = self.buffer.sample(max(count // world, 1) * world)
+        return rank_slice(slots[: len(slots) // world * world])
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """The tensor on the module's device."""

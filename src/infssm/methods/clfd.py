@@ -123,7 +123,7 @@ class CLFD(StreamReplay):
 
     def _replayed_maps(self, stream: int) -> tuple[Tensor | None, Tensor | None]:
         """Stored maps and labels of one draw, cropped and flipped once the encoder is final."""
-        if not len(self.buffer):
+        if not self.replays:
             return None, None
         entries = self.buffer.get(self.draw(self.replay_count(stream)))
         maps = entries["features"]
@@ -135,7 +135,7 @@ class CLFD(StreamReplay):
 
     def _allowed(self, labels: Tensor) -> Tensor:
         """Features each image's class may use in this step, ``[b, d]``: one uniform draw for all images."""
-        drawn = torch.rand(self.counts.shape[1], generator=self.buffer.fresh_generator())
+        drawn = torch.rand(self.counts.shape[1], generator=self.buffer.fresh_generator(per_rank=False))
         return self.to_device(drawn < self.probabilities[labels])
 
     def after_step(self) -> None:

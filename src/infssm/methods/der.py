@@ -45,7 +45,7 @@ class DER(StreamReplay):
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce`` and ``logits`` (and ``labels`` of DER++)."""
         stream = len(batch.y)
-        drawn = [self.replay(stream) for _ in range(self.draws)] if len(self.buffer) else []
+        drawn = [self.replay(stream) for _ in range(self.draws)] if self.replays else []
         logits = self.context.forward(torch.cat([batch.x, *[d.x for d in drawn]]), stream=stream)
         parts = torch.split(logits, [stream, *[len(d.slots) for d in drawn]])
         self.remember(image=raw_images(batch, self.name), label=batch.y, logits=parts[0])

@@ -38,7 +38,7 @@ class ER(StreamReplay):
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy of both halves."""
         x, y, stream = batch.x, batch.y, len(batch.y)
-        if len(self.buffer):
+        if self.replays:
             drawn = self.replay(stream)
             x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
         self.remember(**self.rows_of(batch))

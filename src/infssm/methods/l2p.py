@@ -56,7 +56,7 @@ class L2PR(StreamReplay):
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce`` and ``pull``."""
         x, y, stream = batch.x, batch.y, len(batch.y)
-        if len(self.buffer) and self.context.current.index > 0:
+        if self.replays and self.context.current.index > 0:
             drawn = self.replay(stream)
             x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
         self.remember(**self.rows_of(batch))

@@ -100,7 +100,8 @@ class LUCIR(Replay):
 
     def _shuffle(self) -> None:
         self._position = 0
-        self._order = self.buffer.sample(len(self.buffer))
+        world = rank_and_world()[1]
+        self._order = self.buffer.sample(len(self.buffer) // world * world)
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce``, and from the second task on ``less_forget`` and ``margin``."""
@@ -133,12 +134,13 @@ class LUCIR(Replay):
 
     def _due(self, stream: int) -> Tensor:
         """Buffer slots that are due with the next ``stream`` images of each process: this process's share."""
-        if not len(self.buffer) or not self._task_images or self.context.current.index == 0:
+        if not self.replays or not self._task_images or self.context.current.index == 0:
             return self._order[:0]
         if self._position >= self._task_images:
             self._shuffle()
-        before, self._position = self._position, self._position + stream * rank_and_world()[1]
-        first, last = (p * len(self._order) // self._task_images for p in (before, self._position))
+        world = rank_and_world()[1]  # every share is a multiple of it, so that all processes get equally many
+        before, self._position = self._position, self._position + stream * world
+        first, last = (p * len(self._order) // self._task_images // world * world for p in (before, self._position))
         return rank_slice(self._order[first:last])
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:

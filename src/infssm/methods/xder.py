@@ -15,7 +15,7 @@ from infssm.methods import _xder_losses as losses
 from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms, _logits
 from infssm.methods._replay import Replay, ReplayConfig, Replayed, classes_of, measuring, needed, raw_images
-from infssm.replay import BalancedBuffer, gather_rows, rank_slice, spread
+from infssm.replay import BalancedBuffer, gather_in_graph, gather_rows, rank_slice, spread
 
 
 class XDERConfig(ReplayConfig):
@@ -91,28 +91,17 @@ class XDER(Replay):
         Those of replay need a buffer, those of future heads need some to be left.
         """
         self.trained = True
-        drawn = [self.replay(len(batch.y)) for _ in range(2)] if len(self.buffer) else []
+        drawn = [self.replay(len(batch.y)) for _ in range(2)] if self.replays else []
         views = self._views(batch) if self.heads.future_count else None
         parts = [batch.x, *[d.x for d in drawn], *([views.x] if views else [])]
         logits = self.context.forward(torch.cat(parts), stream=len(batch.y))
         stream, *others = torch.split(logits, [len(part) for part in parts])
         terms = {"stream": F.cross_entropy(stream[:, self.heads.present], batch.y - self.heads.present.start)}
-        good, bad = [stream[:, self.heads.present]], [stream[:, self.heads.future]]
         if drawn:
             terms |= self._replay_terms(others[:2], drawn)
-            replayed, labels = self._once(others[:2], drawn)
-            good.append(losses.true_head(replayed, labels, self.heads.width))
-            bad.append(replayed[:, self.heads.future])
         if views:
             terms |= self._future_terms(others[-1], views)
-            if self.config.future_constraint:
-                gap = losses.head_margin(torch.cat(bad), torch.cat(good), self.config.margin)
-                terms["future"] = self.config.eta * gap
-        if self.config.past_constraint and self.context.current.index > 0:
-            terms["past"] = self.config.eta * losses.past_margin(
-                stream, self.heads.past, self.heads.present, self.config.margin
-            )
-        return terms
+        return terms | self._constraints(gather_in_graph(stream), others[:2], drawn)
 
     def _replay_terms(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> Terms:
         """All heads to the stored logits, past heads to the labels; then revise what is stored."""
@@ -125,11 +114,25 @@ class XDER(Replay):
         self._revise(torch.cat([d.slots for d in drawn]), torch.cat(list(logits)).detach())
         return terms
 
+    def _constraints(self, stream: Tensor, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> Terms:
+        """The right head above future ones and the present above past ones, over all images of all processes."""
+        heads, margin, terms = self.heads, self.config.margin, {}
+        if self.config.future_constraint and heads.future_count:
+            good, bad = [stream[:, heads.present]], [stream[:, heads.future]]
+            if drawn:
+                replayed, labels = self._once(logits, drawn)
+                good.append(losses.true_head(replayed, labels, heads.width))
+                bad.append(replayed[:, heads.future])
+            terms["future"] = self.config.eta * losses.head_margin(torch.cat(bad), torch.cat(good), margin)
+        if self.config.past_constraint and self.context.current.index > 0:
+            terms["past"] = self.config.eta * losses.past_margin(stream, heads.past, heads.present, margin)
+        return terms
+
     def _once(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> tuple[Tensor, Tensor]:
         """Logits and labels of both draws, each image once."""
-        once = losses.first_occurrence(torch.cat([d.slots for d in drawn]))
-        labels = torch.cat([d.entries["label"] for d in drawn])[once]
-        return torch.cat(list(logits))[self.to_device(once)], self.to_device(labels)
+        once = losses.first_occurrence(gather_rows(torch.cat([d.slots for d in drawn])))
+        labels = gather_rows(torch.cat([d.entries["label"] for d in drawn]))[once]
+        return gather_in_graph(torch.cat(list(logits)))[self.to_device(once)], self.to_device(labels)
 
     def _revise(self, slots: Tensor, logits: Tensor) -> None:
         """Present and future columns of replayed entries follow the model, the u-th time with probability 1/u."""
@@ -151,7 +154,7 @@ class XDER(Replay):
     def _views(self, batch: BatchLike) -> _Views:
         """Strong views of buffer images and of the stream's."""
         raw, labels, stored = raw_images(batch, self.name).cpu(), batch.y, None
-        if len(self.buffer):
+        if self.replays:
             entries = self.buffer.get(self.draw(self.config.simclr_batch_size))
             raw, stored = torch.cat((entries["image"], raw)), self.to_device(entries["logits"])
             labels = torch.cat((self.to_device(entries["label"]), labels))
@@ -159,12 +162,15 @@ class XDER(Replay):
         return _Views(self.context.strongly_augmented(repeated, self.buffer.fresh_generator()), labels, stored)
 
     def _future_terms(self, logits: Tensor, views: _Views) -> Terms:
-        """Future heads tell classes apart, and keep the distances of stored logits. logits: [n·v, K]."""
+        """Future heads tell classes apart, and keep the distances of stored logits. logits: [n·v, K].
+
+        Images are compared with those of all processes.
+        """
         config, width = self.config, self.heads.width
         future = logits[:, self.heads.future].reshape(len(views.labels), config.simclr_num_aug, -1)
         contrast = losses.consistency(
-            future,
-            views.labels,
+            gather_in_graph(future),
+            gather_rows(views.labels),
             width=width,
             temperature=config.temperature,
             base_temperature=config.base_temperature,
@@ -172,7 +178,8 @@ class XDER(Replay):
         terms = {"consistency": config.lambda_cons * contrast}
         if config.dp_weight and views.stored is not None:
             stored = views.stored[:, self.heads.future].to(future.dtype)
-            distances = losses.distance_preservation(future[: len(stored)], stored, width=width)
+            kept = gather_in_graph(future[: len(stored)])
+            distances = losses.distance_preservation(kept, gather_rows(stored), width=width)
             terms["distances"] = config.dp_weight * distances
         return terms
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,15 +21,43 @@ def gather_rows(rows: Tensor) -> Tensor:
     _, world = rank_and_world()
     if world == 1:
         return rows
-    home, device = rows.device, _device(rows)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([rows.shape[0]], device=device))
-    counts = [int(size) for size in sizes]
+    home, device, counts = rows.device, _device(rows), _counts(rows, world)
     padded = rows.new_zeros(max(counts), *rows.shape[1:], device=device)
     padded[: rows.shape[0]] = rows.to(device)
     parts = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(parts, padded)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]).to(home)
+
+
+def _counts(rows: Tensor, world: int) -> list[int]:
+    """Rows of each process."""
+    device = _device(rows)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([rows.shape[0]], device=device))
+    return [int(size) for size in sizes]
+
+
+def gather_in_graph(rows: Tensor) -> Tensor:
+    """:func:`gather_rows` with gradients to this process's own rows, for losses that compare rows with each other.
+
+    Where every process computes such a loss of all rows and the processes then average their gradients, the result is
+    the gradient of a single process.
+    """
+    rank, world = rank_and_world()
+    return rows if world == 1 else cast(Tensor, _GatherInGraph.apply(rows, rank, world))  # type: ignore[no-untyped-call]
+
+
+class _GatherInGraph(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, rank: int, world: int) -> Tensor:
+        ctx.first = sum(_counts(rows, world)[:rank])
+        ctx.count, ctx.world = len(rows), world
+        return gather_rows(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        # Each process brings the gradient of its own rows alone, which the average divides by their number.
+        return ctx.world * gradient[ctx.first : ctx.first + ctx.count], None, None
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
