@@ -62,7 +62,7 @@ def _compared(rank: int) -> dict[str, torch.Tensor]:
 
 
 def _shares() -> dict[str, torch.Tensor]:
-    """Slots per process: more asked for than stored, an odd number, fewer than processes. And whether one entry can be replayed, and seven."""
+    """Slots per process of more than are stored, an odd number, one; whether one entry can be replayed, and seven."""
     method = build("er")
     base = method.base
     assert isinstance(base, ER)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,17 +34,59 @@ def test_rows_are_means_over_seeds(tmp_path: Path) -> None:
 
 
 def test_verdict_is_computed(tmp_path: Path) -> None:
+    for seed, shift in ((0, 0.0), (10, 0.02)):
+        fake_run(tmp_path / f"seq{seed}", "seq", seed, shift=shift - 0.1)
+        fake_run(tmp_path / f"ewc{seed}", "ewc", seed, shift=shift - 0.2)
+        fake_run(tmp_path / f"inf{seed}", "inf-ssm-exact", seed, shift=shift)
+    verdict = compare(find_runs([tmp_path])).verdict()
+    assert verdict.startswith("inf-ssm-exact has the highest AA: 54.3 % against 44.3 %")
+    assert "(+10.0 points)" in verdict
+    assert verdict.endswith("points; ewc is below seq.")
+
+
+def test_verdict_within_noise_over_seeds(tmp_path: Path) -> None:
+    """Standard deviation 0.1/√2 over two seeds: two standard errors of a difference are 0.1·√2 = 0.141."""
     three_methods(tmp_path)
     verdict = compare(find_runs([tmp_path])).verdict()
-    assert verdict.startswith("inf-ssm-exact has the highest AA: 58.3 % against 48.3 %")
-    assert "(+10.0 points)" in verdict
-    assert verdict.endswith("; ewc is below seq.")
+    assert "; seq cannot be told from it (AA within two standard errors over seeds)." in verdict
+    assert "below seq" not in verdict
+
+
+@pytest.mark.parametrize(("shift", "alike"), [(-0.02, True), (-0.23, True), (-0.24, False)])
+def test_verdict_within_noise_of_one_seed(tmp_path: Path, shift: float, alike: bool) -> None:
+    """Accuracies p = 0.3, 0.6, 0.7 of 10 images each and the shifted ones, by the binomial formula."""
+    fake_run(tmp_path / "a", "ewc")
+    fake_run(tmp_path / "b", "er", shift=shift)
+    rows = [[p + s for p in (0.3, 0.6, 0.7)] for s in (0.0, shift)]
+    error = sum(p * (1 - p) / 10 for row in rows for p in row) ** 0.5 / 3
+    assert (-shift <= 2 * error) == alike
+    clause = "; er cannot be told from it (AA within two standard errors of one seed's test images)."
+    assert compare(find_runs([tmp_path])).verdict().endswith(clause) == alike
+
+
+def test_verdict_of_one_seed_without_image_counts(tmp_path: Path) -> None:
+    for name in ("er", "ewc", "si"):
+        run = fake_run(tmp_path / name, name, shift=0.0 if name == "er" else -0.3)
+        run.write_text(
+            "accuracy_matrix.csv", run.path.joinpath("accuracy_matrix.csv").read_text().replace(",10,", ",,")
+        )
+    assert compare(find_runs([tmp_path])).verdict().endswith("; one seed, so differences may be noise.")
 
 
 def test_verdict_when_nothing_helps(tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "seq", shift=0.1)
     fake_run(tmp_path / "b", "ewc")
-    assert compare(find_runs([tmp_path])).verdict().startswith("No method beats plain sequential training here")
+    verdict = compare(find_runs([tmp_path])).verdict()
+    assert verdict.startswith("No method beats plain sequential training here")
+    assert "; ewc cannot be told from it" in verdict
+
+
+def test_verdict_lists_many(tmp_path: Path) -> None:
+    for name in ("seq", "ewc", "si", "mas"):
+        fake_run(tmp_path / name, name, shift=0.01 * (name == "si"))
+    assert re.search(
+        "; (seq|ewc|mas), (seq|ewc|mas) and (seq|ewc|mas) cannot", compare(find_runs([tmp_path])).verdict()
+    )
 
 
 def test_verdict_without_seq(tmp_path: Path) -> None:

@@ -51,6 +51,20 @@ class Row:
         return [100 * float(v) for v in np.mean([m.aa_curve for m in self.matrices], axis=0)]
 
     @property
+    def aa_error(self) -> float | None:
+        """Standard error of the mean AA: over seeds, or of the test images where there is one seed.
+
+        Unknown (None) for one seed without image counts.
+        """
+        aa = self.measures["aa"]
+        if aa.std is not None:
+            return aa.std / math.sqrt(aa.runs)
+        final = self.matrices[0].class_incremental
+        variances = final.values[-1] * (1 - final.values[-1]) / final.samples
+        error = float(np.sqrt(variances.sum())) / len(variances)
+        return None if math.isnan(error) else error
+
+    @property
     def forgetting(self) -> list[float]:
         """Forgetting per task, mean over seeds, in points."""
         return [
@@ -135,19 +149,48 @@ def _verdict(rows: list[Row]) -> str:
     best = max(rows, key=lambda row: row.measures["aa"].mean)
     base = next((row for row in rows if row.label == "seq"), None)
     aa, fm = _percent(best, "aa"), _percent(best, "fm")
+    noise = _noise_clause(best, [row for row in rows if row is not best])
     if base is None:
         calmest = min(rows, key=lambda row: row.measures["fm"].mean)
         lowest = _percent(calmest, "fm")
-        return f"{best.label} has the highest AA ({aa:.1f} %), {calmest.label} the lowest FM ({lowest:.1f} points)."
+        return (
+            f"{best.label} has the highest AA ({aa:.1f} %), {calmest.label} the lowest FM ({lowest:.1f} points){noise}."
+        )
     base_aa, base_fm = _percent(base, "aa"), _percent(base, "fm")
     if best is base:
-        return f"No method beats plain sequential training here (seq: AA {base_aa:.1f} %, FM {base_fm:.1f} points)."
-    below = [row.label for row in rows if row is not base and _percent(row, "aa") < base_aa]
-    tail = f"; {' and '.join(below)} {'is' if len(below) == 1 else 'are'} below seq" if below else ""
+        return (
+            f"No method beats plain sequential training here (seq: AA {base_aa:.1f} %, FM {base_fm:.1f} points){noise}."
+        )
+    below = [row.label for row in rows if _percent(row, "aa") < base_aa and not _within_noise(base, row)]
+    tail = f"; {_listed(below)} {'is' if len(below) == 1 else 'are'} below seq" if below else ""
     return (
         f"{best.label} has the highest AA: {aa:.1f} % against {base_aa:.1f} % for plain sequential training "
-        f"({aa - base_aa:+.1f} points), with FM {fm:.1f} against {base_fm:.1f} points{tail}."
+        f"({aa - base_aa:+.1f} points), with FM {fm:.1f} against {base_fm:.1f} points{noise}{tail}."
     )
+
+
+def _noise_clause(best: Row, others: list[Row]) -> str:
+    """Which rows the data cannot tell from the best one, and by what measure."""
+    alike = [row.label for row in others if _within_noise(best, row)]
+    if alike:
+        seeds = all(len(row.seeds) > 1 for row in (best, *others))
+        errors = "over seeds" if seeds else "of one seed's test images"
+        return f"; {_listed(alike)} cannot be told from it (AA within two standard errors {errors})"
+    unknown = any(row.aa_error is None for row in (best, *others))
+    return "; one seed, so differences may be noise" if unknown else ""
+
+
+def _within_noise(one: Row, other: Row) -> bool:
+    """Whether the mean AA of two rows differ by less than two standard errors of the difference."""
+    if one.aa_error is None or other.aa_error is None:
+        return False
+    difference = abs(one.measures["aa"].mean - other.measures["aa"].mean)
+    return difference <= 2 * math.hypot(one.aa_error, other.aa_error)
+
+
+def _listed(labels: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def _percent(row: Row, measure: str) -> float:
