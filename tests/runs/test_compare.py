@@ -65,11 +65,10 @@ def test_verdict_within_noise_of_one_seed(tmp_path: Path, shift: float, alike: b
 
 
 def test_verdict_of_one_seed_without_image_counts(tmp_path: Path) -> None:
-    for name in ("er", "ewc", "si"):
-        run = fake_run(tmp_path / name, name, shift=0.0 if name == "er" else -0.3)
-        run.write_text(
-            "accuracy_matrix.csv", run.path.joinpath("accuracy_matrix.csv").read_text().replace(",10,", ",,")
-        )
+    for name, shift in (("er", 0.0), ("ewc", -0.3)):
+        run = fake_run(tmp_path / name, name, shift=shift)
+        table = run.path / "accuracy_matrix.csv"
+        table.write_text(table.read_text().replace(",10.0,", ",,"))
     assert compare(find_runs([tmp_path])).verdict().endswith("; one seed, so differences may be noise.")
 
 
