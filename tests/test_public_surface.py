@@ -21,3 +21,14 @@ def test_unknown_name_is_an_attribute_error():
 def test_import_does_no_work():
     code = "import sys, infssm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rooms_load_neither_torchs_compiler_nor_optional_packages():
+    """Torch's compiler takes as long to import as torch itself; only recording and optimisers need it."""
+    code = (
+        "import sys, infssm.cli, infssm.train, infssm.studies, infssm.integrations\n"
+        "slow = 'torch._dynamo lightning_fabric sklearn matplotlib timm torchvision transformers wandb mlflow'.split()\n"
+        "sys.exit(' '.join(name for name in slow if name in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
