@@ -3,18 +3,21 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
 .PHONY: help demo test lint docs bench format clean
 help:     ## show this list
 	@grep -hE '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
-$(STAMP): pyproject.toml constraints/dev.txt $(NATIVE)
+$(STAMP): EXTRA = dev
+$(VENV)/.installed-bench: EXTRA = bench
+$(STAMP) $(VENV)/.installed-bench: pyproject.toml constraints/dev.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt -e '.[$(EXTRA)]'
 	touch $@
 
-demo: $(STAMP) ## the main job: four methods on five tasks of digits, a table and an HTML report
+demo: $(DEMO) ## the main job: four methods on five tasks of digits, a table and an HTML report
 	$(BIN)/infssm run
 
 test: $(STAMP) lint docs ## format, lint, types, room table, documentation, all tests
