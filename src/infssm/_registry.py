@@ -48,6 +48,10 @@ class Registry(Generic[T]):
             raise ConfigError(f"unknown {self.what} {name!r}{suggest(name, self._items)}")
         return self._items[name]
 
+    def describe(self, name: str) -> str:
+        """The first line of what the named thing says about itself."""
+        return (self[name].__doc__ or "").strip().partition("\n")[0]
+
     def __contains__(self, name: object) -> bool:
         return name in self._items
 

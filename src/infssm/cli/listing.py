@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,17 +32,15 @@ def command(
 
 
 def _methods() -> dict[str, str]:
-    from infssm.methods import list_methods
-    from infssm.methods._build import components
+    from infssm.methods import describe_method, list_methods
 
-    return {name: _first_line(components[name]) for name in list_methods()}
+    return {name: describe_method(name) for name in list_methods()}
 
 
 def _models() -> dict[str, str]:
-    from infssm.models import list_models
-    from infssm.models._registry import MODELS
+    from infssm.models import describe_model, list_models
 
-    return {name: _first_line(MODELS[name]) for name in list_models()}
+    return {name: describe_model(name) for name in list_models()}
 
 
 def _datasets() -> dict[str, str]:
@@ -68,10 +66,6 @@ def _studies() -> dict[str, str]:
     from infssm.studies import describe_study, list_studies
 
     return {name: describe_study(name) for name in list_studies()}
-
-
-def _first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().split("\n")[0]
 
 
 _KINDS: dict[str, Callable[[], dict[str, str]]] = {

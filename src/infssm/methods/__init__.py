@@ -1,7 +1,15 @@
 """Continual-learning methods: one contract, one file per method, composition by name."""
 
 from infssm.methods import clfd, der, er, ewc, inf_ssm, l2p, lucir, lwf, mas, seq, si, ucl, xder
-from infssm.methods._build import attach, build_method, list_methods, parse_name, register_method
+from infssm.methods._build import (
+    attach,
+    build_method,
+    describe_method,
+    list_methods,
+    method_options,
+    parse_name,
+    register_method,
+)
 from infssm.methods._contract import (
     Base,
     Batch,
@@ -31,6 +39,7 @@ __all__ = [
     "build_method",
     "clfd",
     "der",
+    "describe_method",
     "er",
     "ewc",
     "inf_ssm",
@@ -39,6 +48,7 @@ __all__ = [
     "lucir",
     "lwf",
     "mas",
+    "method_options",
     "parse_name",
     "register_method",
     "seq",

@@ -29,6 +29,11 @@ def list_methods() -> list[str]:
     return list(components)
 
 
+def describe_method(name: str) -> str:
+    """What a single method does, in a line."""
+    return components.describe(name)
+
+
 def split_name(name: str) -> list[str]:
     """``"er+inf-ssm"`` to ``["er", "inf-ssm"]``; a plus before no name belongs to the name it follows (``der++``)."""
     parts: list[str] = []
@@ -74,7 +79,7 @@ def build_method(
     ``seed`` is the run's: the draws of replay buffers follow from it.
     """
     base_cls, regularizer_classes = parse_name(name)
-    configs = resolve_options(name, [base_cls, *regularizer_classes], options)
+    configs = method_options(name, options)
     states = configs.pop("states")
     assert isinstance(states, StatesConfig)
     context = Context(
@@ -115,6 +120,12 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
     for warning in (regularizer.warning for regularizer in method.regularizers if regularizer.warning):
         warnings.warn(warning, UserWarning, stacklevel=2)
     return method
+
+
+def method_options(name: str, options: Mapping[str, Any]) -> dict[str, ComponentConfig]:
+    """The validated options of every component that a method's name stands for, and those of ``states``."""
+    base, regularizers = parse_name(name)
+    return resolve_options(name, [base, *regularizers], options)
 
 
 def resolve_options(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infssm.errors import ConfigError
 from infssm.geometry import StateSpace, soft_normalize
 from infssm.methods._contract import BatchLike, StatePair
 
@@ -38,6 +39,13 @@ def squared_difference(which: str) -> Callable[[StateSpace, StateSpace], Tensor]
         return (x - y).abs().square().mean(dim=-1)
 
     return difference
+
+
+def b_difference(pair: StatePair, *, method: str, without: str) -> Tensor:
+    """Mean squared difference of the input vectors, or an error that names the method that does ``without`` them."""
+    if any(space.b is None for space in pair.new):
+        raise ConfigError(f"{method} needs the input matrix B, which this model's layers do not provide; use {without}")
+    return mean_over_states(pair, squared_difference("b"))
 
 
 def _normalized(x: Tensor) -> Tensor:

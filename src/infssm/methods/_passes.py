@@ -1,4 +1,4 @@
-"""Passes over a task's data after training, for methods that measure importances."""
+"""Passes over a task's data before and after training, for methods that measure or store."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _from_pair(batch: Any) -> Batch:
     return Batch(batch[0], batch[1])
 
 
-def required(loader: Loader | None, method: str) -> Loader:
-    """The loader, or an error that says how to give one."""
+def needed(loader: Loader | None, method: str, why: str) -> Loader:
+    """The loader, or an error that says what for and how to give one."""
     if loader is None:
         raise ConfigError(
-            f"{method} measures importances on the task's data: call method.end_task(task, loader) with a loader of "
-            "its training batches (x, y), without mixup"
+            f"{method} {why}: call begin_task(task, loader) and end_task(task, loader) with a loader of the task's "
+            "training batches (x, y), without mixup"
         )
     return loader
 
@@ -61,12 +61,12 @@ def _quota(loader: Loader, limit: int) -> Any:
 
 
 @contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[nn.Module]:
-    """Evaluation mode for the block; afterwards every submodule has the mode it had."""
+def evaluating(module: nn.Module, *, gradients: bool = False) -> Iterator[nn.Module]:
+    """Evaluation mode for the block, without gradients unless asked for; afterwards every submodule is as it was."""
     modes = [(child, child.training) for child in module.modules()]
     module.eval()
     try:
-        with torch.enable_grad():
+        with torch.set_grad_enabled(gradients):
             yield module
     finally:
         for child, training in modes:

@@ -1,4 +1,4 @@
-"""What the replay bases share: a buffer of raw images, replay draws, and passes over a task's data.
+"""What the replay bases share: a buffer of raw images, and replay draws.
 
 A step replays through one forward of the stream's and the buffer's images together: the backbones have no batch
 statistics, so this equals the separate forwards of other implementations.
@@ -11,12 +11,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods._contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
+from infssm.methods._passes import evaluating, needed
 from infssm.replay import Buffer, ReservoirBuffer, rank_and_world, rank_slice
 
 
@@ -139,7 +139,7 @@ class StreamReplay(Replay):
         self._pending = []
         if self.trained:
             return
-        with measuring(self.context.module):
+        with evaluating(self.context.module):
             for batch in needed(loader, self.name, "fills its buffer from the task's data"):
                 self.buffer.offer(**self.rows_of(batch))
 
@@ -157,13 +157,6 @@ def raw_images(batch: BatchLike, method: str) -> Tensor:
     return batch.raw
 
 
-def needed(loader: Loader | None, method: str, why: str) -> Loader:
-    """The loader, or an error that says what for and how to give one."""
-    if loader is None:
-        raise ConfigError(f"{method} {why}: pass begin_task and end_task a loader of the task's training batches")
-    return loader
-
-
 def classes_of(context: Context, method: str) -> range:
     """The classes of the current task: told by the task itself, else an equal share of all classes."""
     task = context.current
@@ -176,19 +169,6 @@ def classes_of(context: Context, method: str) -> range:
         )
     width = context.num_classes // context.num_tasks
     return range(task.index * width, (task.index + 1) * width)
-
-
-@contextlib.contextmanager
-def measuring(module: nn.Module) -> Iterator[None]:
-    """No gradients and evaluation mode for the block; afterwards every submodule has the mode it had."""
-    modes = [(child, child.training) for child in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for child, training in modes:
-            child.training = training
 
 
 @contextlib.contextmanager

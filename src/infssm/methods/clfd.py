@@ -20,7 +20,8 @@ from infssm.errors import ConfigError
 from infssm.methods import _clfd_model as parts
 from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of, measuring, needed
+from infssm.methods._passes import evaluating, needed
+from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of
 from infssm.replay import ReservoirBuffer, sum_over_ranks
 
 
@@ -189,7 +190,7 @@ class CLFD(StreamReplay):
         self.frozen = {key: value.detach().clone() for key, value in final.items()}
         self.buffer.clear()
         self.looks.zero_()
-        with measuring(self.context.module):
+        with evaluating(self.context.module):
             for batch in loader:
                 encoded: parts.Encoded = self.encoder(self.to_device(batch.x))
                 self._add_looks(encoded, batch.y.cpu())

@@ -14,7 +14,7 @@ from infssm.methods._build import register_method
 from infssm.methods._contract import Loader, TaskInfo, _logits
 from infssm.methods._distributed import sum_over_processes
 from infssm.methods._parameters import Values, wide
-from infssm.methods._passes import evaluating, required, samples
+from infssm.methods._passes import evaluating, needed, samples
 from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
 
 
@@ -50,7 +50,10 @@ class EWC(QuadraticRegularizer):
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Add this task's Fisher to the old one, and hold the parameters where they are now."""
-        new, old = self.fisher(task, required(loader, self.name)), self.importance
+        new, old = (
+            self.fisher(task, needed(loader, self.name, "measures importances on the task's data")),
+            self.importance,
+        )
         self.importance = new if old is None else {key: self.config.gamma * old[key] + new[key] for key in new}
         self.anchor = self.parameters.clone()
 
@@ -61,7 +64,7 @@ class EWC(QuadraticRegularizer):
         mean gradient would be another, much smaller quantity.
         """
         totals, count = self.parameters.zeros(), 0
-        with evaluating(self.context.module) as module:
+        with evaluating(self.context.module, gradients=True) as module:
             for x, y in samples(loader, self.config.fisher_samples, self.context.device):
                 log_p = _log_probability(_logits(module(x)), y, task.block)
                 weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0

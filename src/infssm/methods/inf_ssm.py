@@ -13,12 +13,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from infssm.errors import ConfigError
 from infssm.geometry import StateSpace, distance, list_distances
 from infssm.methods._auto import AutoWeight
 from infssm.methods._build import register_method
 from infssm.methods._contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
-from infssm.methods._losses import mean_over_states, squared_difference
+from infssm.methods._losses import b_difference, mean_over_states, squared_difference
 
 
 class InfSSMConfig(ComponentConfig):
@@ -74,12 +73,9 @@ class InfSSMPlus(InfSSM):
     def penalty(self, states: StatePair | None) -> Terms:
         """The terms ``distance`` and ``b``."""
         assert states is not None
-        if any(space.b is None for space in states.new):
-            raise ConfigError(
-                "inf-ssm+ needs the input matrix B, which this model's layers do not provide; use inf-ssm"
-            )
+        b = b_difference(states, method=self.name, without=InfSSM.name)
         weight = self.config.gamma * (self.config.weight if self.config.b_weight == "product" else 1.0)
-        return super().penalty(states) | {"b": weight * mean_over_states(states, squared_difference("b"))}
+        return super().penalty(states) | {"b": weight * b}
 
 
 class InfSSMExactConfig(ComponentConfig):

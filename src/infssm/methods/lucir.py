@@ -20,7 +20,8 @@ from infssm.errors import ConfigError
 from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
-from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, measuring, needed, raw_images
+from infssm.methods._passes import evaluating, needed
+from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, raw_images
 from infssm.replay import BalancedBuffer, gather_rows, herd, rank_and_world, rank_slice, sum_over_ranks
 from infssm.states import unwrap
 
@@ -161,7 +162,7 @@ class LUCIR(Replay):
         block, classes = self.context.current.index, classes_of(self.context, self.name)
         sums = torch.zeros(len(classes), self.head.weights[block].shape[1], device=self.context.device)
         count = torch.zeros(1, device=self.context.device)
-        with measuring(self.context.module):
+        with evaluating(self.context.module):
             for batch in loader:
                 count += len(batch.y)
                 features = F.normalize(self._features(batch), dim=1).to(sums.dtype)
@@ -181,7 +182,7 @@ class LUCIR(Replay):
         All raw images of the task are held in memory meanwhile: herding must see a class whole.
         """
         rows = []
-        with measuring(self.context.module):
+        with evaluating(self.context.module):
             for batch in loader:
                 gathered = self.buffer.gather(image=raw_images(batch, self.name), label=batch.y)
                 rows.append((gathered["image"], gathered["label"], gather_rows(self._features(batch)).cpu()))
@@ -206,7 +207,7 @@ class LUCIR(Replay):
             for slots in torch.split(self.buffer.sample(len(self.buffer)), self.config.finetune_batch):
                 entries = self.buffer.get(slots)
                 x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_rank=False))
-                with measuring(self.context.module):
+                with evaluating(self.context.module):
                     features = pooled(unwrap(self.context.module), x)
                 labels = self.to_device(entries["label"])
                 loss = F.cross_entropy(self.head(features), labels)

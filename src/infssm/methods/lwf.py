@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from infssm.errors import ConfigError
 from infssm.methods._build import register_method
 from infssm.methods._contract import ComponentConfig, Regularizer, StatePair, Terms
-from infssm.methods._losses import mean_over_states, squared_difference
+from infssm.methods._losses import b_difference, mean_over_states, squared_difference
 
 
 class LwFACConfig(ComponentConfig):
@@ -55,6 +54,5 @@ class LwFABC(LwFAC):
     def penalty(self, states: StatePair | None) -> Terms:
         """The terms ``a``, ``c`` and ``b``."""
         assert states is not None
-        if any(space.b is None for space in states.new):
-            raise ConfigError("lwf-abc needs the input matrix B, which this model's layers do not provide; use lwf-ac")
-        return super().penalty(states) | {"b": self.config.b_weight * mean_over_states(states, squared_difference("b"))}
+        b = b_difference(states, method=self.name, without=LwFAC.name)
+        return super().penalty(states) | {"b": self.config.b_weight * b}

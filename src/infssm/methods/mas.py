@@ -10,7 +10,7 @@ from infssm.methods._build import register_method
 from infssm.methods._contract import Loader, TaskInfo, _logits
 from infssm.methods._distributed import sum_over_processes
 from infssm.methods._parameters import Values
-from infssm.methods._passes import evaluating, required
+from infssm.methods._passes import evaluating, needed
 from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
 
 
@@ -38,7 +38,10 @@ class MAS(QuadraticRegularizer):
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Add this task's importances to the old ones, and hold the parameters where they are now."""
-        new, old = self.sensitivity(task, required(loader, self.name)), self.importance
+        new, old = (
+            self.sensitivity(task, needed(loader, self.name, "measures importances on the task's data")),
+            self.importance,
+        )
         self.importance = new if old is None else {key: old[key] + new[key] for key in new}
         self.anchor = self.parameters.clone()
 
@@ -48,7 +51,7 @@ class MAS(QuadraticRegularizer):
         The absolute value is taken per batch, as the original implementation does; N counts samples.
         """
         totals, count = self.parameters.zeros(), 0
-        with evaluating(self.context.module) as module:
+        with evaluating(self.context.module, gradients=True) as module:
             for batch in loader:
                 logits = _logits(module(batch.x.to(self.context.device)))[:, task.seen]
                 gradients = self.parameters.gradients(logits.square().sum())

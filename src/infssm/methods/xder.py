@@ -14,7 +14,8 @@ from infssm.errors import ConfigError
 from infssm.methods import _xder_losses as losses
 from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms, _logits
-from infssm.methods._replay import Replay, ReplayConfig, Replayed, classes_of, measuring, needed, raw_images
+from infssm.methods._passes import evaluating, needed
+from infssm.methods._replay import Replay, ReplayConfig, Replayed, classes_of, raw_images
 from infssm.replay import BalancedBuffer, gather_in_graph, gather_rows, rank_slice, spread
 
 
@@ -188,7 +189,7 @@ class XDER(Replay):
         loader = needed(loader, self.name, "fills its buffer when a task ends")
         if task.index > 0:
             self.buffer.trim(self.buffer.quota(self.heads.present.stop))
-        with measuring(self.context.module):
+        with evaluating(self.context.module):
             self._store(loader)
             if task.index > 0:
                 self._revise_all()

@@ -2,7 +2,7 @@
 
 from infssm.models._backbone import Backbone, create_model, from_pretrained
 from infssm.models._mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
-from infssm.models._registry import list_models, register_model
+from infssm.models._registry import describe_model, list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
 from infssm.models._timm import register_with_timm
 from infssm.models.mamba import MambaMixer
@@ -29,6 +29,7 @@ __all__ = [
     "VimMixer",
     "VisionMamba",
     "create_model",
+    "describe_model",
     "from_pretrained",
     "list_models",
     "register_model",

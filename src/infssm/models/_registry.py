@@ -24,6 +24,11 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in MODELS if fnmatch(name, pattern)]
 
 
+def describe_model(name: str) -> str:
+    """What a registered model is, in a line."""
+    return MODELS.describe(name)
+
+
 def build(name: str, options: dict[str, Any]) -> nn.Module:
     """Build a registered model and note on it how it was built (``save_pretrained`` writes that down)."""
     factory = MODELS[name]

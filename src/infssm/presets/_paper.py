@@ -8,8 +8,7 @@ from functools import cache
 from typing import Any
 
 from infssm.errors import InfssmError
-from infssm.methods import parse_name
-from infssm.methods._build import resolve_options
+from infssm.methods import method_options
 from infssm.metrics import Summary, summarize
 from infssm.presets._load import VARIANTS, list_presets, load_preset, paper_numbers
 from infssm.runs import RunDirectory
@@ -131,9 +130,8 @@ def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] 
 
 
 def _options(config: RunConfig) -> dict[str, Any] | None:
-    base, regularizers = parse_name(config.method.name)
     try:
-        return dict(resolve_options(config.method.name, [base, *regularizers], config.method.options))
+        return dict(method_options(config.method.name, config.method.options))
     except InfssmError:
         return None
 

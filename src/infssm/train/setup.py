@@ -23,8 +23,7 @@ from infssm.data import (
 from infssm.data.loader import Loader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods import Method, build_method, parse_name
-from infssm.methods._build import resolve_options
+from infssm.methods import Method, build_method, method_options
 from infssm.models import create_model, list_models
 from infssm.train.config import RunConfig
 from infssm.train.rng import seed_all
@@ -106,8 +105,7 @@ class Setup:
 
 def check_config(config: RunConfig) -> None:
     """Raise for names and options that no room knows, before any work is done."""
-    base, regularizers = parse_name(config.method.name)
-    resolve_options(config.method.name, [base, *regularizers], config.method.options)
+    method_options(config.method.name, config.method.options)
     if config.model.name not in list_models():
         raise ConfigError(f"unknown model {config.model.name!r}{suggest(config.model.name, list_models())}")
 
