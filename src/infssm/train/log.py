@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from infssm.errors import ConfigError
 from infssm.runs import RunDirectory
+from infssm.runs.page import flatten
 from infssm.train.config import RunConfig
 
 
@@ -80,7 +82,13 @@ class _Wandb:
     def __init__(self, path: Path, config: RunConfig) -> None:
         module = _need("wandb", "wandb")
         self._run = module.init(
-            project="infssm", name=path.name, dir=str(path), id=path.name, resume="allow", config=config.model_dump()
+            project="infssm",
+            group=config.benchmark_name,
+            name=f"{config.method.name}/{path.name}",
+            dir=str(path),
+            id=path.name,
+            resume="allow",
+            config=config.model_dump(),
         )
 
     def write(self, values: Mapping[str, float], step: int) -> None:
@@ -94,13 +102,31 @@ class _MLflow:
     def __init__(self, path: Path, config: RunConfig) -> None:
         self._module = _need("mlflow", "mlflow")
         self._module.set_experiment(config.benchmark_name)
-        self._module.start_run(run_name=f"{config.method.name}/{path.name}")
+        note = path / "mlflow.txt"
+        if note.exists() and self._continued(note.read_text()):
+            return
+        run = self._module.start_run(run_name=f"{config.method.name}/{path.name}")
+        note.write_text(run.info.run_id)
+        self._module.log_params({_mlflow_name(key): str(value) for key, value in flatten(config.model_dump())})
+
+    def _continued(self, run_id: str) -> bool:
+        """Go on with the run of an interrupted part, unless the server does not know it."""
+        try:
+            self._module.start_run(run_id=run_id)
+        except self._module.exceptions.MlflowException:
+            return False
+        return True
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        self._module.log_metrics(dict(values), step=step)
+        self._module.log_metrics({_mlflow_name(name): value for name, value in values.items()}, step=step)
 
     def close(self) -> None:
         self._module.end_run()
+
+
+def _mlflow_name(name: str) -> str:
+    """A name without what MLflow refuses: ``inf-ssm+/b`` becomes ``inf-ssm-plus/b``."""
+    return re.sub(r"[^\w.:/ -]", "_", name.replace("+", "-plus"))
 
 
 _SINKS: dict[str, Callable[[Path, RunConfig], _Sink]] = {
