@@ -1,59 +1,24 @@
-// Distances between old and new states from raw (a, c): soft-normalisation, value and derivatives in one pass.
+// Distances between old and new states (a, c): soft-normalisation where asked, value and derivatives in one pass.
 //
-// Old poles a and rows c, new poles b and rows d, all after soft-normalisation. The kernels k(x, y) = 1 / (1 - x y)^2
-// and 1 / (1 - x y) are the only expensive part; lanes run over the states of one side, a loop over those of the other.
+// Old poles a and rows c, new poles b and rows d, all normalised. The reciprocals 1 / (1 - x y) are the only expensive
+// part; lanes run over the states of one side, a loop over those of the other.
+#include <algorithm>
+
 #include "kernels.h"
 #include "memory.h"
+#include "states.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
 namespace {
 
-template <class V>
-struct LaneOf;
-template <>
-struct LaneOf<vf> {
-    using type = float;
-};
-template <>
-struct LaneOf<vd> {
-    using type = double;
-};
-
 // One side of a comparison in float or double vectors; unused lanes are 0 and contribute nothing.
 template <class V>
 struct Side {
-    V *pole, *row, *weight;  // a, c, c^2
-    V *q, *r;                // per state: sum over the other side of weight / (1 - x y)^2, and its slope in the pole
+    V *pole, *row, *weight;  // a, c, and c^2 or what stands for it
+    V *q, *r;                // per state: a sum over the other side, and its slope in the pole
     V *own_q, *own_r;        // the same against itself
 };
-
-// q and r of each state of `mine` against `other`; returns the sum over mine of weight * q.
-template <bool SLOPE, class V>
-auto overlap(const Side<V>& other, const Side<V>& mine, int64_t n, V* q, V* r) {
-    using T = typename LaneOf<V>::type;
-    const T *poles = reinterpret_cast<const T*>(other.pole), *weights = reinterpret_cast<const T*>(other.weight);
-    constexpr int64_t lanes = sizeof(V) / sizeof(T);
-    V sum = {};
-    for (int64_t v = 0; v * lanes < n; ++v) {
-        const V x = mine.pole[v];
-        V value = {}, slope = {};
-        for (int64_t i = 0; i < n; ++i) {
-            const V inverse = reciprocal(T(1) - poles[i] * x);
-            const V term = weights[i] * inverse * inverse;
-            value += term;
-            if constexpr (SLOPE) slope += term * (inverse * (T(2) * poles[i]));
-        }
-        q[v] = value;
-        if constexpr (SLOPE) r[v] = slope;
-        sum += mine.weight[v] * value;
-    }
-    return sum_lanes(sum);
-}
-template <class V>
-INFSSM_INLINE auto overlap(bool slope, const Side<V>& other, const Side<V>& mine, int64_t n, V* q, V* r) {
-    return slope ? overlap<true>(other, mine, n, q, r) : overlap<false>(other, mine, n, q, r);
-}
 
 // The states of one token after soft-normalisation, and scratch for what is computed from them.
 struct Token {
@@ -75,32 +40,16 @@ struct Token {
     }
 };
 
-// tanh(x/2) - tanh(y/2) = tanh((x-y)/2) (1 - tanh(x/2) tanh(y/2)): no cancellation for x near y.
-INFSSM_INLINE void normalise(const float* old_raw, const float* new_raw, int64_t count, int64_t n, vf* old_value,
-                             vf* new_value, vf* gap) {
-    for (int64_t v = 0; v * W < n; ++v) {
-        const int64_t rest = n - v * W;
-        const int lanes = rest < W ? static_cast<int>(rest) : W;
-        // A scalar transition repeats its one pole.
-        const vf x = count == 1 ? splat(old_raw[0], lanes) : load(old_raw + v * W, lanes);
-        const vf y = count == 1 ? splat(new_raw[0], lanes) : load(new_raw + v * W, lanes);
-        const vf p = soft_normalize(x), s = soft_normalize(y);
-        old_value[v] = p;
-        new_value[v] = s;
-        gap[v] = soft_normalize(x - y) * (1.f - p * s);
-    }
-}
-
-// derivative of the soft-normalised value -> derivative of the raw one; a scalar transition adds up.
-INFSSM_INLINE void write_derivative(const vf* derivative, const vf* value, int64_t count, int64_t n, float* out) {
+// Derivatives by the values -> by the states; those of a scalar transition add up.
+INFSSM_INLINE void write_derivative(const vf* derivative, const vf* value, int64_t count, int64_t n, bool raw,
+                                    float* out) {
     if (!out) return;
     vf sum = {};
     for (int64_t v = 0; v * W < n; ++v) {
-        const vf raw = derivative[v] * (0.5f - 0.5f * value[v] * value[v]);
-        const int64_t rest = n - v * W;
-        const int lanes = rest < W ? static_cast<int>(rest) : W;
-        if (count == 1) sum += raw * splat(1.f, lanes);
-        else store(out + v * W, raw, lanes);
+        const vf slope = through(derivative[v], value[v], raw);
+        const int lanes = lanes_of(n, v);
+        if (count == 1) sum += slope * splat(1.f, lanes);
+        else store(out + v * W, slope, lanes);
     }
     if (count == 1) out[0] = sum_lanes(sum);
 }
@@ -123,55 +72,129 @@ INFSSM_INLINE bool all_close(const Token& t) {
     return !any(apart);
 }
 
-float trace(const Side<vf>& side, int64_t vectors) {  // tr G = sum c^2 / (1 - a^2)
+// Masses p = c^2 / (1 - a^2), the diagonal of the Gram matrix, in `weight`; returns their sum, and 1 in place of 0: a
+// system whose c is all zero has nothing to compare.
+float weigh(const Side<vf>& side, int64_t vectors) {
     vf sum = {};
-    for (int64_t v = 0; v < vectors; ++v) sum += side.weight[v] * reciprocal(1.f - side.pole[v] * side.pole[v]);
+    for (int64_t v = 0; v < vectors; ++v) {
+        side.weight[v] = side.row[v] * side.row[v] * reciprocal((1.f - side.pole[v]) * (1.f + side.pole[v]));
+        sum += side.weight[v];
+    }
+    const float total = sum_lanes(sum);
+    return total == 0.f ? 1.f : total;
+}
+
+// For each pole x of `mine`, q = sum_i p_i g_i^2 with g_i = (a_i - x) / (1 - a_i x) over the other side, and its slope
+// in x; returns the sum over mine of mass * q. The paper's 1 - ratio is that over the traces, without cancellation.
+template <bool SLOPE>
+float spread(const Side<vf>& other, const Side<vf>& mine, int64_t n) {
+    const float *poles = scalars(other.pole), *rows = scalars(other.row), *masses = scalars(other.weight);
+    vf sum = {};
+    for (int64_t v = 0; v * W < n; ++v) {
+        const vf x = mine.pole[v];
+        vf value = {}, slope = {};
+        for (int64_t i = 0; i < n; ++i) {
+            const vf inverse = reciprocal(1.f - poles[i] * x), gap = (poles[i] - x) * inverse;
+            value += masses[i] * (gap * gap);
+            if constexpr (SLOPE) slope += (rows[i] * rows[i]) * (gap * (inverse * inverse));
+        }
+        mine.q[v] = value;
+        if constexpr (SLOPE) mine.r[v] = -2.f * slope;
+        sum += mine.weight[v] * value;
+    }
     return sum_lanes(sum);
 }
 
-// d(1 - S / (T T')) for one side, whose trace is `own`; ratio = S / (T T').
-void simplified_slopes(const Side<vf>& side, int64_t vectors, float traces, float own, float ratio, vf* da, vf* dc) {
+// Derivatives for one side, the sum of whose masses is `own`, and that of the other side's `other`.
+void simplified_slopes(const Side<vf>& side, int64_t vectors, float own, float other, float value, vf* da, vf* dc) {
     for (int64_t v = 0; v < vectors; ++v) {
-        const vf pole = side.pole[v], inverse = reciprocal(1.f - pole * pole);
-        const vf by_weight = (ratio / own) * inverse - side.q[v] / traces;
-        dc[v] = 2.f * side.row[v] * by_weight;
-        da[v] = side.weight[v] * ((2.f * ratio / own) * pole * inverse * inverse - side.r[v] / traces);
+        const vf pole = side.pole[v], inverse = reciprocal((1.f - pole) * (1.f + pole));
+        const vf by_mass = (side.q[v] / other - value) / own;
+        dc[v] = 2.f * side.row[v] * inverse * by_mass;
+        da[v] = side.weight[v] * (side.r[v] / (own * other) + 2.f * pole * inverse * by_mass);
     }
 }
 
 void simplified(const Distance& f, Token& t, float* value, Outputs to_old, Outputs to_new) {
-    for (int64_t v = 0; v < t.vectors; ++v) {
-        t.old_side.weight[v] = t.c[v] * t.c[v];
-        t.new_side.weight[v] = t.d[v] * t.d[v];
-    }
     const bool close = all_close(t);
-    const float own_old = trace(t.old_side, t.vectors), own_new = trace(t.new_side, t.vectors);
-    const float traces = own_old * own_new;
-    const float ratio = overlap(to_new.a, t.old_side, t.new_side, t.n, t.new_side.q, t.new_side.r) / traces;
-    *value = close ? 0.f : 1.f - ratio;
-    if (to_old.a) overlap<true>(t.new_side, t.old_side, t.n, t.old_side.q, t.old_side.r);
-    const auto write = [&](const Side<vf>& side, float own, Outputs to) {
+    const float own_old = weigh(t.old_side, t.vectors), own_new = weigh(t.new_side, t.vectors);
+    const float sum = to_new.a ? spread<true>(t.old_side, t.new_side, t.n) : spread<false>(t.old_side, t.new_side, t.n);
+    const float distance = sum / (own_old * own_new);
+    *value = close ? 0.f : distance;
+    if (to_old.a) spread<true>(t.new_side, t.old_side, t.n);
+    const auto write = [&](const Side<vf>& side, float own, float other, Outputs to) {
         if (!to.a) return;
-        simplified_slopes(side, t.vectors, traces, own, ratio, t.da, t.dc);
+        simplified_slopes(side, t.vectors, own, other, distance, t.da, t.dc);
         if (close) memset(t.da, 0, 2 * t.vectors * sizeof(vf));
-        write_derivative(t.da, side.pole, f.poles, t.n, to.a);
-        write_derivative(t.dc, side.row, f.n, t.n, to.c);
+        write_derivative(t.da, side.pole, f.poles, t.n, f.raw, to.a);
+        write_derivative(t.dc, side.row, f.n, t.n, f.raw, to.c);
     };
-    write(t.old_side, own_old, to_old);
-    write(t.new_side, own_new, to_new);
+    write(t.old_side, own_old, own_new, to_old);
+    write(t.new_side, own_new, own_old, to_new);
 }
 
 // Old and new in double precision, the new ones as old minus gap, so that tiny gaps survive.
 void widen(const Token& t) {
     const auto as_double = [](vd* v) { return reinterpret_cast<double*>(v); };
-    const auto as_float = [](const vf* v) { return reinterpret_cast<const float*>(v); };
     double *a = as_double(t.old_wide.pole), *c = as_double(t.old_wide.row), *old_weight = as_double(t.old_wide.weight);
     double *b = as_double(t.new_wide.pole), *d = as_double(t.new_wide.row), *new_weight = as_double(t.new_wide.weight);
     for (int64_t i = 0; i < t.vectors * W; ++i) {
-        a[i] = as_float(t.a)[i], c[i] = as_float(t.c)[i];
-        b[i] = a[i] - as_float(t.gap_a)[i], d[i] = c[i] - as_float(t.gap_c)[i];
+        a[i] = scalars(t.a)[i], c[i] = scalars(t.c)[i];
+        b[i] = a[i] - scalars(t.gap_a)[i], d[i] = c[i] - scalars(t.gap_c)[i];
         old_weight[i] = c[i] * c[i], new_weight[i] = d[i] * d[i];
     }
+}
+
+// For each state of `mine`, q = sum_i weight_i / (1 - a_i x)^2 over the other side, and r, its slope in the pole x;
+// returns the sum over mine of weight * q.
+template <bool SLOPE>
+double overlap(const Side<vd>& other, const Side<vd>& mine, int64_t n, vd* q, vd* r) {
+    const double *poles = reinterpret_cast<double*>(other.pole), *weights = reinterpret_cast<double*>(other.weight);
+    vd sum = {};
+    for (int64_t v = 0; v * WD < n; ++v) {
+        const vd x = mine.pole[v];
+        vd value = {}, slope = {};
+        for (int64_t i = 0; i < n; ++i) {
+            const vd inverse = reciprocal(1.0 - poles[i] * x);
+            const vd term = weights[i] * inverse * inverse;
+            value += term;
+            if constexpr (SLOPE) slope += term * (inverse * (2.0 * poles[i]));
+        }
+        q[v] = value;
+        if constexpr (SLOPE) r[v] = slope;
+        sum += mine.weight[v] * value;
+    }
+    return sum_lanes(sum);
+}
+double overlap(bool slope, const Side<vd>& other, const Side<vd>& mine, int64_t n, vd* q, vd* r) {
+    return slope ? overlap<true>(other, mine, n, q, r) : overlap<false>(other, mine, n, q, r);
+}
+
+// The overlap of a side with itself: the pairs on and after the diagonal's vectors once, those after them doubled.
+double self_overlap(const Side<vd>& side, int64_t n) {
+    const double *poles = reinterpret_cast<double*>(side.pole), *weights = reinterpret_cast<double*>(side.weight);
+    vd sum = {};
+    for (int64_t v = 0; v * WD < n; ++v) {
+        const vd x = side.pole[v];
+        vd value = {};
+        const auto add = [&](int64_t i, double times) {
+            const vd inverse = reciprocal(1.0 - poles[i] * x);
+            value += (times * weights[i]) * inverse * inverse;
+        };
+        for (int64_t i = 0; i < v * WD; ++i) add(i, 2.0);
+        for (int64_t i = v * WD; i < (v + 1) * WD; ++i) add(i, 1.0);  // lanes beyond n weigh 0
+        sum += side.weight[v] * value;
+    }
+    return sum_lanes(sum);
+}
+double self_overlap(bool slope, const Side<vd>& side, int64_t n) {
+    return slope ? overlap<true>(side, side, n, side.own_q, side.own_r) : self_overlap(side, n);
+}
+
+bool equal(const Token& t) {
+    vi apart = {};
+    for (int64_t v = 0; v < t.vectors; ++v) apart |= (t.gap_a[v] != vf{}) | (t.gap_c[v] != vf{});
+    return !any(apart);
 }
 
 // d(1 - S12 / sqrt(S11 S22)) for one side, whose own Gram has the squared norm `own`; scale = 1 / sqrt(S11 S22).
@@ -190,35 +213,45 @@ void aligned_slopes(const Side<vd>& side, int64_t vectors, double scale, double 
 void aligned(const Distance& f, Token& t, float* value, Outputs to_old, Outputs to_new) {
     widen(t);
     const Side<vd>&past = t.old_wide, &now = t.new_wide;
-    const double own_old = overlap(to_old.a, past, past, t.n, past.own_q, past.own_r);
-    const double own_new = overlap(to_new.a, now, now, t.n, now.own_q, now.own_r);
+    const double own_old = self_overlap(to_old.a, past, t.n), own_new = self_overlap(to_new.a, now, t.n);
     const double cross = overlap(to_new.a, past, now, t.n, now.q, now.r);
     if (to_old.a) overlap<true>(now, past, t.n, past.q, past.r);
     const double scale = 1.0 / __builtin_sqrt(own_old * own_new), cosine = cross * scale;
-    *value = static_cast<float>(1.0 - cosine);
+    // Exactly 0 at equality, and where c is all zero.
+    const bool none = own_old * own_new == 0 || equal(t);
+    *value = none || cosine > 1 ? 0.f : static_cast<float>(1.0 - cosine);
     const auto write = [&](const Side<vd>& side, const Side<vf>& values, double own, Outputs to) {
         if (!to.a) return;
         aligned_slopes(side, t.vectors, scale, own, cosine, t.da, t.dc);
-        write_derivative(t.da, values.pole, f.poles, t.n, to.a);
-        write_derivative(t.dc, values.row, f.n, t.n, to.c);
+        if (none) memset(t.da, 0, 2 * t.vectors * sizeof(vf));
+        write_derivative(t.da, values.pole, f.poles, t.n, f.raw, to.a);
+        write_derivative(t.dc, values.row, f.n, t.n, f.raw, to.c);
     };
     write(past, t.old_side, own_old, to_old);
     write(now, t.new_side, own_new, to_new);
 }
 
+// Poles in pairs (a_i, b_i) and their gaps; the result does not depend on the pairing, its precision does.
+struct Pairs {
+    vf *a, *b, *gap;
+};
+
+struct Sum {
+    double value, magnitude;  // of the terms, and of their absolute values
+};
+
 // sum_ij log1p(gap_i gap_j / ((1 - a_i a_j)(1 - b_i b_j))), the pairs i < j once and doubled.
-float martin_value(const Token& t) {
-    const auto as_float = [](const vf* v) { return reinterpret_cast<const float*>(v); };
-    const float *a = as_float(t.a), *b = as_float(t.b), *gap = as_float(t.gap_a);
+Sum martin_sum(const Pairs& pairs, int64_t n) {
+    const float *a = scalars(pairs.a), *b = scalars(pairs.b), *gap = scalars(pairs.gap);
     vi beyond = {};
-    vf sum = {};
-    for (int64_t i = 0; i < t.n; ++i) {
+    vf sum = {}, magnitude = {};
+    for (int64_t i = 0; i < n; ++i) {
         vf times;  // 0 before the diagonal, 1 on it, 2 after
         for (int lane = 0; lane < W; ++lane) times[lane] = lane < i % W ? 0.f : lane == i % W ? 1.f : 2.f;
-        vf row = {};
-        for (int64_t v = i / W; v < t.vectors; ++v) {
-            const vf product = gap[i] * t.gap_a[v];
-            const vf base = (1.f - a[i] * t.a[v]) * (1.f - b[i] * t.b[v]);
+        vf row = {}, size = {};
+        for (int64_t v = i / W; v * W < n; ++v) {
+            const vf product = gap[i] * pairs.gap[v];
+            const vf base = (1.f - a[i] * pairs.a[v]) * (1.f - b[i] * pairs.b[v]);
             // log1p(x) = 2 atanh(x / (2 + x)), with x = product / base in one division.
             const vf s = product * reciprocal(2.f * base + product), square = s * s;
             vf series = splat(2.f / 9);
@@ -226,38 +259,55 @@ float martin_value(const Token& t) {
             series = series * square + 2.f / 5;
             series = series * square + 2.f / 3;
             series = series * square + 2.f;
-            row += series * s * times;
+            const vf term = series * s * times;
+            row += term;
+            size += absolute(term);
             beyond |= ~(absolute(s) <= splat(0.2f));
             times = splat(2.f);
         }
         sum += row;
+        magnitude += size;
     }
-    if (!any(beyond)) return sum_lanes(sum);
-    double exact = 0;  // far apart (or NaN): outside the series
-    for (int64_t i = 0; i < t.n; ++i)
-        for (int64_t j = 0; j < t.n; ++j)
-            exact += __builtin_log1p(double(gap[i]) * gap[j] / ((1.0 - double(a[i]) * a[j]) * (1.0 - double(b[i]) * b[j])));
-    return static_cast<float>(exact);
+    if (!any(beyond)) return {sum_lanes(sum), sum_lanes(magnitude)};
+    Sum exact = {0, 0};  // far apart (or NaN): outside the series
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+            const double base = (1.0 - double(a[i]) * a[j]) * (1.0 - double(b[i]) * b[j]);
+            const double term = __builtin_log1p(double(gap[i]) * gap[j] / base);
+            exact.value += term, exact.magnitude += __builtin_fabs(term);
+        }
+    return exact;
 }
 
 // 2 sum_i gap_i / ((1 - a_i x)(1 - b_i x)) at each pole x of one side; the derivative, up to its sign.
-void martin_slopes(const Token& t, const vf* poles, float sign, vf* out) {
-    const auto as_float = [](const vf* v) { return reinterpret_cast<const float*>(v); };
-    const float *a = as_float(t.a), *b = as_float(t.b), *gap = as_float(t.gap_a);
-    for (int64_t v = 0; v < t.vectors; ++v) {
+void martin_slopes(const Pairs& pairs, int64_t n, const vf* poles, float sign, vf* out) {
+    const float *a = scalars(pairs.a), *b = scalars(pairs.b), *gap = scalars(pairs.gap);
+    for (int64_t v = 0; v * W < n; ++v) {
         const vf x = poles[v];
         vf sum = {};
-        for (int64_t i = 0; i < t.n; ++i) sum += gap[i] * reciprocal((1.f - a[i] * x) * (1.f - b[i] * x));
+        for (int64_t i = 0; i < n; ++i) sum += gap[i] * reciprocal((1.f - a[i] * x) * (1.f - b[i] * x));
         out[v] = (2.f * sign) * sum;
     }
 }
 
+// The smallest old pole with the smallest new one, and so on. The rows, which Martin does not see, lend their memory.
+Pairs sorted(const Token& t) {
+    memcpy(t.c, t.a, t.vectors * sizeof(vf)), memcpy(t.d, t.b, t.vectors * sizeof(vf));
+    std::sort(scalars(t.c), scalars(t.c) + t.n), std::sort(scalars(t.d), scalars(t.d) + t.n);
+    for (int64_t v = 0; v < t.vectors; ++v) t.gap_c[v] = t.c[v] - t.d[v];
+    return {t.c, t.d, t.gap_c};
+}
+
 void martin(const Distance& f, Token& t, float* value, Outputs to_old, Outputs to_new) {
-    *value = martin_value(t);
+    Pairs pairs = {t.a, t.b, t.gap_a};
+    Sum sum = martin_sum(pairs, t.n);
+    // Terms that cancel: near systems whose poles come in different orders.
+    if (__builtin_fabs(sum.value) < 1e-3 * sum.magnitude) pairs = sorted(t), sum = martin_sum(pairs, t.n);
+    *value = sum.value < 0 ? 0.f : static_cast<float>(sum.value);  // keeps a NaN
     const auto write = [&](const vf* poles, float sign, Outputs to) {
         if (!to.a) return;
-        martin_slopes(t, poles, sign, t.da);
-        write_derivative(t.da, poles, f.poles, t.n, to.a);
+        martin_slopes(pairs, t.n, poles, sign, t.da);
+        write_derivative(t.da, poles, f.poles, t.n, f.raw, to.a);
         memset(to.c, 0, f.n * sizeof(float));
     };
     write(t.a, 1.f, to_old);
@@ -278,8 +328,9 @@ void distance(const Distance& f) {
         Token t(memory.vectors() + thread_index() * each, n);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {
-            normalise(f.old_a + i * f.poles, f.new_a + i * f.poles, f.poles, n, t.a, t.b, t.gap_a);
-            if (f.kind != Kind::martin) normalise(f.old_c + i * f.n, f.new_c + i * f.n, f.n, n, t.c, t.d, t.gap_c);
+            read_states(f.old_a + i * f.poles, f.new_a + i * f.poles, f.poles, n, f.raw, t.a, t.b, t.gap_a);
+            if (f.kind != Kind::martin)
+                read_states(f.old_c + i * f.n, f.new_c + i * f.n, f.n, n, f.raw, t.c, t.d, t.gap_c);
             kernel(f, t, f.value + i, {f.d_old_a, f.d_old_c, i, f}, {f.d_new_a, f.d_new_c, i, f});
         }
     }

@@ -80,6 +80,7 @@ enum class Kind { simplified, aligned, martin };
 struct Distance {  // a: [tokens, poles], c: [tokens, n] contiguous; poles is n or 1
     int64_t tokens, n, poles;
     Kind kind;
+    bool raw;  // states are to be soft-normalised
     int threads;
     const float *old_a, *old_c, *new_a, *new_c;
     float* value;                                  // [tokens]
@@ -88,10 +89,29 @@ struct Distance {  // a: [tokens, poles], c: [tokens, n] contiguous; poles is n 
 
 struct OutputDistance {  // [tokens, n] contiguous
     int64_t tokens, n;
+    bool raw;
     int threads;
     const float *old_a, *old_c, *old_b, *new_a, *new_c, *new_b;
     float* value;                         // [tokens]
     float *d_new_a, *d_new_c, *d_new_b;   // derivatives of each value, all or none
+};
+
+struct Chordal {  // [tokens, n] contiguous
+    int64_t tokens, n;
+    bool raw;
+    int threads;
+    const float *old_a, *new_a;
+    float* value;           // [tokens]
+    float *d_old, *d_new;   // derivatives of each value; each may be null
+};
+
+struct Lattice {  // a: [systems, n]; sine, cosine: [systems, n, n]; all contiguous
+    int64_t systems, n;
+    int threads;
+    const float *old_a, *new_a;
+    float *sine, *cosine;                       // backward: read
+    const float *grad_sine, *grad_cosine;       // backward
+    float *d_old, *d_new;                       // backward
 };
 
 struct Kernels {
@@ -107,6 +127,9 @@ struct Kernels {
     void (*norm_backward)(const Norm&);
     void (*distance)(const Distance&);
     void (*output_distance)(const OutputDistance&);
+    void (*chordal)(const Chordal&);
+    void (*lattice_forward)(const Lattice&);
+    void (*lattice_backward)(const Lattice&);
     double (*exp_rate)(int64_t repeats, int threads);
 };
 

@@ -1,4 +1,4 @@
-// Energy of the difference of two impulse responses, sum_t (c a^t b - c' a'^t b')^2, from raw states.
+// Energy of the difference of two impulse responses, sum_t (c a^t b - c' a'^t b')^2.
 //
 // With residues r = c b (old) and s = c' b' (new), e = s - r, m = r (a' - a), and for a pole x of the new system
 //   U(x)  = sum_k e_k B_k + m_k x B_k A_k,               A_k = 1 / (1 - a_k x),  B_k = 1 / (1 - a'_k x),
@@ -7,6 +7,7 @@
 // are 2 U in s and 2 s U' in a'. Every term is a product of differences: nothing cancels near equality.
 #include "kernels.h"
 #include "memory.h"
+#include "states.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
@@ -27,23 +28,9 @@ struct Token {
     }
 };
 
-int lanes_of(int64_t n, int64_t v) { return n - v * W < W ? static_cast<int>(n - v * W) : W; }
-
-// tanh(x/2) - tanh(y/2) = tanh((x-y)/2) (1 - tanh(x/2) tanh(y/2)): no cancellation for x near y.
-void normalise(const float* old_raw, const float* new_raw, int64_t n, vf* old_value, vf* new_value, vf* gap) {
-    for (int64_t v = 0; v * W < n; ++v) {
-        const vf p = load(old_raw + v * W, lanes_of(n, v)), q = load(new_raw + v * W, lanes_of(n, v));
-        old_value[v] = soft_normalize(p);
-        new_value[v] = soft_normalize(q);
-        gap[v] = soft_normalize(p - q) * (1.f - old_value[v] * new_value[v]);
-    }
-}
-
-const float* scalars(const vf* v) { return reinterpret_cast<const float*>(v); }
-
 // The value of the token and, where wanted, its derivatives.
 template <bool SLOPE>
-float energy(const Token& t, float* da, float* dc, float* db) {
+float energy(const Token& t, bool raw, float* da, float* dc, float* db) {
     const float *a = scalars(t.a), *x = scalars(t.x), *e = scalars(t.e), *m = scalars(t.m);
     vf total = {};
     for (int64_t v = 0; v < t.vectors; ++v) {
@@ -61,9 +48,9 @@ float energy(const Token& t, float* da, float* dc, float* db) {
         if constexpr (SLOPE) {
             const vf by_residue = 2.f * value;
             const int lanes = lanes_of(t.n, v);
-            store(da + v * W, 2.f * t.d[v] * t.g[v] * slope * (0.5f - 0.5f * pole * pole), lanes);
-            store(dc + v * W, by_residue * t.g[v] * (0.5f - 0.5f * t.d[v] * t.d[v]), lanes);
-            store(db + v * W, by_residue * t.d[v] * (0.5f - 0.5f * t.g[v] * t.g[v]), lanes);
+            store(da + v * W, through(2.f * t.d[v] * t.g[v] * slope, pole, raw), lanes);
+            store(dc + v * W, through(by_residue * t.g[v], t.d[v], raw), lanes);
+            store(db + v * W, through(by_residue * t.d[v], t.g[v], raw), lanes);
         }
     }
     const float sum = sum_lanes(total);
@@ -82,15 +69,15 @@ void output_distance(const OutputDistance& f) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {
             const int64_t at = i * f.n;
-            normalise(f.old_a + at, f.new_a + at, f.n, t.a, t.x, t.gap_a);
-            normalise(f.old_c + at, f.new_c + at, f.n, t.c, t.d, t.gap_c);
-            normalise(f.old_b + at, f.new_b + at, f.n, t.b, t.g, t.gap_b);
+            read_states(f.old_a + at, f.new_a + at, f.n, f.n, f.raw, t.a, t.x, t.gap_a);
+            read_states(f.old_c + at, f.new_c + at, f.n, f.n, f.raw, t.c, t.d, t.gap_c);
+            read_states(f.old_b + at, f.new_b + at, f.n, f.n, f.raw, t.b, t.g, t.gap_b);
             for (int64_t v = 0; v < t.vectors; ++v) {
                 t.e[v] = -(t.gap_c[v] * t.g[v] + t.c[v] * t.gap_b[v]);
                 t.m[v] = -t.c[v] * t.b[v] * t.gap_a[v];
             }
-            f.value[i] = f.d_new_a ? energy<true>(t, f.d_new_a + at, f.d_new_c + at, f.d_new_b + at)
-                                   : energy<false>(t, nullptr, nullptr, nullptr);
+            f.value[i] = f.d_new_a ? energy<true>(t, f.raw, f.d_new_a + at, f.d_new_c + at, f.d_new_b + at)
+                                   : energy<false>(t, f.raw, nullptr, nullptr, nullptr);
         }
     }
 }

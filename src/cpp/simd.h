@@ -79,6 +79,11 @@ INFSSM_INLINE vf at_most(vf bound, vf x) {
 #endif
 }
 
+INFSSM_INLINE vf square_root(vf x) {
+    for (int i = 0; i < W; ++i) x[i] = __builtin_sqrtf(x[i]);  // one instruction per vector where there is one
+    return x;
+}
+
 INFSSM_INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
 INFSSM_INLINE vf copy_sign(vf magnitude, vf sign) { return (vf)((vi)magnitude | ((vi)sign & (vi{} + INT32_MIN))); }
 

@@ -10,7 +10,7 @@ from infssm.errors import ConfigError
 from infssm.geometry import (
     StateSpace,
     _chunks,
-    _distance,
+    _fused,
     _registry,
     distance,
     gram,
@@ -199,24 +199,69 @@ def test_soft_normalisation_takes_raw_states(kind, dtype):
 def test_the_fused_kernel_serves_where_it_can(monkeypatch):
     calls = []
 
-    def fused(old_a, old_c, new_a, new_c, *, kind, old_b=None, new_b=None, backend=None):
-        calls.append(kind)
+    def fused(old_a, old_c, new_a, new_c, *, kind, soft_normalize, old_b=None, new_b=None):
+        calls.append((kind, soft_normalize))
         return torch.zeros(old_a.shape[:-1])
 
     monkeypatch.setattr(kernels, "fused_distance", fused)
-    monkeypatch.setattr(_distance, "_native", lambda: True)
+    monkeypatch.setattr(_fused, "use_native", lambda *_: True)
     single, wide = [batch(2, seed=s, dtype=torch.float32) for s in (0, 1)], [batch(2), batch(2, seed=1)]
-    for kind in ("simplified", "aligned", "martin", "output"):
-        distance(*single, kind=kind, soft_normalize=True)
-    assert calls == ["simplified", "aligned", "martin", "output"]
-    distance(*single)
-    distance(*single, kind="chordal", soft_normalize=True)
+    kernel = {kind: kind for kind in KINDS if kind != "geodesic"} | {"fubini-study": "martin", "binet-cauchy": "martin"}
+    for raw in (False, True):
+        for kind in kernel:
+            distance(*single, kind=kind, soft_normalize=raw)
+        assert calls == [(name, raw) for name in kernel.values()]
+        calls.clear()
+    distance(batch(dtype=torch.float32), single[0])
+    assert calls == [("simplified", False)]
+    distance(*single, equality="tensor")
     distance(*single, equality="tensor", soft_normalize=True)
     distance(*wide, soft_normalize=True)
-    distance(batch(dtype=torch.float32), single[0], soft_normalize=True)
-    monkeypatch.setattr(_distance, "_native", lambda: False)
+    distance(single[0].map(lambda x: x.clone().requires_grad_()), single[1], kind="output")
+    torch.func.grad(lambda a: distance(StateSpace(a, a), single[0], kind="martin", validate=False).sum())(single[1].a)
+    monkeypatch.setattr(_fused, "use_native", lambda *_: False)
     distance(*single, soft_normalize=True)
-    assert len(calls) == 4
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_precision_equals_double_with_gradients(kind):
+    old, new = batch(5, 3, n=17), batch(5, 3, n=17, seed=1)
+
+    def run(cast):
+        past = old.map(cast)
+        leaves = new.map(lambda x: cast(x).requires_grad_())
+        value = distance(past, leaves, kind=kind)
+        grads = torch.autograd.grad(value.square().sum(), (leaves.a, leaves.c, leaves.b), materialize_grads=True)
+        return [value.detach(), *grads]
+
+    for narrow, wide in zip(run(torch.Tensor.float), run(torch.Tensor.double), strict=True):
+        assert narrow.dtype == torch.float32
+        assert (narrow - wide).norm() <= 1e-5 * wide.norm()
+
+
+@pytest.mark.parametrize("kind", ["chordal", "martin", "output"])
+def test_single_precision_under_function_transforms(kind):
+    old, new = batch(3, dtype=torch.float32), batch(3, seed=1, dtype=torch.float32)
+
+    def value(a):
+        return distance(old, StateSpace(a, new.c, new.b), kind=kind, validate=False).sum()
+
+    leaf = new.a.clone().requires_grad_()
+    torch.testing.assert_close(torch.func.grad(value)(new.a), torch.autograd.grad(value(leaf), leaf)[0])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "geodesic"])
+def test_kernels_refuse_second_derivatives(kind):
+    old = batch(3, dtype=torch.float32)
+    new = batch(3, seed=1, dtype=torch.float32).map(lambda x: x.requires_grad_())
+    value = distance(old, new, kind=kind)
+    if not kernels.backend_report()["native"]:
+        assert value.requires_grad
+        return
+    (slope,) = torch.autograd.grad(value.square().sum(), new.a, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        slope.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

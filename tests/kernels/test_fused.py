@@ -115,6 +115,31 @@ def test_fused_distance(backend: str, kind: str, n: int, gap: float) -> None:
     assert_equivalent(fused_distance, old_and_new(n, gap), kind=kind, backend=backend, values=tolerance, gradients=1e-3)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "chordal"])
+@pytest.mark.parametrize("poles", [None, 1], ids=["diagonal", "scalar"])
+def test_normalised_states_are_taken_as_they_are(backend: str, kind: str, poles: int | None) -> None:
+    states = {name: torch.tanh(tensor / 2) for name, tensor in old_and_new(19, 0.3, poles=poles).items()}
+    raw = fused_distance(*(2 * torch.atanh(tensor) for tensor in states.values()), kind=kind, backend=backend)
+    take = partial(fused_distance, kind=kind, soft_normalize=False)
+    assert_near(take(**states, backend=backend), raw, 1e-4, "raw states")
+    rows = {name: states.pop(name) for name in ("old_c", "new_c")} if poles == 1 else {}  # no slope by c to compare
+    assert_equivalent(partial(take, **rows), states, backend=backend, values=1e-4, gradients=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_silent_systems_have_no_distance(backend: str, kind: str) -> None:
+    if backend == "reference":  # 0 / 0 there
+        assert fused_distance(*torch.zeros(4, 2, 3), kind="martin", backend=backend).tolist() == [0, 0]
+        return
+    old_a, new_a = old_and_new(5, 0.5)["old_a"], old_and_new(5, 0.5)["new_a"].requires_grad_()
+    silent = torch.zeros(20, 5)
+    value = fused_distance(old_a, silent, new_a, silent, kind=kind, backend=backend)
+    assert value.isfinite().all()
+    assert kind == "martin" or not value.any()
+    value.sum().backward()
+    assert new_a.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("kind", ["aligned", "martin"])
 @pytest.mark.parametrize("gap", [1e-3, 1e-4])
 def test_compiled_distance_keeps_small_values(backend: str, kind: str, gap: float) -> None:
@@ -255,5 +280,5 @@ def test_names_the_wrong_argument() -> None:
         mean_states(x, torch.zeros(4, 2))
     with pytest.raises(ConfigError, match="new_c has shape"):
         fused_distance(x, x, x, x[:1], kind="martin")
-    with pytest.raises(ConfigError, match="kind='chordal'"):
-        fused_distance(x, x, x, x, kind="chordal")
+    with pytest.raises(ConfigError, match="kind='geodesic'"):
+        fused_distance(x, x, x, x, kind="geodesic")

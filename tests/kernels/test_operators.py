@@ -65,8 +65,13 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
         (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True)),
         (_ops.norm, (x["u"], x["z"], x["D"], 1e-5)),
         (_ops.norm, (x["u"], None, x["D"], 1e-5)),
-        (_ops.distance, (c.detach(), c.detach(), c.detach().requires_grad_(), c, 1, False, True)),
-        (_ops.output_distance, (*[c.detach()] * 3, *(c.detach().clone().requires_grad_() for _ in range(3)), True)),
+        (_ops.distance, (c.detach(), c.detach(), c.detach().requires_grad_(), c, 1, True, False, True)),
+        (
+            _ops.output_distance,
+            (*[c.detach()] * 3, *(c.detach().clone().requires_grad_() for _ in range(3)), True, True),
+        ),
+        (_ops.chordal, (c.detach(), c, True, False, True)),
+        (_ops.lattice, (0.1 * c.detach(), (0.2 * c.detach()).requires_grad_())),
     ]
 
 

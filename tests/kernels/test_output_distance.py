@@ -40,6 +40,17 @@ def test_energy_of_the_difference_and_its_gradient(backend, n, gap):
         assert error < 2e-4, name
 
 
+def test_normalised_states_are_taken_as_they_are(backend):
+    old, new = pair(17, 0.3)
+    leaves = [t.clone().requires_grad_() for t in new]
+    expected = distance(old, leaves, backend=backend)
+    values = [torch.tanh(t / 2) for t in leaves]
+    actual = distance([torch.tanh(t / 2) for t in old], values, soft_normalize=False, backend=backend)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+    for one, other in zip(*(torch.autograd.grad(x.sum(), leaves) for x in (actual, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
 def test_equality_has_no_value_and_no_gradient(backend):
     old, _ = pair(16, 0.0)
     leaves = [t.clone().requires_grad_() for t in old]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from infssm import kernels
+from infssm.geometry._fused import takes_raw
 from infssm.geometry._registry import get_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
 
-_FUSED = frozenset({"simplified", "aligned", "martin", "output"})
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -60,33 +58,12 @@ def distance(
     if validate:
         check_pair(old, new, soft_normalize=soft_normalize)
     old, new = old.map(_widen), new.map(_widen)
+    old, new = _broadcast(old, new)
+    if soft_normalize and takes_raw(fn):
+        return fn(old, new, soft_normalize=True, **options)
     if soft_normalize:
-        if kind in _FUSED and options.get("equality", "token") == "token" and _fusible(kind, old, new):
-            return kernels.fused_distance(
-                old.a,
-                old.c,
-                new.a,
-                new.c,
-                kind=kind,  # type: ignore[arg-type]
-                old_b=old.b,
-                new_b=new.b,
-            )
         old, new = old.soft_normalized(), new.soft_normalized()
-    return fn(*_broadcast(old, new), **options)
-
-
-def _fusible(kind: str, old: StateSpace, new: StateSpace) -> bool:
-    """Whether the compiled kernel takes these systems."""
-    if kind == "output" and (old.b is None or new.b is None):
-        return False
-    tensors = (old.a, old.c, new.a, new.c)
-    fits = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
-    return fits and old.a.shape == new.a.shape and old.c.shape == new.c.shape and _native()
-
-
-@cache
-def _native() -> bool:
-    return bool(kernels.backend_report()["native"])
+    return fn(old, new, **options)
 
 
 def _widen(x: Tensor) -> Tensor:
@@ -94,6 +71,8 @@ def _widen(x: Tensor) -> Tensor:
 
 
 def _broadcast(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:
+    if old.c.shape == new.c.shape:
+        return old, new
     lead = torch.broadcast_shapes(old.c.shape[:-1], new.c.shape[:-1])  # type: ignore[no-untyped-call]
     old, new = (space.map(lambda x: x.expand(*lead, x.shape[-1])) for space in (old, new))
     return old, new

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry._chunks import per_token
+from infssm.geometry._fused import fused
 from infssm.geometry._pairwise import abs2, dagger, form, outer, real, states_first, szego
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
 
 
 @register_distance("simplified")
+@fused("simplified")
 def simplified(old: StateSpace, new: StateSpace, *, equality: str = "token") -> Tensor:
     """The paper's distance ``1 - tr(G3 G4) / (tr G1 tr G2)``: not 0 at equality but for its special case.
 
@@ -46,6 +48,7 @@ def _mean_gap(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 @register_distance("aligned")
+@fused("aligned")
 @per_token
 def aligned(old: StateSpace, new: StateSpace) -> Tensor:
     """``1 - tr(G3 G4) / (|G1|_F |G2|_F)``: 0 exactly when ``O O^H`` and its new counterpart are proportional.
@@ -75,6 +78,7 @@ def aligned(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 @register_distance("output")
+@fused("output")
 @per_token
 def output(old: StateSpace, new: StateSpace) -> Tensor:
     """Energy of the difference of the two impulse responses over all time, ``sum_t |c a^t b - c' a'^t b'|^2``."""

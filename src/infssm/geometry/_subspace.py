@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from infssm import kernels
 from infssm.geometry._chunks import per_token
-from infssm.geometry._lattice import rotation_lattice
+from infssm.geometry._fused import compiled, fused
 from infssm.geometry._pairwise import abs2, states_first
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
@@ -21,6 +22,7 @@ _SERIES_RANGE = 1e-2
 
 
 @register_distance("martin")
+@fused("martin")
 @per_token
 def martin(old: StateSpace, new: StateSpace) -> Tensor:
     """``-log prod cos^2 theta_i = sum_ij log1p(conj(d_i) d_j / ((1 - conj(a_i) a_j) (1 - conj(b_i) b_j)))``.
@@ -36,29 +38,38 @@ def martin(old: StateSpace, new: StateSpace) -> Tensor:
     return total.clamp_min(0)
 
 
-@register_distance("fubini-study")
-@per_token
-def fubini_study(old: StateSpace, new: StateSpace) -> Tensor:
-    """``arccos(prod cos theta_i)^2``."""
-    half = martin(old, new) / 2
+def _fubini_study(martin_value: Tensor) -> Tensor:
+    half = martin_value / 2
     x = -torch.expm1(-half)
     small = x < _SERIES_RANGE
     series = _arccos2_series(torch.where(small, x, 0))
     return torch.where(small, series, torch.arccos(torch.exp(-torch.where(small, 1, half))).square())
 
 
+@register_distance("fubini-study")
+@fused("martin", then=_fubini_study)
+def fubini_study(old: StateSpace, new: StateSpace) -> Tensor:
+    """``arccos(prod cos theta_i)^2``."""
+    return _fubini_study(martin(old, new))
+
+
+def _binet_cauchy(martin_value: Tensor) -> Tensor:
+    return -torch.expm1(-martin_value)
+
+
 @register_distance("binet-cauchy")
-@per_token
+@fused("martin", then=_binet_cauchy)
 def binet_cauchy(old: StateSpace, new: StateSpace) -> Tensor:
     """``1 - prod cos^2 theta_i``."""
-    return -torch.expm1(-martin(old, new))
+    return _binet_cauchy(martin(old, new))
 
 
 @register_distance("chordal")
+@fused("chordal")
 @per_token
 def chordal(old: StateSpace, new: StateSpace) -> Tensor:
     """``2 n - 2 |S^T S'|_F^2 = 2 sum sin^2 theta_i``, the scale of the paper."""
-    sine, _ = rotation_lattice(*paired(old.a, new.a))
+    sine, _ = kernels.rotation_lattice(*paired(old.a, new.a), backend="reference")
     return 2 * abs2(sine).sum((-2, -1))
 
 
@@ -87,7 +98,8 @@ def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 def _angles(old: StateSpace, new: StateSpace) -> Tensor:
-    sine, cosine = rotation_lattice(*paired(old.a, new.a))
+    backend = None if compiled(old.a, new.a) else "reference"
+    sine, cosine = kernels.rotation_lattice(*paired(old.a, new.a), backend=backend)
     return torch.atan2(torch.linalg.svdvals(sine), torch.linalg.svdvals(cosine).flip(-1))
 
 

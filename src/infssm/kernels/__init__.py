@@ -6,6 +6,7 @@ from infssm.kernels.distance import fused_distance
 from infssm.kernels.norm import add_rms_norm
 from infssm.kernels.scan import selective_scan
 from infssm.kernels.states import ScanStates, mean_states
+from infssm.kernels.subspace import rotation_lattice
 
 __all__ = [
     "ScanStates",
@@ -14,5 +15,6 @@ __all__ = [
     "causal_conv1d",
     "fused_distance",
     "mean_states",
+    "rotation_lattice",
     "selective_scan",
 ]

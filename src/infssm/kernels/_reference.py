@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from infssm.kernels._checks import compute_dtype
+from infssm.kernels._lattice import rotation_lattice
 
 # Tokens whose [batch, tokens, channels, n] tensors exist at one time; the backward recomputes chunk by chunk.
 CHUNK = 16
@@ -162,19 +163,26 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     return normed.to(x.dtype), total
 
 
-def fused_distance(old_a: Tensor, old_c: Tensor, new_a: Tensor, new_c: Tensor, kind: str) -> Tensor:
-    """Squared distance of soft-normalised states [..., n]; see the public function."""
-    old_a, old_c, new_a, new_c = (torch.tanh(value / 2) for value in (old_a, old_c, new_a, new_c))
+def fused_distance(old_a: Tensor, old_c: Tensor, new_a: Tensor, new_c: Tensor, kind: str, raw: bool) -> Tensor:
+    """Squared distance of states [..., n], soft-normalised if raw; see the public function."""
+    if raw:
+        old_a, old_c, new_a, new_c = (torch.tanh(value / 2) for value in (old_a, old_c, new_a, new_c))
     if kind == "martin":
         return _martin(old_a, new_a)
+    if kind == "chordal":  # near poles paired: their differences keep digits that those of far ones lose
+        sine, _ = rotation_lattice(old_a.sort(dim=-1).values, new_a.sort(dim=-1).values)
+        return 2 * sine.square().sum((-2, -1))
     n = max(old_a.shape[-1], old_c.shape[-1])
     old_a, new_a = (a.expand(*a.shape[:-1], n) for a in (old_a, new_a))
     return (_simplified if kind == "simplified" else _aligned)(old_a, old_c, new_a, new_c)
 
 
-def output_distance(old_a: Tensor, old_c: Tensor, old_b: Tensor, new_a: Tensor, new_c: Tensor, new_b: Tensor) -> Tensor:
-    """Energy of the difference of the impulse responses of soft-normalised states [..., n], through float64."""
-    a, c, b, x, d, g = (torch.tanh(value.double() / 2) for value in (old_a, old_c, old_b, new_a, new_c, new_b))
+def output_distance(
+    old_a: Tensor, old_c: Tensor, old_b: Tensor, new_a: Tensor, new_c: Tensor, new_b: Tensor, raw: bool
+) -> Tensor:
+    """Energy of the difference of the impulse responses of states [..., n], soft-normalised if raw, through float64."""
+    states = [value.double() for value in (old_a, old_c, old_b, new_a, new_c, new_b)]
+    a, c, b, x, d, g = (torch.tanh(value / 2) for value in states) if raw else states
     a, x = (pole.expand_as(c) for pole in (a, x))
     poles, residues = torch.cat((a, x), dim=-1), torch.cat((-c * b, d * g), dim=-1)
     return (_outer(residues, residues) / (1 - _outer(poles, poles))).sum((-2, -1)).clamp_min(0).to(old_a.dtype)

@@ -1,4 +1,4 @@
-"""Distances between old and new states straight from raw (mean transition, C), soft-normalisation inside."""
+"""Distances between old and new states (mean transition, C, B) in one pass, soft-normalisation inside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infssm.kernels import _ops, _reference
 from infssm.kernels._backend import single, use_native
 from infssm.kernels._checks import expect_shape
 
-KINDS = ("simplified", "aligned", "martin", "output")
+KINDS = ("simplified", "aligned", "martin", "chordal", "output")
 
 
 def fused_distance(
@@ -21,18 +21,22 @@ def fused_distance(
     new_a: Tensor,
     new_c: Tensor,
     *,
-    kind: Literal["simplified", "aligned", "martin", "output"],
+    kind: Literal["simplified", "aligned", "martin", "chordal", "output"],
     old_b: Tensor | None = None,
     new_b: Tensor | None = None,
+    soft_normalize: bool = True,
     backend: str | None = None,
 ) -> Tensor:
     """Squared distance per token, `[...]`, of the soft-normalised states.
+
+    soft_normalize: the states are raw; False takes them as they are, poles inside the unit interval.
 
     old_a, new_a: [..., n] or [..., 1] (scalar transition); old_c, new_c: [..., n]; old_b, new_b: [..., n], which
     `output` needs and the others ignore. Differentiable in all of them.
     simplified: the paper's 1 - tr(G3 G4) / (tr G1 tr G2), 0 with zero gradient where old and new agree to
     allclose's tolerance; aligned: Frobenius norms in place of the traces; martin: -log prod cos^2, from a alone;
-    output: energy of the difference of the impulse responses.
+    chordal: 2 sum sin^2 of the principal angles, from a alone; output: energy of the difference of the impulse
+    responses.
     """
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
@@ -41,13 +45,20 @@ def fused_distance(
     expect_shape("new_a", new_a, old_a.shape)
     expect_shape("new_c", new_c, old_c.shape)
     if kind == "output":
-        return _output(old_a, old_c, old_b, new_a, new_c, new_b, backend)
+        return _output(old_a, old_c, old_b, new_a, new_c, new_b, soft_normalize, backend)
     if use_native(backend, old_a, old_c, new_a, new_c):
         states = [single(tensor) for tensor in (old_a, old_c, new_a, new_c)]
+        if kind == "chordal":
+            return _chordal(states[0], states[2], soft_normalize)
         to_old, to_new = _needs_grad(*states[:2]), _needs_grad(*states[2:])
-        value: Tensor = _ops.distance(*states, _ops.KINDS[kind], to_old, to_new)[0]
+        value: Tensor = _ops.distance(*states, _ops.KINDS[kind], soft_normalize, to_old, to_new)[0]
         return value
-    return _reference.fused_distance(old_a, old_c, new_a, new_c, kind)
+    return _reference.fused_distance(old_a, old_c, new_a, new_c, kind, soft_normalize)
+
+
+def _chordal(old_a: Tensor, new_a: Tensor, soft_normalize: bool) -> Tensor:
+    value: Tensor = _ops.chordal(old_a, new_a, soft_normalize, _needs_grad(old_a), _needs_grad(new_a))[0]
+    return value
 
 
 def _output(
@@ -57,6 +68,7 @@ def _output(
     new_a: Tensor,
     new_c: Tensor,
     new_b: Tensor | None,
+    soft_normalize: bool,
     backend: str | None,
 ) -> Tensor:
     if old_b is None or new_b is None:
@@ -67,9 +79,9 @@ def _output(
     # The compiled kernel has no derivatives for the old side and no scalar transition: rare, and served by PyTorch.
     if old_a.shape == old_c.shape and not _needs_grad(*old) and use_native(backend, *old, *new):
         states = [single(tensor) for tensor in (*old, *new)]
-        value: Tensor = _ops.output_distance(*states, _needs_grad(*states[3:]))[0]
+        value: Tensor = _ops.output_distance(*states, soft_normalize, _needs_grad(*states[3:]))[0]
         return value
-    return _reference.output_distance(*old, *new)
+    return _reference.output_distance(*old, *new, soft_normalize)
 
 
 def _needs_grad(*tensors: Tensor) -> bool:

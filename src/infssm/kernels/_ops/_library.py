@@ -6,11 +6,12 @@ empty tensors, because an operator always returns the same number of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from infssm.kernels._backend import NATIVE
 
@@ -46,7 +47,8 @@ def differentiate(name: str, backward: Callable[..., Any], setup: Callable[..., 
         setup(ctx, args, output)
         return output
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    # The kernels have no second derivative: asking for one must fail, not return 0.
+    members = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward))}
     function: Any = type(f"Infssm{name.title()}", (torch.autograd.Function,), members)
 
     def kernel(*args: Any) -> Any:
@@ -55,6 +57,19 @@ def differentiate(name: str, backward: Callable[..., Any], setup: Callable[..., 
         return below_autograd(*args)
 
     _library.impl(name, kernel, "Autograd")
+
+
+def keep_slopes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    """Save the derivatives that an operator returned beside its value."""
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+
+
+def times_slopes(ctx: Any, grad: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of the inputs, from that of the value and the derivatives `keep_slopes` saved."""
+    slopes = zip(ctx.saved_tensors, needs, strict=True)
+    return [grad.unsqueeze(-1) * slope if grad is not None and need else None for slope, need in slopes]
 
 
 def given(tensor: Tensor | None) -> Tensor | None:

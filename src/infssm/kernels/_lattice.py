@@ -14,23 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from infssm.geometry._pairwise import abs2, outer, states_first, szego
-
 
 def rotation_lattice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices whose singular values are the sines and the cosines of the principal angles.
-
-    Pass the poles so that ``a_k`` and ``b_k`` are close for equal k: only precision depends on their order.
-
-    Args:
-        a: ``[..., n]`` old poles inside the unit disc.
-        b: ``[..., n]`` new poles inside the unit disc.
-
-    Returns:
-        ``sine, cosine``, each ``[..., n, n]``, with ``sine sine^H + cosine cosine^H = 1``.
-    """
+    """``sine, cosine [..., n, n]`` of real or complex poles ``[..., n]``; see the public function."""
     n = a.shape[-1]
-    keep, turn, back = (x.flip(1) for x in _cells(*states_first(a, b)))
+    old, new = (x.movedim(-1, 0).contiguous() for x in (a, b))  # [n, ...]: every operation runs along the systems
+    keep, turn, back = (x.flip(1) for x in _cells(old, new))
     eye = torch.eye(n, dtype=a.dtype, device=a.device)
     eye = eye.reshape(n, n, *[1] * (a.ndim - 1)).expand(n, n, *a.shape[:-1])
     down, right = eye[:0], eye[:0]  # signals [cells, n, ...] on the wires of a_i and of b_k
@@ -51,12 +40,12 @@ def rotation_lattice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cells(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The unitary ``[[keep, turn], [turn, back]]`` of every pair of poles, each ``[n, n, ...]``."""
-    scale = szego(b, a).transpose(0, 1)
-    shift = a.unsqueeze(1) - b.unsqueeze(0)
-    turn = outer(_defect(a), _defect(b)) * scale
+    old, new = a.unsqueeze(1), b.unsqueeze(0)
+    scale, shift = torch.reciprocal(1 - old * new.conj()), old - new
+    turn = _defect(old) * _defect(new) * scale
     return shift * scale, turn, -shift.conj() * scale
 
 
 def _defect(a: Tensor) -> Tensor:
     """``sqrt(1 - |a|^2)``."""
-    return (1 - abs2(a)).sqrt() if a.is_complex() else ((1 - a) * (1 + a)).sqrt()
+    return (1 - a.real.square() - a.imag.square()).sqrt() if a.is_complex() else ((1 - a) * (1 + a)).sqrt()

@@ -1,0 +1,291 @@
+// Chordal distance 2 sum sin^2 of the principal angles between two observability subspaces with real poles.
+//
+// With the Blaschke products B, B' of the two sets of poles the sines are the singular values of the Hankel operator of
+// U = B conj(B'), and the sum of their squares is the energy of U on the unit circle (Douglas),
+//   sum sin^2 = 1/2 * double integral of |U(z) - U(w)|^2 / |z - w|^2.
+// A pole a becomes r = (1 - a) / (1 + a) on the half-line, the circle becomes s = +-e^x, and U = e^(i psi) with
+//   psi(x) / 2 = sum_k atan(s / r_k) - atan(s / r'_k) up to sign, and U(-s) = conj(U(s)).
+// In x everything is analytic in a strip, so the trapezoidal rule converges geometrically: a few dozen points give all
+// digits of float32, whatever the poles (repeated ones included). Points of the two variables alternate, which avoids
+// the diagonal. Every term is positive and proportional to the gaps of the poles: nothing cancels near equality.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "kernels.h"
+#include "memory.h"
+#include "states.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+constexpr double DIGITS = 16;  // the rule's relative error is about e^-16
+constexpr double MARGIN = 8;   // beyond the outermost poles the rest decays as e^-2x
+constexpr double PI = 3.14159265358979323846;
+
+// Indices of the states in rising order, in the low halves: no result depends on the order, but differences of near
+// poles keep digits that those of far ones lose.
+void sort_states(const float* x, int64_t n, int64_t* keys) {
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits ^= (bits >> 31) & 0x7fffffff;  // as integers, bit patterns of negative numbers fall
+        keys[i] = int64_t(bits) * (int64_t(1) << 32) | i;
+    }
+    std::sort(keys, keys + n);
+}
+int64_t index_of(int64_t key) { return key & 0xffffffff; }
+
+// The poles of one token, sorted; lanes without a pole hold equal ones on both sides, which change nothing.
+struct Poles {
+    int64_t n, vectors;
+    vf *old_r, *new_r, *product, *gap;  // r, r', r r', r' - r
+    vf* strain;                         // |r' - r| / sqrt(r r'), at least the distance |log r' - log r|
+    vf* spare;
+    int64_t *old_order, *new_order;
+
+    static int64_t floats(int64_t n) { return round_up(n, W) * 10; }
+    Poles(vf* memory, int64_t poles) : n(poles), vectors(ceil_div(poles, W)) {
+        const auto take = [&](int64_t size) { return memory += size, memory - size; };
+        old_r = take(vectors), new_r = take(vectors), product = take(vectors), gap = take(vectors);
+        strain = take(vectors), spare = take(vectors);
+        old_order = reinterpret_cast<int64_t*>(take(2 * vectors));
+        new_order = reinterpret_cast<int64_t*>(take(2 * vectors));
+    }
+
+    // With a = tanh(x / 2), r is e^-x.
+    void read(const float* old_state, const float* new_state, bool raw) {
+        sort_states(old_state, n, old_order), sort_states(new_state, n, new_order);
+        for (int64_t v = 0; v < vectors; ++v) {
+            vf x = splat(old_state[0]), y = x;
+            for (int i = 0; i < lanes_of(n, v); ++i) {
+                x[i] = old_state[index_of(old_order[v * W + i])], y[i] = new_state[index_of(new_order[v * W + i])];
+            }
+            const vf up = raw ? vf{} : 1.f / (1.f + x), up_new = raw ? vf{} : 1.f / (1.f + y);
+            old_r[v] = raw ? exp(-x) : (1.f - x) * up, new_r[v] = raw ? exp(-y) : (1.f - y) * up_new;
+            gap[v] = raw ? old_r[v] * exp2_minus_1(LOG2E * (x - y)) : 2.f * (x - y) * up * up_new;
+            product[v] = old_r[v] * new_r[v];
+            strain[v] = absolute(gap[v]) / square_root(product[v]);
+        }
+    }
+};
+
+// The points x of the quadrature: `count` steps of size `step` from `start`.
+struct Grid {
+    double start, step;
+    int64_t count;  // 0: a pole is not inside the unit interval, or NaN
+};
+
+// Half the tangent and the inverse hyperbolic tangent of the sine of an angle t.
+struct Strip {
+    double t;
+    float slope, most;
+};
+constexpr Strip STRIPS[] = {{0.25, 0.12767f, 0.25265f}, {0.6, 0.34207f, 0.63962f}, {1.0, 0.77870f, 1.22619f},
+                            {1.3, 1.80105f, 1.99340f},  {1.5, 7.05071f, 3.34068f}};
+
+// In the strip |Im x| < t, |U| grows at most by exp(sum_k min(strain_k tan(t) / 2, atanh(sin t))), and the error of the
+// rule is that times exp(-2 pi t / step): the widest step over some t.
+double widest_step(const Poles& p) {
+    double step = 0;
+    for (const Strip& strip : STRIPS) {
+        vf growth = {};
+        for (int64_t v = 0; v < p.vectors; ++v) growth += at_most(splat(strip.most), p.strain[v] * strip.slope);
+        step = std::fmax(step, 2 * PI * strip.t / (DIGITS + sum_lanes(growth)));
+    }
+    return step;
+}
+
+Grid grid_for(const Poles& p) {
+    vf low = p.old_r[0], high = low, moved = {};
+    vi inside = {};
+    inside = ~inside;
+    for (int64_t v = 0; v < p.vectors; ++v) {
+        for (const vf r : {p.old_r[v], p.new_r[v]}) {
+            inside &= (r > vf{}) & (r < splat(__builtin_inff()));
+            low = at_most(low, r), high = at_least(high, r);
+        }
+        moved += at_most(splat(1.f), p.strain[v]);
+    }
+    if (any(~inside)) return {0, 0, 0};
+    float least = low[0], most = high[0];
+    for (int i = 1; i < W; ++i) least = std::fmin(least, low[i]), most = std::fmax(most, high[i]);
+    // Many poles that moved together hold |U - 1| up further out.
+    const double margin = MARGIN + std::log1p(sum_lanes(moved)) / 2;
+    const double start = std::log(least) - margin, range = std::log(most) + margin - start;
+    const int64_t count = round_up(static_cast<int64_t>(range / widest_step(p)) + 1, W);
+    return {start, range / count, count};
+}
+
+// Values at the points: those of the first variable, then those of the second, half a step on.
+struct Points {
+    int64_t count, vectors;  // of each variable
+    vf *s, *square;          // e^x and its square
+    vf *fall, *sine;         // 1 - cos psi, sin psi
+    vf* slope;               // derivative of the energy by psi
+    vf *near, *far, *rest;   // weights by distance, h^2 / (4 sinh^2), h^2 / (4 cosh^2); sums of both from a distance on
+
+    static int64_t floats(int64_t count) { return count * (5 * 2 + 3 * 2) + 2 * W; }
+    Points(vf* memory, const Grid& grid) : count(grid.count), vectors(grid.count / W) {
+        const auto take = [&] { return memory += 2 * vectors, memory - 2 * vectors; };
+        s = take(), square = take(), fall = take(), sine = take(), slope = take();
+        near = take(), far = take(), rest = take();
+        place(grid);
+        weigh(grid);
+    }
+
+  private:
+    // Powers in double precision: a rounded x would move the points.
+    void place(const Grid& grid) {
+        const double ratio = std::exp(grid.step);
+        double power = 1;
+        vf lane;
+        for (int i = 0; i < W; ++i) lane[i] = static_cast<float>(power), power *= ratio;
+        double first = std::exp(grid.start), second = first * std::sqrt(ratio);
+        for (int64_t v = 0; v < vectors; ++v) {
+            s[v] = static_cast<float>(first) * lane, s[vectors + v] = static_cast<float>(second) * lane;
+            first *= power, second *= power;
+        }
+        for (int64_t v = 0; v < 2 * vectors; ++v) square[v] = s[v] * s[v];
+    }
+
+    // Entry k + count of near and far belongs to the distance |k + 1/2| steps, entry k of rest to all from k + 1/2 on.
+    void weigh(const Grid& grid) {
+        const float step = static_cast<float>(grid.step), area = step * step;
+        vf lane;
+        for (int i = 0; i < W; ++i) lane[i] = (static_cast<float>(i) + 0.5f) * step;
+        for (int64_t v = 0; v < vectors; ++v) {
+            const vf m = exp2_minus_1(LOG2E * (lane + static_cast<float>(v * W) * step)), e = area * (1.f + m);
+            near[vectors + v] = e / (m * m);
+            far[vectors + v] = e / ((2.f + m) * (2.f + m));
+        }
+        float *to_near = scalars(near), *to_far = scalars(far), *sum = scalars(rest);
+        sum[count] = static_cast<float>(grid.step / std::sinh(grid.step * count));
+        for (int64_t k = count - 1; k >= 0; --k) {
+            to_near[count - 1 - k] = to_near[count + k], to_far[count - 1 - k] = to_far[count + k];
+            sum[k] = sum[k + 1] + to_near[count + k] + to_far[count + k];
+        }
+    }
+};
+
+// psi at UNROLL vectors of points: the argument of prod_k (1 + i t_k), squared.
+template <int UNROLL>
+void phases(const Poles& p, const Points& x, int64_t first) {
+    const float *product = scalars(p.product), *gap = scalars(p.gap);
+    vf re[UNROLL], im[UNROLL], s[UNROLL], square[UNROLL];
+    for (int u = 0; u < UNROLL; ++u) {
+        re[u] = splat(1.f), im[u] = vf{};
+        s[u] = x.s[first + u], square[u] = x.square[first + u];
+    }
+    for (int64_t i = 0; i < p.n; ++i) {
+        for (int u = 0; u < UNROLL; ++u) {
+            const vf t = (s[u] * gap[i]) * reciprocal(square[u] + product[i]), before = re[u];
+            re[u] -= t * im[u];
+            im[u] += t * before;
+        }
+        if (i % 4 == 3) {  // |t| may reach 1e7
+            for (int u = 0; u < UNROLL; ++u) {
+                const vf scale = reciprocal(absolute(re[u]) + absolute(im[u]));
+                re[u] *= scale, im[u] *= scale;
+            }
+        }
+    }
+    for (int u = 0; u < UNROLL; ++u) {
+        const vf scale = 2.f / (re[u] * re[u] + im[u] * im[u]);
+        x.fall[first + u] = im[u] * im[u] * scale;
+        x.sine[first + u] = re[u] * im[u] * scale;
+    }
+}
+
+void phases(const Poles& p, const Points& x) {
+    int64_t v = 0;
+    for (; v + 4 <= 2 * x.vectors; v += 4) phases<4>(p, x, v);
+    for (; v < 2 * x.vectors; v += 2) phases<2>(p, x, v);
+}
+
+// Energy between the points of one variable (lanes) and those of the other, and its derivative by psi at the former.
+// `second` says which variable the lanes are. Beyond the grid U is 1.
+template <bool SLOPE>
+double interact(const Points& x, bool second) {
+    const int64_t mine = second ? x.vectors : 0, other = (x.vectors - mine) * W, shift = x.count - (second ? 0 : 1);
+    const float *near = scalars(x.near), *far = scalars(x.far), *rest = scalars(x.rest);
+    double total = 0;
+    for (int64_t v = 0; v < x.vectors; ++v) {
+        const vf fall = x.fall[mine + v], sine = x.sine[mine + v];
+        vf energy = {}, by_fall = {}, by_sine = {};
+        for (int64_t j = 0; j < x.count; ++j) {
+            const float theirs = scalars(x.fall)[other + j], their_sine = scalars(x.sine)[other + j];
+            const vf close = load(near + v * W - j + shift), opposite = load(far + v * W - j + shift);
+            const vf drop = fall - theirs, minus = sine - their_sine, plus = sine + their_sine;
+            const vf both = (close + opposite) * drop, apart = close * minus, mirrored = opposite * plus;
+            energy += both * drop + (apart * minus + mirrored * plus);
+            if constexpr (SLOPE) by_fall += both, by_sine += apart + mirrored;
+        }
+        vf beyond;  // weight of the points on either side of the grid
+        for (int i = 0; i < W; ++i) {
+            const int64_t k = v * W + i;
+            beyond[i] = second ? rest[k + 1] + rest[x.count - 1 - k] : rest[k] + rest[x.count - k];
+        }
+        if (second) total += sum_lanes(energy + 2.f * fall * beyond);
+        else total += sum_lanes(2.f * fall * beyond);  // the pairs are counted on the other side
+        if constexpr (SLOPE) x.slope[mine + v] = 2.f * ((by_fall + beyond) * sine + by_sine * (1.f - fall));
+    }
+    return total;
+}
+
+// Derivatives by the states of one side: d psi / d r = +-2 s / (s^2 + r^2); d r is -2 / (1 + a)^2 d a, or -r d x.
+void write_slopes(const Points& x, const Poles& p, const vf* r, const int64_t* order, bool raw, double factor,
+                  float* out) {
+    const float *s = scalars(x.s), *square = scalars(x.square), *slope = scalars(x.slope);
+    for (int64_t v = 0; v < p.vectors; ++v) {
+        const vf pole = r[v], pole_square = pole * pole;
+        vf sum = {};
+        for (int64_t j = 0; j < 2 * x.count; ++j) sum += (slope[j] * s[j]) * reciprocal(pole_square + square[j]);
+        const vf by_state = raw ? 2.f * pole : (1.f + pole) * (1.f + pole);  // 2 / (1 + a) = 1 + r
+        p.spare[v] = static_cast<float>(factor) * sum * by_state;
+    }
+    for (int64_t i = 0; i < p.n; ++i) out[index_of(order[i])] = scalars(p.spare)[i];
+}
+
+void fill(float value, int64_t n, float* out) {
+    for (int64_t i = 0; out && i < n; ++i) out[i] = value;
+}
+
+}  // namespace
+
+void chordal(const Chordal& f) {
+#pragma omp parallel num_threads(f.threads)
+    {
+        const FlushToZero flush;
+        const Buffer pole_memory(Poles::floats(f.n));
+        std::optional<Buffer> point_memory;
+        int64_t room = 0;
+        Poles p(pole_memory.vectors(), f.n);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < f.tokens; ++i) {
+            const int64_t at = i * f.n;
+            float *d_old = f.d_old ? f.d_old + at : nullptr, *d_new = f.d_new ? f.d_new + at : nullptr;
+            p.read(f.old_a + at, f.new_a + at, f.raw);
+            const Grid grid = grid_for(p);
+            if (grid.count == 0) {
+                f.value[i] = __builtin_nanf("");
+                fill(f.value[i], f.n, d_old), fill(f.value[i], f.n, d_new);
+                continue;
+            }
+            if (grid.count > room) point_memory.emplace(Points::floats(room = 2 * grid.count));
+            const Points x(point_memory->vectors(), grid);
+            phases(p, x);
+            const bool slopes = d_old || d_new;
+            const double energy = slopes ? interact<true>(x, true) + interact<true>(x, false)
+                                         : interact<false>(x, true) + interact<false>(x, false);
+            constexpr double scale = 1 / (2 * PI * PI);  // 2 sum sin^2 is this times the energy
+            f.value[i] = static_cast<float>(scale * energy);
+            if (d_old) write_slopes(x, p, p.old_r, p.old_order, f.raw, scale, d_old);
+            if (d_new) write_slopes(x, p, p.new_r, p.new_order, f.raw, -scale, d_new);
+        }
+    }
+}
+
+}  // namespace INFSSM_ISA
+}  // namespace infssm

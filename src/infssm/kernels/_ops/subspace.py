@@ -1,0 +1,86 @@
+"""Chordal distance, and the lattice of rotations that has the principal angles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infssm.kernels._ops._library import define, differentiate, given, keep_slopes, matrix, native, new, times_slopes
+
+
+def _chordal_fake(*args: Any) -> tuple[Tensor, ...]:
+    old_a, _, _, to_old, to_new = args
+    slopes = (new(old_a, *(old_a.shape if wanted else (0,))) for wanted in (to_old, to_new))
+    return new(old_a, *old_a.shape[:-1]), *slopes
+
+
+def _chordal(*args: Any) -> tuple[Tensor, ...]:
+    old_a, new_a, raw, to_old, to_new = args
+    value, *slopes = outputs = _chordal_fake(*args)
+    wanted = (matrix(slope) if want else None for slope, want in zip(slopes, (to_old, to_new), strict=True))
+    native.chordal(matrix(old_a), matrix(new_a), raw, torch.get_num_threads(), value.view(-1), *wanted)
+    return outputs
+
+
+def _chordal_autograd(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    return (*times_slopes(ctx, grad, ctx.needs_input_grad[:2]), None, None, None)
+
+
+chordal = define(
+    "chordal(Tensor old_a, Tensor new_a, bool raw, bool to_old, bool to_new) -> (Tensor, Tensor, Tensor)",
+    _chordal,
+    _chordal_fake,
+)
+differentiate("chordal", _chordal_autograd, keep_slopes)
+
+
+def _lattice_fake(old_a: Tensor, new_a: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    shape = (*old_a.shape, old_a.shape[-1])
+    return new(old_a, *shape), new(old_a, *shape)
+
+
+def _lattice(old_a: Tensor, new_a: Tensor) -> tuple[Tensor, Tensor]:
+    sine, cosine = outputs = _lattice_fake(old_a, new_a)
+    native.lattice_forward(matrix(old_a), matrix(new_a), torch.get_num_threads(), _cube(sine), _cube(cosine))
+    return outputs
+
+
+def _lattice_backward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    old_a = args[0]
+    return new(old_a, *old_a.shape), new(old_a, *old_a.shape)
+
+
+def _lattice_backward(*args: Any) -> tuple[Tensor, Tensor]:
+    old_a, new_a, *matrices = args
+    slopes = _lattice_backward_fake(old_a)
+    cubes = (_cube(given(tensor)) for tensor in matrices)
+    threads = torch.get_num_threads()
+    native.lattice_backward(matrix(old_a), matrix(new_a), threads, *cubes, *(matrix(slope) for slope in slopes))
+    return slopes
+
+
+def _cube(tensor: Tensor | None) -> Tensor | None:
+    """The tensor as contiguous matrices [-1, n, n], or None."""
+    return None if tensor is None else tensor.contiguous().view(-1, *tensor.shape[-2:])
+
+
+def _lattice_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _lattice_autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    slopes = lattice_backward(*ctx.saved_tensors, *grads)
+    return tuple(slope if need else None for slope, need in zip(slopes, ctx.needs_input_grad, strict=True))
+
+
+lattice = define("lattice(Tensor old_a, Tensor new_a) -> (Tensor, Tensor)", _lattice, _lattice_fake)
+lattice_backward = define(
+    "lattice_backward(Tensor old_a, Tensor new_a, Tensor sine, Tensor cosine, Tensor? grad_sine,"
+    " Tensor? grad_cosine) -> (Tensor, Tensor)",
+    _lattice_backward,
+    _lattice_backward_fake,
+)
+differentiate("lattice", _lattice_autograd, _lattice_setup)
