@@ -134,7 +134,7 @@ def test_choice_of_backend() -> None:
     assert not use_native(None, single, double)
     assert use_native(None, single, None, single.bfloat16()) == (NATIVE is not None)
     with pytest.raises(ConfigError, match="is not one of"):
-        use_native("triton", single)
+        use_native("gpu", single)
     with pytest.raises(ConfigError, match="float64" if NATIVE is not None else "was not built"):
         use_native("cpu", double)
 

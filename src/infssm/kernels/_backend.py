@@ -1,8 +1,10 @@
-"""Which implementation serves a call: `cpu` (the compiled module) or `reference` (plain PyTorch)."""
+"""Which implementation serves a call: `cpu` (the compiled module), `triton` (CUDA) or `reference` (plain PyTorch)."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from types import ModuleType
 from typing import Any
 
@@ -11,10 +13,10 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu", "triton")
 
-# Narrower floats are widened to float32 at the door, so autocast does not push a CPU model onto the slow path.
-_NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+# Narrower floats are widened to float32 at the door, so autocast does not push a model onto the slow path.
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def _load_native() -> ModuleType | None:
@@ -28,21 +30,33 @@ def _load_native() -> ModuleType | None:
 NATIVE = _load_native()
 
 
-def use_native(backend: str | None, *tensors: Tensor | None) -> bool:
-    """Whether the compiled kernels serve this call: `backend` if given (checked), else where they can."""
-    if backend == "reference":
-        return False
+# Triton is imported by its first call. In its interpreter (how it is tested without a GPU) it takes CPU tensors.
+TRITON = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def choose(backend: str | None, *tensors: Tensor | None) -> str:
+    """The backend that serves this call: `backend` if given (checked), else the fastest that can."""
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; None picks the fastest")
-    obstacle = _obstacle(tensors)
-    if obstacle is not None and backend == "cpu":
-        raise ConfigError(f"backend='cpu' cannot serve this call: {obstacle}; use backend=None or 'reference'")
+    if backend == "reference":
+        return backend
+    fastest = "triton" if any(tensor is not None and tensor.is_cuda for tensor in tensors) else "cpu"
+    obstacle = _obstacle(backend or fastest, tensors)
+    if obstacle is not None and backend is not None:
+        raise ConfigError(f"backend={backend!r} cannot serve this call: {obstacle}; use backend=None or 'reference'")
     # A tensor without elements has no address to hand over; the reference returns its empty result.
-    return obstacle is None and all(tensor is None or tensor.numel() > 0 for tensor in tensors)
+    empty = any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
+    return "reference" if obstacle is not None or empty else backend or fastest
+
+
+def use_native(backend: str | None, *tensors: Tensor | None) -> bool:
+    """Whether the compiled CPU kernels serve this call."""
+    return choose(backend, *tensors) == "cpu"
 
 
 def single(tensor: Tensor) -> Tensor:
-    """The tensor in float32, what the compiled kernels read."""
+    """The tensor in float32, what the kernels read."""
     return tensor if tensor.dtype == torch.float32 else tensor.float()
 
 
@@ -51,23 +65,27 @@ def maybe_single(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else single(tensor)
 
 
-def _obstacle(tensors: tuple[Tensor | None, ...]) -> str | None:
-    if NATIVE is None:
+def _obstacle(backend: str, tensors: tuple[Tensor | None, ...]) -> str | None:
+    if backend == "cpu" and NATIVE is None:
         return "infssm.kernels._native was not built (reinstall with a C++17 compiler)"
+    if backend == "triton" and not TRITON:
+        return "Triton is not installed (pip install triton)"
+    devices = ("cpu",) if backend == "cpu" else ("cuda", "cpu") if _INTERPRETED else ("cuda",)
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in devices:
             return f"a tensor is on {tensor.device}"
-        if tensor.dtype not in _NATIVE_DTYPES:
-            return f"a tensor is {tensor.dtype}, the compiled kernels compute in float32"
+        if tensor.dtype not in _DTYPES:
+            return f"a tensor is {tensor.dtype}, these kernels compute in float32"
     return None
 
 
 def backend_report() -> dict[str, Any]:
-    """What was found and which backend `backend=None` will run for float32 CPU tensors."""
+    """What was found and which backend `backend=None` will run for float32 tensors on the CPU and on CUDA."""
     report: dict[str, Any] = {
         "default": "reference" if NATIVE is None else "cpu",
+        "default_cuda": "triton" if TRITON else "reference",
         "native": NATIVE is not None,
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.is_available(),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import ModuleType
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.kernels import _ops, _reference
-from infssm.kernels._backend import maybe_single, single, use_native
+from infssm.kernels import _reference
+from infssm.kernels._backend import maybe_single, single
 from infssm.kernels._checks import expect_rank, expect_shape, split_groups
+from infssm.kernels._operators import operators
 from infssm.kernels.states import ScanStates, drop_groups
 
 
@@ -80,10 +83,8 @@ def selective_scan(
     if not grouped:
         B, C = B.unsqueeze(2), C.unsqueeze(2)
     tensors = (u, delta, A, B, C, D, z, delta_bias)
-    if use_native(backend, *tensors, initial_state):
-        run = _run_native
-    else:
-        run = _reference.selective_scan
+    ops = operators(backend, *tensors, initial_state)
+    run = _reference.selective_scan if ops is None else partial(_run_fused, ops)
     zoh = return_states == "zoh"
     y, last, means = run(*tensors, delta_softplus, reverse, initial_state, return_last_state, bool(return_states), zoh)
     outputs: tuple[Tensor | ScanStates, ...] = (y,)
@@ -95,7 +96,8 @@ def selective_scan(
     return outputs if len(outputs) > 1 else y
 
 
-def _run_native(
+def _run_fused(
+    ops: ModuleType,
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -114,7 +116,7 @@ def _run_native(
     required = [single(tensor) for tensor in (u, delta, A, B, C)]
     optional = [maybe_single(tensor) for tensor in (D, z, delta_bias, initial_state)]
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*required, *optional))
-    y, end, a, mean, quotient, _ = _ops.scan(
+    y, end, a, mean, quotient, _ = ops.scan(
         *required, *optional, delta_softplus, reverse, last, int(states) + int(zoh), save
     )
     return y.to(u.dtype), end, (a, mean, quotient if zoh else None) if states else None

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from infssm.kernels import _ops, _reference
-from infssm.kernels._backend import maybe_single, single, use_native
+from infssm.kernels import _reference
+from infssm.kernels._backend import maybe_single, single
 from infssm.kernels._checks import expect_rank, expect_shape, split_groups
+from infssm.kernels._operators import operators
 
 
 class ScanStates(NamedTuple):
@@ -44,9 +45,10 @@ def mean_states(
     expect_shape("A", A, (channels, A.shape[1]))
     expect_shape("delta_bias", delta_bias, (channels,))
     split_groups(channels, groups or 1)
-    if use_native(backend, delta, A, delta_bias):
+    ops = operators(backend, delta, A, delta_bias)
+    if ops is not None:
         bias = maybe_single(delta_bias)
-        a, mean, quotient = _ops.mean_states(single(delta), single(A), bias, groups or 1, delta_softplus, zoh)
+        a, mean, quotient = ops.mean_states(single(delta), single(A), bias, groups or 1, delta_softplus, zoh)
         states = ScanStates(a, mean, quotient if zoh else None)
     else:
         states = ScanStates(*_reference.mean_states(delta, A, delta_bias, delta_softplus, groups or 1, zoh))

@@ -21,11 +21,12 @@ native: Any = NATIVE
 _library: Any = torch.library.Library("infssm", "DEF")  # type: ignore[no-untyped-call]
 
 
-def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Register one operator with its CPU kernel and its fake; returns the callable operator."""
+def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], devices: Sequence[str] = ("CPU",)) -> Any:
+    """Register one operator with its kernel and its fake; returns the callable operator."""
     name = schema.partition("(")[0]
     _library.define(schema)
-    _library.impl(name, kernel, "CPU")
+    for device in devices:
+        _library.impl(name, kernel, device)
     torch.library.register_fake(f"infssm::{name}", fake, lib=_library)
     return getattr(torch.ops.infssm, name).default
 

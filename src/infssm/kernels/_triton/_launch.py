@@ -1,0 +1,48 @@
+"""What the operators share: how the work is cut into programs, and the launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# CPU tensors reach these operators only in Triton's interpreter.
+DEVICES = ("CUDA", "CPU")
+
+# Channels of a tile, one per lane of a warp, and tokens between the states that the scan keeps for its backward.
+COLS, CHUNK = 32, 16
+
+
+class Cut:
+    """[batch, tokens, channels] with n states, cut into tiles [states, columns], one program per batch and tile."""
+
+    def __init__(self, batch: int, tokens: int, groups: int, channels: int, n: int) -> None:
+        self.batch, self.size = batch, channels // groups
+        self.sizes = (batch, tokens, groups, self.size, n)  # as the kernels take them
+        self.states, self.columns = power_of_two(n), min(COLS, power_of_two(self.size))
+        self.blocks = -(-self.size // self.columns)
+        self.programs = batch * groups * self.blocks
+        self.warps = min(16, max(1, self.states * self.columns // 512))  # at most 16 states of a channel per thread
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is not below `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def launch(kernel: Any, cut: Cut, like: Tensor, *args: Any, programs: int | None = None, **constants: Any) -> None:
+    """Run a kernel on the device of `like`; `programs` instead of as many as the cut says."""
+    sizes = {"STATES": cut.states, "COLS": cut.columns}
+    with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
+        kernel[(programs or cut.programs,)](*args, **constants, **sizes, num_warps=cut.warps, enable_fp_fusion=True)
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """The tensor as the kernels read it: any strides, but the last dimension contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def turned(tensor: Tensor | None) -> Tensor | None:
+    """[..., channels, n] as [..., n, channels], how the kernels walk over states."""
+    return None if tensor is None else tensor.mT.contiguous()
