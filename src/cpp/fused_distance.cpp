@@ -3,6 +3,7 @@
 // Old poles a and rows c, new poles b and rows d, all normalised. The reciprocals 1 / (1 - x y) are the only expensive
 // part; lanes run over the states of one side, a loop over those of the other.
 #include <algorithm>
+#include <cmath>
 
 #include "kernels.h"
 #include "memory.h"
@@ -279,14 +280,14 @@ Sum martin_sum(const Pairs& pairs, int64_t n) {
     return exact;
 }
 
-// 2 sum_i gap_i / ((1 - a_i x)(1 - b_i x)) at each pole x of one side; the derivative, up to its sign.
-void martin_slopes(const Pairs& pairs, int64_t n, const vf* poles, float sign, vf* out) {
+// 2 sum_i gap_i / ((1 - a_i x)(1 - b_i x)) at each pole x of one side; the derivative, up to a factor.
+void martin_slopes(const Pairs& pairs, int64_t n, const vf* poles, float factor, vf* out) {
     const float *a = scalars(pairs.a), *b = scalars(pairs.b), *gap = scalars(pairs.gap);
     for (int64_t v = 0; v * W < n; ++v) {
         const vf x = poles[v];
         vf sum = {};
         for (int64_t i = 0; i < n; ++i) sum += gap[i] * reciprocal((1.f - a[i] * x) * (1.f - b[i] * x));
-        out[v] = (2.f * sign) * sum;
+        out[v] = (2.f * factor) * sum;
     }
 }
 
@@ -298,27 +299,43 @@ Pairs sorted(const Token& t) {
     return {t.c, t.d, t.gap_c};
 }
 
+// The distance as a function of Martin's m, and its slope: m, arccos(e^(-m/2))^2 or 1 - e^-m.
+void function_of_martin(Kind kind, double m, double& value, double& slope) {
+    if (kind == Kind::binet_cauchy) {
+        value = -std::expm1(-m), slope = std::exp(-m);
+    } else if (kind == Kind::fubini_study) {
+        const double angle = 2 * std::asin(std::sqrt(-std::expm1(-m / 2) / 2));
+        value = angle * angle, slope = angle == 0 ? 1 : angle / std::tan(angle);
+    } else {
+        value = m, slope = 1;
+    }
+}
+
+bool sees_poles_alone(Kind kind) { return kind != Kind::simplified && kind != Kind::aligned; }
+
 void martin(const Distance& f, Token& t, float* value, Outputs to_old, Outputs to_new) {
     Pairs pairs = {t.a, t.b, t.gap_a};
     Sum sum = martin_sum(pairs, t.n);
     // Terms that cancel: near systems whose poles come in different orders.
     if (__builtin_fabs(sum.value) < 1e-3 * sum.magnitude) pairs = sorted(t), sum = martin_sum(pairs, t.n);
-    *value = sum.value < 0 ? 0.f : static_cast<float>(sum.value);  // keeps a NaN
-    const auto write = [&](const vf* poles, float sign, Outputs to) {
+    double distance, slope;
+    function_of_martin(f.kind, sum.value < 0 ? 0 : sum.value, distance, slope);  // keeps a NaN
+    *value = static_cast<float>(distance);
+    const auto write = [&](const vf* poles, double sign, Outputs to) {
         if (!to.a) return;
-        martin_slopes(pairs, t.n, poles, sign, t.da);
+        martin_slopes(pairs, t.n, poles, static_cast<float>(sign * slope), t.da);
         write_derivative(t.da, poles, f.poles, t.n, f.raw, to.a);
         memset(to.c, 0, f.n * sizeof(float));
     };
-    write(t.a, 1.f, to_old);
-    write(t.b, -1.f, to_new);
+    write(t.a, 1, to_old);
+    write(t.b, -1, to_new);
 }
 
 }  // namespace
 
 void distance(const Distance& f) {
-    // Martin sees the poles alone, so a scalar transition is one state; the others see its pole n times.
-    const int64_t n = f.kind == Kind::martin ? f.poles : f.n;
+    // Where only poles are seen a scalar transition is one state; the others see its pole n times.
+    const int64_t n = sees_poles_alone(f.kind) ? f.poles : f.n;
     const auto kernel = f.kind == Kind::simplified ? simplified : f.kind == Kind::aligned ? aligned : martin;
     const int64_t each = ceil_div(Token::floats(n), W);
     const Buffer memory(each * W * f.threads);
@@ -329,7 +346,7 @@ void distance(const Distance& f) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {
             read_states(f.old_a + i * f.poles, f.new_a + i * f.poles, f.poles, n, f.raw, t.a, t.b, t.gap_a);
-            if (f.kind != Kind::martin)
+            if (!sees_poles_alone(f.kind))
                 read_states(f.old_c + i * f.n, f.new_c + i * f.n, f.n, n, f.raw, t.c, t.d, t.gap_c);
             kernel(f, t, f.value + i, {f.d_old_a, f.d_old_c, i, f}, {f.d_new_a, f.d_new_c, i, f});
         }

@@ -75,7 +75,7 @@ struct Norm {  // rows x channels, rows contiguous
     float *dx, *dweight;            // backward: x is the sum that was normed
 };
 
-enum class Kind { simplified, aligned, martin };
+enum class Kind { simplified, aligned, martin, fubini_study, binet_cauchy };
 
 struct Distance {  // a: [tokens, poles], c: [tokens, n] contiguous; poles is n or 1
     int64_t tokens, n, poles;

@@ -14,7 +14,8 @@ from infssm.errors import ConfigError
 from infssm.kernels import add_rms_norm, causal_conv1d, fused_distance, mean_states
 from tests.kernels.cases import assert_equivalent, assert_near, flatten
 
-KINDS = ["simplified", "aligned", "martin"]
+KINDS = ["simplified", "aligned", "martin", "fubini-study", "binet-cauchy"]
+SUBSPACE = KINDS[2:]
 few = settings(
     max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -135,12 +136,12 @@ def test_silent_systems_have_no_distance(backend: str, kind: str) -> None:
     silent = torch.zeros(20, 5)
     value = fused_distance(old_a, silent, new_a, silent, kind=kind, backend=backend)
     assert value.isfinite().all()
-    assert kind == "martin" or not value.any()
+    assert kind in SUBSPACE or not value.any()
     value.sum().backward()
     assert new_a.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", ["aligned", "martin"])
+@pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("gap", [1e-3, 1e-4])
 def test_compiled_distance_keeps_small_values(backend: str, kind: str, gap: float) -> None:
     if backend == "cpu":
@@ -155,7 +156,7 @@ def test_compiled_distance_keeps_small_values(backend: str, kind: str, gap: floa
 def test_scalar_transition(backend: str, kind: str) -> None:
     states = old_and_new(5, 0.5, poles=1)
     value = fused_distance(**states, kind=kind, backend=backend)
-    if kind == "martin":
+    if kind in SUBSPACE:
         repeated = {**states, "old_c": states["old_c"][:, :1], "new_c": states["new_c"][:, :1]}
     else:
         repeated = {**states, "old_a": states["old_a"].expand(20, 5), "new_a": states["new_a"].expand(20, 5)}
@@ -181,6 +182,8 @@ def test_distances_are_their_formulas(backend: str) -> None:
             "simplified": 1 - trace / (np.trace(old) * np.trace(new)),
             "aligned": 1 - trace / (np.linalg.norm(old) * np.linalg.norm(new)),
             "martin": np.log1p(ratio).sum(),
+            "fubini-study": np.arccos(np.exp(-np.log1p(ratio).sum() / 2)) ** 2,
+            "binet-cauchy": 1 - np.exp(-np.log1p(ratio).sum()),
         }
         for kind, value in expected.items():
             actual = fused_distance(*(tensor[t] for tensor in states.values()), kind=kind, backend=backend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,24 +13,22 @@ from infssm import kernels
 from infssm.geometry._registry import DistanceFn
 from infssm.geometry._space import StateSpace
 from infssm.kernels._backend import use_native
+from infssm.kernels.distance import Kind
 
-Kind = Literal["simplified", "aligned", "martin", "chordal", "output"]
 
-
-def fused(kind: Kind, *, then: Callable[[Tensor], Tensor] | None = None) -> Callable[[DistanceFn], DistanceFn]:
+def fused(kind: Kind) -> Callable[[DistanceFn], DistanceFn]:
     """Let the compiled kernel of ``kind`` take the systems it can, and the decorated function all others.
 
-    The result takes raw states with ``soft_normalize=True``. ``then`` maps the kernel's value to the distance.
+    The result takes raw states with ``soft_normalize=True``.
     """
 
     def decorate(fn: DistanceFn) -> DistanceFn:
         @wraps(fn)
         def evaluate(old: StateSpace, new: StateSpace, *, soft_normalize: bool = False, **options: Any) -> Tensor:
             if options.get("equality", "token") == "token" and _fits(kind, old, new):
-                value = kernels.fused_distance(
+                return kernels.fused_distance(
                     *(old.a, old.c, new.a, new.c), kind=kind, old_b=old.b, new_b=new.b, soft_normalize=soft_normalize
                 )
-                return value if then is None else then(value)
             if soft_normalize:
                 old, new = old.soft_normalized(), new.soft_normalized()
             return fn(old, new, **options)

@@ -16,9 +16,7 @@ from infssm.geometry._pairwise import abs2, states_first
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
-
-# Below this 1 - cos the series of arccos^2 is exact to rounding and has a finite derivative at 0.
-_SERIES_RANGE = 1e-2
+from infssm.kernels._reference import squared_arc
 
 
 @register_distance("martin")
@@ -38,30 +36,18 @@ def martin(old: StateSpace, new: StateSpace) -> Tensor:
     return total.clamp_min(0)
 
 
-def _fubini_study(martin_value: Tensor) -> Tensor:
-    half = martin_value / 2
-    x = -torch.expm1(-half)
-    small = x < _SERIES_RANGE
-    series = _arccos2_series(torch.where(small, x, 0))
-    return torch.where(small, series, torch.arccos(torch.exp(-torch.where(small, 1, half))).square())
-
-
 @register_distance("fubini-study")
-@fused("martin", then=_fubini_study)
+@fused("fubini-study")
 def fubini_study(old: StateSpace, new: StateSpace) -> Tensor:
     """``arccos(prod cos theta_i)^2``."""
-    return _fubini_study(martin(old, new))
-
-
-def _binet_cauchy(martin_value: Tensor) -> Tensor:
-    return -torch.expm1(-martin_value)
+    return squared_arc(martin(old, new))
 
 
 @register_distance("binet-cauchy")
-@fused("martin", then=_binet_cauchy)
+@fused("binet-cauchy")
 def binet_cauchy(old: StateSpace, new: StateSpace) -> Tensor:
     """``1 - prod cos^2 theta_i``."""
-    return _binet_cauchy(martin(old, new))
+    return -torch.expm1(-martin(old, new))
 
 
 @register_distance("chordal")
@@ -131,12 +117,3 @@ def _lexicographic(a: Tensor) -> Tensor:
     """Sorted by imaginary, then real part."""
     a = a.gather(-1, a.real.sort(dim=-1, stable=True).indices)
     return a.gather(-1, a.imag.sort(dim=-1, stable=True).indices)
-
-
-def _arccos2_series(x: Tensor) -> Tensor:
-    """``arccos(1 - x)^2 = 2 sum_k (2 x)^k / (k^2 binom(2k, k))`` for small x."""
-    terms = (1, 1 / 6, 2 / 45, 1 / 70, 8 / 1575, 4 / 2079, 16 / 21021)
-    total = torch.zeros_like(x)
-    for term in reversed(terms):
-        total = total * x + term
-    return 2 * x * total

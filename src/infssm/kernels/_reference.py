@@ -16,6 +16,9 @@ from infssm.kernels._lattice import rotation_lattice
 # Tokens whose [batch, tokens, channels, n] tensors exist at one time; the backward recomputes chunk by chunk.
 CHUNK = 16
 
+# Below this 1 - cos the series of arccos^2 is exact to rounding and has a finite derivative at 0.
+_SERIES_RANGE = 1e-2
+
 Means = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -167,8 +170,9 @@ def fused_distance(old_a: Tensor, old_c: Tensor, new_a: Tensor, new_c: Tensor, k
     """Squared distance of states [..., n], soft-normalised if raw; see the public function."""
     if raw:
         old_a, old_c, new_a, new_c = (torch.tanh(value / 2) for value in (old_a, old_c, new_a, new_c))
-    if kind == "martin":
-        return _martin(old_a, new_a)
+    if kind in ("martin", "fubini-study", "binet-cauchy"):
+        value = _martin(old_a, new_a)
+        return value if kind == "martin" else squared_arc(value) if kind == "fubini-study" else -torch.expm1(-value)
     if kind == "chordal":  # near poles paired: their differences keep digits that those of far ones lose
         sine, _ = rotation_lattice(old_a.sort(dim=-1).values, new_a.sort(dim=-1).values)
         return 2 * sine.square().sum((-2, -1))
@@ -192,6 +196,24 @@ def _martin(a: Tensor, b: Tensor) -> Tensor:
     d = a - b
     ratio = _outer(d, d) / ((1 - _outer(a, a)) * (1 - _outer(b, b)))
     return ratio.log1p().sum((-2, -1))
+
+
+def squared_arc(martin: Tensor) -> Tensor:
+    """``arccos(exp(-martin / 2))^2``: Fubini-Study from Martin, with a finite derivative at 0."""
+    half = martin / 2
+    x = -torch.expm1(-half)
+    small = x < _SERIES_RANGE
+    series = _arccos2_series(torch.where(small, x, 0))
+    return torch.where(small, series, torch.arccos(torch.exp(-torch.where(small, 1, half))).square())
+
+
+def _arccos2_series(x: Tensor) -> Tensor:
+    """``arccos(1 - x)^2 = 2 sum_k (2 x)^k / (k^2 binom(2k, k))`` for small x."""
+    terms = (1, 1 / 6, 2 / 45, 1 / 70, 8 / 1575, 4 / 2079, 16 / 21021)
+    total = torch.zeros_like(x)
+    for term in reversed(terms):
+        total = total * x + term
+    return 2 * x * total
 
 
 def _simplified(a: Tensor, c: Tensor, b: Tensor, d: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from infssm.kernels import _ops, _reference
 from infssm.kernels._backend import single, use_native
 from infssm.kernels._checks import expect_shape
 
-KINDS = ("simplified", "aligned", "martin", "chordal", "output")
+Kind = Literal["simplified", "aligned", "martin", "fubini-study", "binet-cauchy", "chordal", "output"]
+KINDS: tuple[str, ...] = get_args(Kind)
 
 
 def fused_distance(
@@ -21,7 +22,7 @@ def fused_distance(
     new_a: Tensor,
     new_c: Tensor,
     *,
-    kind: Literal["simplified", "aligned", "martin", "chordal", "output"],
+    kind: Kind,
     old_b: Tensor | None = None,
     new_b: Tensor | None = None,
     soft_normalize: bool = True,
@@ -34,9 +35,9 @@ def fused_distance(
     old_a, new_a: [..., n] or [..., 1] (scalar transition); old_c, new_c: [..., n]; old_b, new_b: [..., n], which
     `output` needs and the others ignore. Differentiable in all of them.
     simplified: the paper's 1 - tr(G3 G4) / (tr G1 tr G2), 0 with zero gradient where old and new agree to
-    allclose's tolerance; aligned: Frobenius norms in place of the traces; martin: -log prod cos^2, from a alone;
-    chordal: 2 sum sin^2 of the principal angles, from a alone; output: energy of the difference of the impulse
-    responses.
+    allclose's tolerance; aligned: Frobenius norms in place of the traces; output:
+    energy of the difference of the impulse responses. From a alone, with the principal angles theta: martin:
+    -log prod cos^2; fubini-study: arccos^2(prod cos); binet-cauchy: 1 - prod cos^2; chordal: 2 sum sin^2.
     """
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")

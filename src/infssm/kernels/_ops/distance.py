@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infssm.kernels._ops._library import define, differentiate, keep_slopes, matrix, native, new, times_slopes
 
-KINDS = {"simplified": 0, "aligned": 1, "martin": 2}
+KINDS = {"simplified": 0, "aligned": 1, "martin": 2, "fubini-study": 3, "binet-cauchy": 4}
 
 
 def _distance_fake(*args: Any) -> tuple[Tensor, ...]:
