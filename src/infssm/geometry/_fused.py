@@ -12,7 +12,7 @@ from torch import Tensor
 from infssm import kernels
 from infssm.geometry._registry import DistanceFn
 from infssm.geometry._space import StateSpace
-from infssm.kernels._backend import use_native
+from infssm.kernels._backend import choose
 from infssm.kernels.distance import Kind
 
 
@@ -45,13 +45,15 @@ def takes_raw(fn: DistanceFn) -> bool:
 
 
 def compiled(*tensors: Tensor) -> bool:
-    """Whether compiled kernels take such tensors: float32 on the CPU, outside of `torch.func` transforms."""
+    """Whether compiled or Triton kernels take such tensors: float32, outside of `torch.func` transforms."""
     single = all(x.dtype == torch.float32 for x in tensors)
-    return single and use_native(None, *tensors) and not torch._C._are_functorch_transforms_active()
+    return single and choose(None, *tensors) != "reference" and not torch._C._are_functorch_transforms_active()
 
 
 def _fits(kind: Kind, old: StateSpace, new: StateSpace) -> bool:
     tensors = [old.a, old.c, new.a, new.c]
+    if kind == "chordal" and old.a.is_cuda:  # no Triton kernel
+        return False
     if kind == "output":
         if old.b is None or new.b is None or old.is_scalar or _needs_grad(old.a, old.c, old.b):
             return False

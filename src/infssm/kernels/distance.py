@@ -9,8 +9,9 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.kernels import _ops, _reference
-from infssm.kernels._backend import single, use_native
+from infssm.kernels._backend import single
 from infssm.kernels._checks import expect_shape
+from infssm.kernels._operators import operators
 
 Kind = Literal["simplified", "aligned", "martin", "fubini-study", "binet-cauchy", "chordal", "output"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -47,12 +48,13 @@ def fused_distance(
     expect_shape("new_c", new_c, old_c.shape)
     if kind == "output":
         return _output(old_a, old_c, old_b, new_a, new_c, new_b, soft_normalize, backend)
-    if use_native(backend, old_a, old_c, new_a, new_c):
+    ops = operators(backend, old_a, old_c, new_a, new_c)
+    if ops is not None and (kind != "chordal" or ops is _ops):  # chordal has no Triton kernel
         states = [single(tensor) for tensor in (old_a, old_c, new_a, new_c)]
         if kind == "chordal":
             return _chordal(states[0], states[2], soft_normalize)
         to_old, to_new = _needs_grad(*states[:2]), _needs_grad(*states[2:])
-        value: Tensor = _ops.distance(*states, _ops.KINDS[kind], soft_normalize, to_old, to_new)[0]
+        value: Tensor = ops.distance(*states, _ops.KINDS[kind], soft_normalize, to_old, to_new)[0]
         return value
     return _reference.fused_distance(old_a, old_c, new_a, new_c, kind, soft_normalize)
 
@@ -77,10 +79,11 @@ def _output(
     expect_shape("old_b", old_b, old_c.shape)
     expect_shape("new_b", new_b, old_c.shape)
     old, new = (old_a, old_c, old_b), (new_a, new_c, new_b)
-    # The compiled kernel has no derivatives for the old side and no scalar transition: rare, and served by PyTorch.
-    if old_a.shape == old_c.shape and not _needs_grad(*old) and use_native(backend, *old, *new):
+    ops = operators(backend, *old, *new)
+    # The kernels have no derivatives for the old side and no scalar transition: rare, and served by PyTorch.
+    if ops is not None and old_a.shape == old_c.shape and not _needs_grad(*old):
         states = [single(tensor) for tensor in (*old, *new)]
-        value: Tensor = _ops.output_distance(*states, soft_normalize, _needs_grad(*states[3:]))[0]
+        value: Tensor = ops.output_distance(*states, soft_normalize, _needs_grad(*states[3:]))[0]
         return value
     return _reference.output_distance(*old, *new, soft_normalize)
 
