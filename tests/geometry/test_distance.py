@@ -204,7 +204,7 @@ def test_the_fused_kernel_serves_where_it_can(monkeypatch):
         return torch.zeros(old_a.shape[:-1])
 
     monkeypatch.setattr(kernels, "fused_distance", fused)
-    monkeypatch.setattr(_fused, "use_native", lambda *_: True)
+    monkeypatch.setattr(_fused, "choose", lambda *_: "cpu")
     single, wide = [batch(2, seed=s, dtype=torch.float32) for s in (0, 1)], [batch(2), batch(2, seed=1)]
     served = [kind for kind in KINDS if kind != "geodesic"]
     for raw in (False, True):
