@@ -219,7 +219,7 @@ def test_the_fused_kernel_serves_where_it_can(monkeypatch):
     distance(*wide, soft_normalize=True)
     distance(single[0].map(lambda x: x.clone().requires_grad_()), single[1], kind="output")
     torch.func.grad(lambda a: distance(StateSpace(a, a), single[0], kind="martin", validate=False).sum())(single[1].a)
-    monkeypatch.setattr(_fused, "use_native", lambda *_: False)
+    monkeypatch.setattr(_fused, "choose", lambda *_: "reference")
     distance(*single, soft_normalize=True)
     assert len(calls) == 1
 
