@@ -84,15 +84,21 @@ struct Strip {
 };
 constexpr Strip STRIPS[] = {{0.25, 0.12767f, 0.25265f}, {0.6, 0.34207f, 0.63962f}, {1.0, 0.77870f, 1.22619f},
                             {1.3, 1.80105f, 1.99340f},  {1.5, 7.05071f, 3.34068f}};
+constexpr int STRIP_COUNT = sizeof(STRIPS) / sizeof(STRIPS[0]);
 
 // In the strip |Im x| < t, |U| grows at most by exp(sum_k min(strain_k tan(t) / 2, atanh(sin t))), and the error of the
 // rule is that times exp(-2 pi t / step): the widest step over some t.
 double widest_step(const Poles& p) {
     double step = 0;
-    for (const Strip& strip : STRIPS) {
-        vf growth = {};
-        for (int64_t v = 0; v < p.vectors; ++v) growth += at_most(splat(strip.most), p.strain[v] * strip.slope);
-        step = std::fmax(step, 2 * PI * strip.t / (DIGITS + sum_lanes(growth)));
+    for (int first = 0; first < STRIP_COUNT; first += W) {
+        vf growth[W] = {};
+        const int count = STRIP_COUNT - first < W ? STRIP_COUNT - first : W;
+        for (int i = 0; i < count; ++i) {
+            const Strip& strip = STRIPS[first + i];
+            for (int64_t v = 0; v < p.vectors; ++v) growth[i] += at_most(splat(strip.most), p.strain[v] * strip.slope);
+        }
+        const vf sums = sum_lanes_of(growth);
+        for (int i = 0; i < count; ++i) step = std::fmax(step, 2 * PI * STRIPS[first + i].t / (DIGITS + sums[i]));
     }
     return step;
 }
@@ -124,13 +130,14 @@ struct Points {
     vf *s, *square;          // e^x and its square
     vf *fall, *sine;         // 1 - cos psi, sin psi
     vf* slope;               // derivative of the energy by psi
-    vf *near, *far, *rest;   // weights by distance, h^2 / (4 sinh^2), h^2 / (4 cosh^2); sums of both from a distance on
+    vf *near, *far;          // weights by distance, h^2 / (4 sinh^2) and h^2 / (4 cosh^2)
+    vf* beyond;              // weight of all points beyond the grid, at each point of the first variable
 
     static int64_t floats(int64_t count) { return count * (5 * 2 + 3 * 2) + 2 * W; }
     Points(vf* memory, const Grid& grid) : count(grid.count), vectors(grid.count / W) {
         const auto take = [&] { return memory += 2 * vectors, memory - 2 * vectors; };
         s = take(), square = take(), fall = take(), sine = take(), slope = take();
-        near = take(), far = take(), rest = take();
+        near = take(), far = take(), beyond = take();
         place(grid);
         weigh(grid);
     }
@@ -150,7 +157,7 @@ struct Points {
         for (int64_t v = 0; v < 2 * vectors; ++v) square[v] = s[v] * s[v];
     }
 
-    // Entry k + count of near and far belongs to the distance |k + 1/2| steps, entry k of rest to all from k + 1/2 on.
+    // Entry k + count of near and far belongs to the distance |k + 1/2| steps.
     void weigh(const Grid& grid) {
         const float step = static_cast<float>(grid.step), area = step * step;
         vf lane;
@@ -160,11 +167,14 @@ struct Points {
             near[vectors + v] = e / (m * m);
             far[vectors + v] = e / ((2.f + m) * (2.f + m));
         }
-        float *to_near = scalars(near), *to_far = scalars(far), *sum = scalars(rest);
-        sum[count] = static_cast<float>(grid.step / std::sinh(grid.step * count));
+        float *to_near = scalars(near), *to_far = scalars(far), *sums = scalars(beyond);
+        float rest = static_cast<float>(grid.step / std::sinh(grid.step * count));  // of all distances from k + 1/2 on
+        for (int64_t k = 0; k <= count; ++k) sums[k] = 0;
+        sums[count] = sums[0] = rest;
         for (int64_t k = count - 1; k >= 0; --k) {
             to_near[count - 1 - k] = to_near[count + k], to_far[count - 1 - k] = to_far[count + k];
-            sum[k] = sum[k + 1] + to_near[count + k] + to_far[count + k];
+            rest += to_near[count + k] + to_far[count + k];
+            sums[k] += rest, sums[count - k] += rest;
         }
     }
 };
@@ -204,34 +214,40 @@ void phases(const Poles& p, const Points& x) {
     for (; v < 2 * x.vectors; v += 2) phases<2>(p, x, v);
 }
 
-// Energy between the points of one variable (lanes) and those of the other, and its derivative by psi at the former.
-// `second` says which variable the lanes are. Beyond the grid U is 1.
-template <bool SLOPE>
-double interact(const Points& x, bool second) {
+// The derivative of the energy by psi at the points of one variable (lanes); `second` says which. Beyond the grid U is
+// 1. Where `ENERGY`, returns the energy between all points.
+template <bool ENERGY, bool SLOPE>
+vf interact(const Points& x, bool second) {
     const int64_t mine = second ? x.vectors : 0, other = (x.vectors - mine) * W, shift = x.count - (second ? 0 : 1);
-    const float *near = scalars(x.near), *far = scalars(x.far), *rest = scalars(x.rest);
-    double total = 0;
+    const float *near = scalars(x.near), *far = scalars(x.far);
+    vf total = {};
     for (int64_t v = 0; v < x.vectors; ++v) {
         const vf fall = x.fall[mine + v], sine = x.sine[mine + v];
-        vf energy = {}, by_fall = {}, by_sine = {};
+        vf energy = {}, by_fall = load(scalars(x.beyond) + v * W + (second ? 1 : 0)), by_sine = {};
         for (int64_t j = 0; j < x.count; ++j) {
             const float theirs = scalars(x.fall)[other + j], their_sine = scalars(x.sine)[other + j];
             const vf close = load(near + v * W - j + shift), opposite = load(far + v * W - j + shift);
             const vf drop = fall - theirs, minus = sine - their_sine, plus = sine + their_sine;
             const vf both = (close + opposite) * drop, apart = close * minus, mirrored = opposite * plus;
-            energy += both * drop + (apart * minus + mirrored * plus);
+            if constexpr (ENERGY) energy += both * drop + (apart * minus + mirrored * plus);
             if constexpr (SLOPE) by_fall += both, by_sine += apart + mirrored;
         }
-        vf beyond;  // weight of the points on either side of the grid
-        for (int i = 0; i < W; ++i) {
-            const int64_t k = v * W + i;
-            beyond[i] = second ? rest[k + 1] + rest[x.count - 1 - k] : rest[k] + rest[x.count - k];
-        }
-        if (second) total += sum_lanes(energy + 2.f * fall * beyond);
-        else total += sum_lanes(2.f * fall * beyond);  // the pairs are counted on the other side
-        if constexpr (SLOPE) x.slope[mine + v] = 2.f * ((by_fall + beyond) * sine + by_sine * (1.f - fall));
+        if constexpr (ENERGY) total += energy;
+        if constexpr (SLOPE) x.slope[mine + v] = 2.f * (by_fall * sine + by_sine * (1.f - fall));
     }
     return total;
+}
+
+// The energy of all points, and its derivative by psi at each.
+template <bool SLOPE>
+float interact(const Points& x) {
+    vf total = interact<true, SLOPE>(x, true);
+    if constexpr (SLOPE) interact<false, true>(x, false);
+    for (int64_t v = 0; v < x.vectors; ++v) {
+        const float* beyond = scalars(x.beyond) + v * W;
+        total += 2.f * (x.fall[v] * load(beyond) + x.fall[x.vectors + v] * load(beyond + 1));
+    }
+    return sum_lanes(total);
 }
 
 // Derivatives by the states of one side: d psi / d r = +-2 s / (s^2 + r^2); d r is -2 / (1 + a)^2 d a, or -r d x.
@@ -277,8 +293,7 @@ void chordal(const Chordal& f) {
             const Points x(point_memory->vectors(), grid);
             phases(p, x);
             const bool slopes = d_old || d_new;
-            const double energy = slopes ? interact<true>(x, true) + interact<true>(x, false)
-                                         : interact<false>(x, true) + interact<false>(x, false);
+            const float energy = slopes ? interact<true>(x) : interact<false>(x);
             constexpr double scale = 1 / (2 * PI * PI);  // 2 sum sin^2 is this times the energy
             f.value[i] = static_cast<float>(scale * energy);
             if (d_old) write_slopes(x, p, p.old_r, p.old_order, f.raw, scale, d_old);

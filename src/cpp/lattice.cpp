@@ -73,7 +73,8 @@ struct Block {
     void write(const vf* wires, int64_t count, int64_t first_wire, float* out) const {
         for (int64_t lane = 0; lane < lanes; ++lane)
             for (int64_t m = 0; m < n; ++m)
-                for (int64_t i = 0; i < count; ++i) out[(lane * n + m) * n + first_wire + i] = wires[i * size + m][lane];
+                for (int64_t i = 0; i < count; ++i)
+                    out[(lane * n + m) * n + first_wire + i] = wires[i * size + m][lane];
     }
     void read(const float* matrices, vf* wires) const {
         memset(wires, 0, size * size * sizeof(vf));

@@ -72,7 +72,7 @@ int worth(int threads, int64_t work, int64_t grain) {
     const int64_t most = work / grain;
     return most < 1 ? 1 : most < threads ? static_cast<int>(most) : threads;
 }
-constexpr int64_t EXPONENTIALS = 1 << 17, ELEMENTS = 1 << 15;
+constexpr int64_t EXPONENTIALS = 1 << 17, ELEMENTS = 1 << 15, PAIRS = 1 << 17;
 constexpr int64_t POINTS = 96;  // of a typical quadrature of the chordal distance
 
 struct Inputs {
@@ -206,7 +206,7 @@ void distance(nb::handle old_a, nb::handle old_c, nb::handle new_a, nb::handle n
               int threads, nb::handle value, nb::handle d_old_a, nb::handle d_old_c, nb::handle d_new_a,
               nb::handle d_new_c) {
     const View a = view(old_a, 2, "old_a"), c = view(old_c, 2, "old_c");
-    const int useful = worth(threads, c.shape[0] * c.shape[1] * c.shape[1], ELEMENTS);
+    const int useful = worth(threads, c.shape[0] * c.shape[1] * c.shape[1], PAIRS);
     const Distance f{c.shape[0], c.shape[1], a.shape[1], static_cast<Kind>(kind), raw, useful, a.data, c.data,
                      flat(new_a, 2, "new_a"), flat(new_c, 2, "new_c"), flat(value, 1, "value"),
                      flat(d_old_a, 2, "d_old_a"), flat(d_old_c, 2, "d_old_c"), flat(d_new_a, 2, "d_new_a"),
@@ -219,9 +219,10 @@ void output_distance(nb::handle old_a, nb::handle old_c, nb::handle old_b, nb::h
                      nb::handle new_b, bool raw, int threads, nb::handle value, nb::handle d_new_a, nb::handle d_new_c,
                      nb::handle d_new_b) {
     const View a = view(old_a, 2, "old_a");
-    const int useful = worth(threads, a.shape[0] * a.shape[1] * a.shape[1], ELEMENTS);
+    const int useful = worth(threads, a.shape[0] * a.shape[1] * a.shape[1], PAIRS);
     const OutputDistance f{a.shape[0], a.shape[1], raw, useful, a.data, flat(old_c, 2, "old_c"),
-                           flat(old_b, 2, "old_b"), flat(new_a, 2, "new_a"), flat(new_c, 2, "new_c"), flat(new_b, 2, "new_b"),
+                           flat(old_b, 2, "old_b"), flat(new_a, 2, "new_a"), flat(new_c, 2, "new_c"),
+                           flat(new_b, 2, "new_b"),
                            flat(value, 1, "value"), flat(d_new_a, 2, "d_new_a"), flat(d_new_c, 2, "d_new_c"),
                            flat(d_new_b, 2, "d_new_b")};
     const nb::gil_scoped_release release;
@@ -231,7 +232,7 @@ void output_distance(nb::handle old_a, nb::handle old_c, nb::handle old_b, nb::h
 void chordal(nb::handle old_a, nb::handle new_a, bool raw, int threads, nb::handle value, nb::handle d_old,
              nb::handle d_new) {
     const View a = view(old_a, 2, "old_a");
-    const int useful = worth(threads, a.shape[0] * a.shape[1] * POINTS, ELEMENTS);
+    const int useful = worth(threads, a.shape[0] * a.shape[1] * POINTS, PAIRS);
     const Chordal f{a.shape[0], a.shape[1], raw, useful, a.data, flat(new_a, 2, "new_a"), flat(value, 1, "value"),
                     flat(d_old, 2, "d_old"), flat(d_new, 2, "d_new")};
     const nb::gil_scoped_release release;
@@ -242,7 +243,7 @@ Lattice lattice(nb::handle old_a, nb::handle new_a, int threads, nb::handle sine
     const View a = view(old_a, 2, "old_a");
     Lattice f{};
     f.systems = a.shape[0], f.n = a.shape[1];
-    f.threads = worth(threads, f.systems * f.n * f.n * f.n, ELEMENTS);
+    f.threads = worth(threads, f.systems * f.n * f.n * f.n, PAIRS);
     f.old_a = a.data, f.new_a = flat(new_a, 2, "new_a");
     f.sine = flat(sine, 3, "sine"), f.cosine = flat(cosine, 3, "cosine");
     return f;
