@@ -9,6 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+# Without a GPU, Triton's kernels run in its interpreter, which it has to know before it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile("gate", derandomize=True, deadline=None)
 settings.register_profile("fresh", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))

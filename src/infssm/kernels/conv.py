@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infssm.kernels import _ops, _reference
-from infssm.kernels._backend import maybe_single, single, use_native
+from infssm.kernels import _reference
+from infssm.kernels._backend import maybe_single, single
 from infssm.kernels._checks import expect_rank, expect_shape
+from infssm.kernels._operators import operators
 
 
 def causal_conv1d(
@@ -27,7 +28,8 @@ def causal_conv1d(
     expect_rank("weight", weight, "channels, width")
     expect_shape("weight", weight, (x.shape[2], weight.shape[1]))
     expect_shape("bias", bias, (x.shape[2],))
-    if use_native(backend, x, weight, bias):
-        y: Tensor = _ops.conv(single(x), single(weight), maybe_single(bias), silu, reverse)
+    ops = operators(backend, x, weight, bias)
+    if ops is not None:
+        y: Tensor = ops.conv(single(x), single(weight), maybe_single(bias), silu, reverse)
         return y.to(x.dtype)
     return _reference.causal_conv1d(x, weight, bias, silu, reverse)

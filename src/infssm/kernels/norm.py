@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infssm.kernels import _ops, _reference
-from infssm.kernels._backend import maybe_single, single, use_native
+from infssm.kernels import _reference
+from infssm.kernels._backend import maybe_single, single
 from infssm.kernels._checks import expect_shape
+from infssm.kernels._operators import operators
 
 
 def add_rms_norm(
@@ -19,7 +20,8 @@ def add_rms_norm(
     """
     expect_shape("weight", weight, x.shape[-1:])
     expect_shape("residual", residual, x.shape)
-    if use_native(backend, x, residual, weight):
-        normed, total, _ = _ops.norm(single(x), maybe_single(residual), single(weight), eps)
+    ops = operators(backend, x, residual, weight)
+    if ops is not None:
+        normed, total, _ = ops.norm(single(x), maybe_single(residual), single(weight), eps)
         return normed.to(x.dtype), single(x) if residual is None else total
     return _reference.add_rms_norm(x, residual, weight, eps)

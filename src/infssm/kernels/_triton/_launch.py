@@ -23,7 +23,9 @@ class Cut:
         self.states, self.columns = power_of_two(n), min(COLS, power_of_two(self.size))
         self.blocks = -(-self.size // self.columns)
         self.programs = batch * groups * self.blocks
-        self.warps = min(16, max(1, self.states * self.columns // 512))  # at most 16 states of a channel per thread
+        # At most 16 states of a channel per thread.
+        warps = min(16, max(1, self.states * self.columns // 512))
+        self.constants: dict[str, Any] = {"STATES": self.states, "COLS": self.columns, "warps": warps}
 
 
 def power_of_two(count: int) -> int:
@@ -31,11 +33,10 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def launch(kernel: Any, cut: Cut, like: Tensor, *args: Any, programs: int | None = None, **constants: Any) -> None:
-    """Run a kernel on the device of `like`; `programs` instead of as many as the cut says."""
-    sizes = {"STATES": cut.states, "COLS": cut.columns}
+def run(kernel: Any, programs: int, like: Tensor, *args: Any, warps: int, **constants: Any) -> None:
+    """Run a kernel on the device of `like`."""
     with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
-        kernel[(programs or cut.programs,)](*args, **constants, **sizes, num_warps=cut.warps, enable_fp_fusion=True)
+        kernel[(programs,)](*args, **constants, num_warps=warps, enable_fp_fusion=True)
 
 
 def rows_of(tensor: Tensor) -> Tensor:

@@ -16,17 +16,16 @@ from infssm.kernels._ops.distance import (
     _output_fake,
 )
 from infssm.kernels._reference import squared_arc
-from infssm.kernels._triton._launch import DEVICES, power_of_two
+from infssm.kernels._triton._launch import DEVICES, power_of_two, run
 
 # Tokens of a program, one per lane of a warp.
 _ROWS = 32
 
 
-def _launch(kernel: Any, value: Tensor, n: int, *args: Any, **constants: Any) -> None:
+def _launch(kernel: Any, value: Tensor, n: int, *args: Any, **constants: bool) -> None:
     states = power_of_two(n)
-    sizes = {"ROWS": _ROWS, "STATES": states, "num_warps": min(16, max(1, states // 8)), "enable_fp_fusion": True}
-    with torch.cuda.device_of(value):  # type: ignore[no-untyped-call]
-        kernel[(-(-value.numel() // _ROWS),)](*args, **constants, **sizes)
+    sizes = {"ROWS": _ROWS, "STATES": states, "warps": min(16, max(1, states // 8))}
+    run(kernel, -(-value.numel() // _ROWS), value, *args, **constants, **sizes)
 
 
 def _distance(*args: Any) -> tuple[Tensor, ...]:

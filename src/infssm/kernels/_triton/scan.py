@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infssm.kernels._ops._library import define, differentiate, flat, given, needed, new
 from infssm.kernels._ops.scan import _INPUTS, _scan_backward_outputs, _scan_setup
-from infssm.kernels._triton._launch import CHUNK, DEVICES, Cut, launch, rows_of, turned
+from infssm.kernels._triton._launch import CHUNK, DEVICES, Cut, rows_of, run, turned
 
 
 def _scan_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -44,11 +44,12 @@ def _scan(*args: Any) -> tuple[Tensor, ...]:
     y, last, *means, boundary = outputs = _scan_fake(*args)
     end = new(y, *last.mT.shape) if last.numel() else None
     sums = [new(y, cut.blocks, *mean.shape) if mean.numel() else None for mean in means]
-    launch(
-        *(forward, cut, y, *tensors, turned(initial), y, end, given(boundary), *sums, *strides, *cut.sizes),
+    run(
+        *(forward, cut.programs, y, *tensors, turned(initial), y, end, given(boundary), *sums, *strides, *cut.sizes),
         SOFTPLUS=softplus,
         REVERSE=reverse,
         CHUNK=CHUNK,
+        **cut.constants,
     )
     for mean, part in zip(means, sums, strict=True):
         if part is not None:
@@ -76,13 +77,14 @@ def _scan_backward(*args: Any) -> tuple[Tensor, ...]:
     by_batch = [new(du, cut.batch, *grad.shape) if grad.numel() else None for grad in (dA.mT, dD, dbias)]
     by_block = [new(du, cut.blocks, *grad.shape) for grad in (dB, dC)]
     start = new(du, cut.batch, *dA.mT.shape)
-    launch(
-        *(backward, cut, du, *tensors, boundary.contiguous(), history, grad_y, turned(given(grad_last))),
+    run(
+        *(backward, cut.programs, du, *tensors, boundary.contiguous(), history, grad_y, turned(given(grad_last))),
         *(flat(given(grad)) for grad in grad_means),
         *(du, ddelta, *by_block, given(dz), *by_batch, start, *strides, *grad_y.stride()[:2], *cut.sizes),
         SOFTPLUS=softplus,
         REVERSE=reverse,
         CHUNK=CHUNK,
+        **cut.constants,
     )
     for grad, part in zip((dA.mT, dD, dbias, dB, dC), (*by_batch, *by_block), strict=True):
         if part is not None:

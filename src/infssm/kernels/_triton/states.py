@@ -8,7 +8,7 @@ from torch import Tensor
 
 from infssm.kernels._ops._library import define, differentiate, flat, given, needed, new
 from infssm.kernels._ops.states import _mean_backward_fake, _mean_fake, _mean_setup
-from infssm.kernels._triton._launch import DEVICES, Cut, launch, rows_of, turned
+from infssm.kernels._triton._launch import DEVICES, Cut, rows_of, run, turned
 
 # Tokens whose share of dA one program adds up.
 _ROWS = 64
@@ -23,7 +23,7 @@ def _mean(*args: Any) -> tuple[Tensor, ...]:
     a, mean, zoh = outputs = _mean_fake(*args)
     cut = Cut(batch, tokens, groups, channels, A.shape[1])
     tensors = (delta, turned(A), flat(bias), a, mean, given(zoh), *delta.stride()[:2], *cut.sizes[1:])
-    launch(forward, cut, a, *tensors, programs=batch * tokens * groups, SOFTPLUS=softplus)
+    run(forward, batch * tokens * groups, a, *tensors, SOFTPLUS=softplus, **cut.constants)
     return outputs
 
 
@@ -42,12 +42,20 @@ def _mean_backward(*args: Any) -> tuple[Tensor, ...]:
     cut = Cut(batch, tokens, groups, channels, A.shape[1])
     parts = -(-batch * tokens // _ROWS)
     by_part = [new(dA, parts, *grad.shape) if grad.numel() else None for grad in (dA.mT, dbias)]
-    launch(
-        *(backward, cut, dA, delta, turned(A), flat(bias), *(flat(given(grad)) for grad in grads)),
+    run(
+        *(
+            backward,
+            parts * groups * cut.blocks,
+            dA,
+            delta,
+            turned(A),
+            flat(bias),
+            *(flat(given(grad)) for grad in grads),
+        ),
         *(ddelta, *by_part, *delta.stride()[:2], *cut.sizes),
-        programs=parts * groups * cut.blocks,
         SOFTPLUS=softplus,
         ROWS=_ROWS,
+        **cut.constants,
     )
     for grad, part in zip((dA.mT, dbias), by_part, strict=True):
         if part is not None:
