@@ -121,7 +121,7 @@ def test_lists(infssm: Any, what: str) -> None:
 
 def test_doctor(infssm: Any) -> None:
     done = infssm("doctor")
-    for part in ("python", "torch", "threads", "kernels", "data root", "timm"):
+    for part in ("python", "torch", "threads", "kernels", "kernels on a GPU", "data root", "timm"):
         assert part in done.out
     found = json.loads(infssm("doctor", "--json").out)
     assert found["threads"] >= 1

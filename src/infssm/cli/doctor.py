@@ -42,6 +42,7 @@ def _examine() -> dict[str, Any]:
     runs = (
         "the compiled CPU kernels" if kernels["native"] else "the PyTorch reference (slower): no compiled module found"
     )
+    on_gpu = "Triton" if kernels["default_cuda"] == "triton" else "the PyTorch reference (slower): pip install triton"
     return {
         "infssm": env["packages"].get("infssm"),
         "python": env["python"],
@@ -51,6 +52,7 @@ def _examine() -> dict[str, Any]:
         "threads": env["threads"],
         "device": env["cuda"] or "cpu",
         "kernels": f"{runs}{', ' + kernels['isa'] if kernels.get('isa') else ''}",
+        "kernels on a GPU": on_gpu,
         "data root": f"{root} ({'exists' if root.is_dir() else 'not there yet'})",
         "optional packages": {
             name: package_version(name) or f"missing: pip install 'infssm[{extra}]'"

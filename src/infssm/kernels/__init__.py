@@ -1,4 +1,4 @@
-"""Selective scan with state outputs and the fused operations around it: reference and compiled backends."""
+"""Selective scan with state outputs and the fused operations around it: reference, compiled and Triton backends."""
 
 from infssm.kernels._backend import backend_report
 from infssm.kernels.conv import causal_conv1d

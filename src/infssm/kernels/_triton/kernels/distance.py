@@ -57,7 +57,8 @@ def overlap(
     for k in range(n):
         a, b, _ = pair(old_a, new_a, row * poles + tl.minimum(k, poles - 1), keep, RAW, WIDE)
         c, d, _ = pair(old_c, new_c, row * n + k, keep, RAW, WIDE)
-        pole, weight = (b, d * d) if NEW else (a, c * c)
+        pole = b if NEW else a
+        weight = d * d if NEW else c * c
         inverse = 1.0 / (1.0 - pole[None, :] * x)
         term = weight[None, :] * inverse * inverse
         q += term
