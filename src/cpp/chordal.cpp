@@ -8,9 +8,9 @@
 // In x everything is analytic in a strip, so the trapezoidal rule converges geometrically: a few dozen points give all
 // digits of float32, whatever the poles (repeated ones included). Points of the two variables alternate, which avoids
 // the diagonal. Every term is positive and proportional to the gaps of the poles: nothing cancels near equality.
-#include <algorithm>
 #include <cmath>
-#include <optional>
+#include <map>
+#include <utility>
 
 #include "kernels.h"
 #include "memory.h"
@@ -22,20 +22,28 @@ namespace {
 
 constexpr double DIGITS = 16;  // the rule's relative error is about e^-16
 constexpr double MARGIN = 8;   // beyond the outermost poles the rest decays as e^-2x
+constexpr float LARGEST = 1e12f;  // r of a pole that still differs from +-1; squares of e^x stay finite
 constexpr double PI = 3.14159265358979323846;
 
-// Indices of the states in rising order, in the low halves: no result depends on the order, but differences of near
-// poles keep digits that those of far ones lose.
-void sort_states(const float* x, int64_t n, int64_t* keys) {
-    for (int64_t i = 0; i < n; ++i) {
-        int32_t bits;
-        memcpy(&bits, x + i, 4);
-        bits ^= (bits >> 31) & 0x7fffffff;  // as integers, bit patterns of negative numbers fall
-        keys[i] = int64_t(bits) * (int64_t(1) << 32) | i;
+// Indices of the states in rising order: no result depends on the order, but differences of near poles keep digits that
+// those of far ones lose. Each state counts those before it, which beats a sort that branches.
+void sort_states(const float* x, int64_t n, vi* keys, int32_t* order) {
+    const int32_t* key = reinterpret_cast<const int32_t*>(keys);
+    for (int64_t v = 0; v * W < n; ++v) {
+        const vi bits = (vi)load(x + v * W, lanes_of(n, v));
+        keys[v] = bits ^ ((bits >> 31) & 0x7fffffff);  // as integers, bit patterns of negative numbers fall
     }
-    std::sort(keys, keys + n);
+    vi index;
+    for (int i = 0; i < W; ++i) index[i] = i;
+    for (int64_t v = 0; v * W < n; ++v, index += W) {
+        vi rank = {};
+        for (int32_t j = 0; j < n; ++j) {
+            const vi other = vi{} + key[j];
+            rank -= (other < keys[v]) | ((other == keys[v]) & (vi{} + j < index));
+        }
+        for (int i = 0; i < lanes_of(n, v); ++i) order[rank[i]] = index[i];
+    }
 }
-int64_t index_of(int64_t key) { return key & 0xffffffff; }
 
 // The poles of one token, sorted; lanes without a pole hold equal ones on both sides, which change nothing.
 struct Poles {
@@ -43,24 +51,23 @@ struct Poles {
     vf *old_r, *new_r, *product, *gap;  // r, r', r r', r' - r
     vf* strain;                         // |r' - r| / sqrt(r r'), at least the distance |log r' - log r|
     vf* spare;
-    int64_t *old_order, *new_order;
+    int32_t *old_order, *new_order;
 
-    static int64_t floats(int64_t n) { return round_up(n, W) * 10; }
+    static int64_t floats(int64_t n) { return round_up(n, W) * 8; }
     Poles(vf* memory, int64_t poles) : n(poles), vectors(ceil_div(poles, W)) {
-        const auto take = [&](int64_t size) { return memory += size, memory - size; };
-        old_r = take(vectors), new_r = take(vectors), product = take(vectors), gap = take(vectors);
-        strain = take(vectors), spare = take(vectors);
-        old_order = reinterpret_cast<int64_t*>(take(2 * vectors));
-        new_order = reinterpret_cast<int64_t*>(take(2 * vectors));
+        const auto take = [&] { return memory += vectors, memory - vectors; };
+        old_r = take(), new_r = take(), product = take(), gap = take(), strain = take(), spare = take();
+        old_order = reinterpret_cast<int32_t*>(take()), new_order = reinterpret_cast<int32_t*>(take());
     }
 
     // With a = tanh(x / 2), r is e^-x.
     void read(const float* old_state, const float* new_state, bool raw) {
-        sort_states(old_state, n, old_order), sort_states(new_state, n, new_order);
+        sort_states(old_state, n, reinterpret_cast<vi*>(spare), old_order);
+        sort_states(new_state, n, reinterpret_cast<vi*>(spare), new_order);
         for (int64_t v = 0; v < vectors; ++v) {
             vf x = splat(old_state[0]), y = x;
             for (int i = 0; i < lanes_of(n, v); ++i) {
-                x[i] = old_state[index_of(old_order[v * W + i])], y[i] = new_state[index_of(new_order[v * W + i])];
+                x[i] = old_state[old_order[v * W + i]], y[i] = new_state[new_order[v * W + i]];
             }
             const vf up = raw ? vf{} : 1.f / (1.f + x), up_new = raw ? vf{} : 1.f / (1.f + y);
             old_r[v] = raw ? exp(-x) : (1.f - x) * up, new_r[v] = raw ? exp(-y) : (1.f - y) * up_new;
@@ -71,9 +78,9 @@ struct Poles {
     }
 };
 
-// The points x of the quadrature: `count` steps of size `step` from `start`.
+// The points x of the quadrature: `count` steps of size `step` from log `first`.
 struct Grid {
-    double start, step;
+    double first, step;
     int64_t count;  // 0: a pole is not inside the unit interval, or NaN
 };
 
@@ -109,7 +116,7 @@ Grid grid_for(const Poles& p) {
     inside = ~inside;
     for (int64_t v = 0; v < p.vectors; ++v) {
         for (const vf r : {p.old_r[v], p.new_r[v]}) {
-            inside &= (r > vf{}) & (r < splat(__builtin_inff()));
+            inside &= (r > splat(1 / LARGEST)) & (r < splat(LARGEST));
             low = at_most(low, r), high = at_least(high, r);
         }
         moved += at_most(splat(1.f), p.strain[v]);
@@ -119,56 +126,62 @@ Grid grid_for(const Poles& p) {
     for (int i = 1; i < W; ++i) least = std::fmin(least, low[i]), most = std::fmax(most, high[i]);
     // Many poles that moved together hold |U - 1| up further out.
     const double margin = MARGIN + std::log1p(sum_lanes(moved)) / 2;
-    const double start = std::log(least) - margin, range = std::log(most) + margin - start;
-    const int64_t count = round_up(static_cast<int64_t>(range / widest_step(p)) + 1, W);
-    return {start, range / count, count};
+    const double range = std::log(static_cast<double>(most) / least) + 2 * margin, widest = widest_step(p);
+    double step = 0.58;
+    while (step > widest) step *= 0.84;  // few sizes, so that tokens share their weights
+    const int64_t count = round_up(static_cast<int64_t>(range / step) + 1, W);
+    return {std::sqrt(least) * std::sqrt(most) * std::exp(-step * (count - 0.5) / 2), step, count};
 }
 
 // Values at the points: those of the first variable, then those of the second, half a step on.
 struct Points {
     int64_t count, vectors;  // of each variable
+    double step;
+    vf* power;               // e^x over that of the first point
     vf *s, *square;          // e^x and its square
     vf *fall, *sine;         // 1 - cos psi, sin psi
     vf* slope;               // derivative of the energy by psi
     vf *near, *far;          // weights by distance, h^2 / (4 sinh^2) and h^2 / (4 cosh^2)
     vf* beyond;              // weight of all points beyond the grid, at each point of the first variable
 
-    static int64_t floats(int64_t count) { return count * (5 * 2 + 3 * 2) + 2 * W; }
-    Points(vf* memory, const Grid& grid) : count(grid.count), vectors(grid.count / W) {
+    explicit Points(const Grid& grid)
+        : count(grid.count), vectors(grid.count / W), step(grid.step), memory_(2 * count * 9) {
+        vf* memory = memory_.vectors();
         const auto take = [&] { return memory += 2 * vectors, memory - 2 * vectors; };
+        power = take();
         s = take(), square = take(), fall = take(), sine = take(), slope = take();
         near = take(), far = take(), beyond = take();
-        place(grid);
-        weigh(grid);
+        raise();
+        weigh();
+    }
+
+    void place(double first) const {
+        for (int64_t v = 0; v < 2 * vectors; ++v) {
+            s[v] = static_cast<float>(first) * power[v];
+            square[v] = s[v] * s[v];
+        }
     }
 
   private:
+    Buffer memory_;
+
     // Powers in double precision: a rounded x would move the points.
-    void place(const Grid& grid) {
-        const double ratio = std::exp(grid.step);
-        double power = 1;
-        vf lane;
-        for (int i = 0; i < W; ++i) lane[i] = static_cast<float>(power), power *= ratio;
-        double first = std::exp(grid.start), second = first * std::sqrt(ratio);
-        for (int64_t v = 0; v < vectors; ++v) {
-            s[v] = static_cast<float>(first) * lane, s[vectors + v] = static_cast<float>(second) * lane;
-            first *= power, second *= power;
+    void raise() const {
+        for (int64_t i = 0; i < count; ++i) {
+            scalars(power)[i] = static_cast<float>(std::exp(step * i));
+            scalars(power)[count + i] = static_cast<float>(std::exp(step * (i + 0.5)));
         }
-        for (int64_t v = 0; v < 2 * vectors; ++v) square[v] = s[v] * s[v];
     }
 
     // Entry k + count of near and far belongs to the distance |k + 1/2| steps.
-    void weigh(const Grid& grid) {
-        const float step = static_cast<float>(grid.step), area = step * step;
-        vf lane;
-        for (int i = 0; i < W; ++i) lane[i] = (static_cast<float>(i) + 0.5f) * step;
-        for (int64_t v = 0; v < vectors; ++v) {
-            const vf m = exp2_minus_1(LOG2E * (lane + static_cast<float>(v * W) * step)), e = area * (1.f + m);
-            near[vectors + v] = e / (m * m);
-            far[vectors + v] = e / ((2.f + m) * (2.f + m));
+    void weigh() const {
+        for (int64_t k = 0; k < count; ++k) {
+            const double sinh = std::sinh(step * (k + 0.5) / 2), square = step * step / 4;
+            scalars(near)[count + k] = static_cast<float>(square / (sinh * sinh));
+            scalars(far)[count + k] = static_cast<float>(square / (1 + sinh * sinh));
         }
         float *to_near = scalars(near), *to_far = scalars(far), *sums = scalars(beyond);
-        float rest = static_cast<float>(grid.step / std::sinh(grid.step * count));  // of all distances from k + 1/2 on
+        float rest = static_cast<float>(step / std::sinh(step * count));  // of all distances from k + 1/2 on
         for (int64_t k = 0; k <= count; ++k) sums[k] = 0;
         sums[count] = sums[0] = rest;
         for (int64_t k = count - 1; k >= 0; --k) {
@@ -251,7 +264,7 @@ float interact(const Points& x) {
 }
 
 // Derivatives by the states of one side: d psi / d r = +-2 s / (s^2 + r^2); d r is -2 / (1 + a)^2 d a, or -r d x.
-void write_slopes(const Points& x, const Poles& p, const vf* r, const int64_t* order, bool raw, double factor,
+void write_slopes(const Points& x, const Poles& p, const vf* r, const int32_t* order, bool raw, double factor,
                   float* out) {
     const float *s = scalars(x.s), *square = scalars(x.square), *slope = scalars(x.slope);
     for (int64_t v = 0; v < p.vectors; ++v) {
@@ -261,7 +274,7 @@ void write_slopes(const Points& x, const Poles& p, const vf* r, const int64_t* o
         const vf by_state = raw ? 2.f * pole : (1.f + pole) * (1.f + pole);  // 2 / (1 + a) = 1 + r
         p.spare[v] = static_cast<float>(factor) * sum * by_state;
     }
-    for (int64_t i = 0; i < p.n; ++i) out[index_of(order[i])] = scalars(p.spare)[i];
+    for (int64_t i = 0; i < p.n; ++i) out[order[i]] = scalars(p.spare)[i];
 }
 
 void fill(float value, int64_t n, float* out) {
@@ -275,8 +288,7 @@ void chordal(const Chordal& f) {
     {
         const FlushToZero flush;
         const Buffer pole_memory(Poles::floats(f.n));
-        std::optional<Buffer> point_memory;
-        int64_t room = 0;
+        std::map<std::pair<double, int64_t>, Points> rules;  // by step and count
         Poles p(pole_memory.vectors(), f.n);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {
@@ -289,8 +301,8 @@ void chordal(const Chordal& f) {
                 fill(f.value[i], f.n, d_old), fill(f.value[i], f.n, d_new);
                 continue;
             }
-            if (grid.count > room) point_memory.emplace(Points::floats(room = 2 * grid.count));
-            const Points x(point_memory->vectors(), grid);
+            const Points& x = rules.try_emplace({grid.step, grid.count}, grid).first->second;
+            x.place(grid.first);
             phases(p, x);
             const bool slopes = d_old || d_new;
             const float energy = slopes ? interact<true>(x) : interact<false>(x);

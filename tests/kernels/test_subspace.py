@@ -85,6 +85,13 @@ def test_chordal_of_one_pole_is_its_formula(backend: str) -> None:
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
 
 
+def test_chordal_of_extreme_raw_states(backend: str) -> None:
+    x = torch.tensor([[-15.0], [-1.0], [3.0], [14.0]])
+    value = fused_distance(x, x, x.flip(0), x.flip(0), kind="chordal", backend=backend)
+    expected = 2 * torch.tanh((x - x.flip(0)).double() / 2).square().squeeze(-1)
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
+
+
 def test_slow_and_repeated_poles(backend: str) -> None:
     g = torch.Generator().manual_seed(0)
     slow = torch.exp(-0.001 * torch.arange(1, 17)).expand(3, 16).contiguous()
