@@ -30,8 +30,9 @@ def _load_native() -> ModuleType | None:
 NATIVE = _load_native()
 
 
-# Triton is imported by its first call. In its interpreter (how it is tested without a GPU) it takes CPU tensors.
-TRITON = importlib.util.find_spec("triton") is not None
+# Triton is imported by its first call; INFSSM_TRITON=0 does without it. In its interpreter (how it is tested without a
+# GPU) it takes CPU tensors.
+TRITON = importlib.util.find_spec("triton") is not None and os.environ.get("INFSSM_TRITON") != "0"
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -69,7 +70,7 @@ def _obstacle(backend: str, tensors: tuple[Tensor | None, ...]) -> str | None:
     if backend == "cpu" and NATIVE is None:
         return "infssm.kernels._native was not built (reinstall with a C++17 compiler)"
     if backend == "triton" and not TRITON:
-        return "Triton is not installed (pip install triton)"
+        return "Triton is not installed (pip install triton) or switched off (INFSSM_TRITON=0)"
     devices = ("cpu",) if backend == "cpu" else ("cuda", "cpu") if _INTERPRETED else ("cuda",)
     for tensor in tensors:
         if tensor is None:
