@@ -27,7 +27,7 @@ def place(groups, size, COLS: tl.constexpr):
 @triton.jit
 def token_at(t, tokens, REVERSE: tl.constexpr):
     """The token the scan reaches after t others; loads ahead that would leave the sequence stay at its end."""
-    t = tl.minimum(tl.maximum(t, 0), tokens - 1)
+    t = tl.minimum(tl.maximum(t, 0), tokens - 1).to(tl.int64)  # times a stride it may pass 2^31
     return tokens - 1 - t if REVERSE else t
 
 
