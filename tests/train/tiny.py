@@ -13,7 +13,15 @@ from infssm.train import Result, RunConfig, load_config, merge
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "num_tasks": 2, "train_per_class": 8, "test_per_class": 4},
     "model": {"name": "vim_nano", "options": {"patch_size": 4, "embed_dim": 16, "depth": 1, "d_state": 4}},
-    "train": {"epochs": 2, "batch_size": 8, "limit_batches": 3, "threads": 1, "log_every": 1, "accelerator": "cpu"},
+    "train": {
+        "epochs": 2,
+        "batch_size": 8,
+        "limit_batches": 3,
+        "select_best": True,
+        "threads": 1,
+        "log_every": 1,
+        "accelerator": "cpu",
+    },
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "clfd": {"buffer_size": 20},

@@ -121,8 +121,9 @@ class TrainConfig(Section):
     )
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="mass spread over all classes (release: 0.1)")
     select_best: bool = Field(
-        default=True,
-        description="end each task with the epoch of best validation accuracy on that task (release); false: the last",
+        default=False,
+        description="end each task with the epoch of best validation accuracy on that task (release), which favours "
+        "the new task over the old ones; false: with the last",
     )
     task0: str = Field(
         default="train",
