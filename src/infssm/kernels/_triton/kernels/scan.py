@@ -2,8 +2,9 @@
 
 The state is a tile [STATES, COLS] in registers: one channel per lane of a warp, so that sums over states stay within a
 thread and rows of u and delta are read as whole cache lines. Sums over channels are written per block and added up by
-the caller: no atomics, so that two runs agree bit for bit. The loads of the next token are issued before the arithmetic
-of the current one. States and channels that only fill up a tile have B = C = 0 and delta = 0: they stay 0.
+the caller: no atomics, so that two runs agree bit for bit. u and delta of the next token are loaded before the
+arithmetic of the current one; B and C, which every lane holds whole, would cost too many registers for that. States and
+channels that only fill up a tile have B = C = 0 and delta = 0: they stay 0.
 """
 
 import triton
@@ -32,13 +33,11 @@ def token_at(t, tokens, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def read(u, delta, B, C, token, u_step, delta_step, B_step, C_step, channel, keep, state, real):
-    """u, delta [COLS] and B, C [STATES] of a token."""
+def read(u, delta, token, u_step, delta_step, channel, keep):
+    """u and delta [COLS] of a token."""
     return (
         tl.load(u + token * u_step + channel, mask=keep, other=0.0),
         tl.load(delta + token * delta_step + channel, mask=keep, other=0.0),
-        tl.load(B + token * B_step + state, mask=real, other=0.0),
-        tl.load(C + token * C_step + state, mask=real, other=0.0),
     )
 
 
@@ -84,14 +83,12 @@ def forward(
     h = tl.zeros((STATES, COLS), tl.float32)
     if initial is not None:
         h = tl.load(initial + batch * n * channels + inner, mask=tile, other=0.0)
-    token = token_at(0, tokens, REVERSE)
-    ut, raw, b, c = read(u, delta, B, C, token, u_step, delta_step, B_step, C_step, channel, keep, state, real)
+    ut, raw = read(u, delta, token_at(0, tokens, REVERSE), u_step, delta_step, channel, keep)
     for t in range(tokens):
         token = token_at(t, tokens, REVERSE)
-        after = token_at(t + 1, tokens, REVERSE)
-        next_u, next_raw, next_b, next_c = read(
-            u, delta, B, C, after, u_step, delta_step, B_step, C_step, channel, keep, state, real
-        )
+        b = tl.load(B + token * B_step + state, mask=real, other=0.0)
+        c = tl.load(C + token * C_step + state, mask=real, other=0.0)
+        next_u, next_raw = read(u, delta, token_at(t + 1, tokens, REVERSE), u_step, delta_step, channel, keep)
         if boundary is not None:  # noqa: SIM102 - the first is decided at compile time
             if t % CHUNK == 0:
                 chunk = batch * tl.cdiv(tokens, CHUNK) + t // CHUNK
@@ -110,6 +107,6 @@ def forward(
             if zoh_sum is not None:
                 hold = dt[None, :] * exp_slope(dt[None, :] * poles, a)
                 tl.store(zoh_sum + at * n + state, tl.sum(hold, axis=1), mask=real)
-        ut, raw, b, c = next_u, next_raw, next_b, next_c
+        ut, raw = next_u, next_raw
     if last is not None:
         tl.store(last + batch * n * channels + inner, h, mask=tile)

@@ -49,31 +49,24 @@ def backward(
         first = (chunks - back) * CHUNK
         count = tl.minimum(CHUNK, tokens - first)
         h = tl.load(boundary + (batch * chunks + chunks - back) * n * channels + inner, mask=tile, other=0.0)
-        token = token_at(first, tokens, REVERSE)
-        ut, raw, b, c = read(
-            u, delta, B, C, token, u_step, delta_step, B_step, C_step, channel, keep, state, real
-        )
+        ut, raw = read(u, delta, token_at(first, tokens, REVERSE), u_step, delta_step, channel, keep)
         for i in range(count):
-            token = token_at(first + i + 1, tokens, REVERSE)
-            next_u, next_raw, next_b, c = read(
-                u, delta, B, C, token, u_step, delta_step, B_step, C_step, channel, keep, state, real
-            )
+            b = tl.load(B + token_at(first + i, tokens, REVERSE) * B_step + state, mask=real, other=0.0)
+            after = token_at(first + i + 1, tokens, REVERSE)
+            next_u, next_raw = read(u, delta, after, u_step, delta_step, channel, keep)
             tl.store(history + i * STATES * COLS, h)
             h, _ = advance(h, ut, discretise(raw, shift, keep, SOFTPLUS), poles, b)
-            ut, raw, b = next_u, next_raw, next_b
+            ut, raw = next_u, next_raw
         tl.debug_barrier()
-        token = token_at(first + count - 1, tokens, REVERSE)
-        ut, raw, b, c = read(
-            u, delta, B, C, token, u_step, delta_step, B_step, C_step, channel, keep, state, real
-        )
+        ut, raw = read(u, delta, token_at(first + count - 1, tokens, REVERSE), u_step, delta_step, channel, keep)
         for k in range(1, count + 1):
             token = token_at(first + count - k, tokens, REVERSE)
             before = tl.load(history + (count - k) * STATES * COLS)
             dy = tl.load(grad_y + token * y_step + channel, mask=keep, other=0.0)
+            b = tl.load(B + token * B_step + state, mask=real, other=0.0)
+            c = tl.load(C + token * C_step + state, mask=real, other=0.0)
             after = token_at(first + count - k - 1, tokens, REVERSE)
-            next_u, next_raw, next_b, next_c = read(
-                u, delta, B, C, after, u_step, delta_step, B_step, C_step, channel, keep, state, real
-            )
+            next_u, next_raw = read(u, delta, after, u_step, delta_step, channel, keep)
             row = (batch * tokens + token) * channels + channel
             if z is not None:
                 gate = tl.load(z + batch * z_batch + token * z_step + channel, mask=keep, other=0.0)
@@ -107,7 +100,7 @@ def backward(
             total_D += dy * ut
             tl.store(ddelta + row, ddt, mask=keep)
             tl.store(du + row, dt * dx + skip * dy, mask=keep)
-            h, ut, raw, b, c = before, next_u, next_raw, next_b, next_c
+            h, ut, raw = before, next_u, next_raw
         tl.debug_barrier()
     tl.store(dA + own + inner, total_A, mask=tile)
     if dD is not None:
