@@ -165,8 +165,8 @@ def _page(results: Results) -> str:
 
 _EPOCHS = """The release ends each task with the epoch of best validation accuracy on the new task
 (`train.select_best: true`, as in the presets). That favours the new task: on tasks this easy the first or second epoch
-wins, before the penalty has pulled the states back. Forgetting rises for every method, and `inf-ssm-exact` loses most of
-its gain. Elsewhere tasks end with their last epoch. Weights as in the first table."""
+wins, before the penalty has pulled the states back. Forgetting rises for every method, and `inf-ssm-exact` loses much
+of its gain. Elsewhere tasks end with their last epoch. Weights as in the first table."""
 
 
 def _mean(runs: Sequence[Outcome], key: str) -> str:
