@@ -152,7 +152,7 @@ template <bool SLOPE>
 double overlap(const Side<vd>& other, const Side<vd>& mine, int64_t n, vd* q, vd* r) {
     const double *poles = reinterpret_cast<double*>(other.pole), *weights = reinterpret_cast<double*>(other.weight);
     vd sum = {};
-    for (int64_t v = 0; v * WD < n; ++v) {
+    for (int64_t v = 0; v * WD < round_up(n, W); ++v) {  // unused lanes too, which are read again
         const vd x = mine.pole[v];
         vd value = {}, slope = {};
         for (int64_t i = 0; i < n; ++i) {
