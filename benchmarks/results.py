@@ -60,9 +60,11 @@ class Bench:
         if method == "seq" and not options:
             return first
         values = merge(merge(self.base, common), {"method": {"name": method, **options}})
-        if not _trains_task0(method):
-            start = run_path(first) / "checkpoints" / "task_00.safetensors"
-            values = merge(values, {"train": {"task0": str(start)}})
+        start = str(run_path(first) / "checkpoints" / "task_00.safetensors")
+        if method.startswith("l2p-r"):  # prompts for a backbone that stays as it is
+            values = merge(values, {"model": {"weights": start}})
+        elif not _trains_task0(method):
+            values = merge(values, {"train": {"task0": start}})
         return load_config(values)
 
     def go(self, runs: Iterable[Run]) -> list[Outcome]:
@@ -96,8 +98,8 @@ class Bench:
 
 
 def _trains_task0(method: str) -> bool:
-    """Methods whose heads, prompts or encoders must be there from task 0 on."""
-    return method.split("+")[0] in ("lucir", "l2p-r", "clfd", "joint", "si", "ucl")
+    """Methods whose heads, encoders or measurements must be there from task 0 on."""
+    return method.split("+")[0] in ("lucir", "clfd", "joint", "si", "ucl")
 
 
 def _validation_aa(path: Path) -> float:
