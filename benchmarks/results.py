@@ -61,7 +61,7 @@ class Bench:
             return first
         values = merge(merge(self.base, common), {"method": {"name": method, **options}})
         start = str(run_path(first) / "checkpoints" / "task_00.safetensors")
-        if method.startswith("l2p-r"):  # prompts for a backbone that stays as it is
+        if method.startswith("l2p-r"):  # its queries need a trained model
             values = merge(values, {"model": {"weights": start}})
         elif not _trains_task0(method):
             values = merge(values, {"train": {"task0": start}})
