@@ -86,18 +86,19 @@ float weigh(const Side<vf>& side, int64_t vectors) {
 }
 
 // For each pole x of `mine`, q = sum_i p_i g_i^2 with g_i = (a_i - x) / (1 - a_i x) over the other side, and its slope
-// in x; returns the sum over mine of mass * q. The paper's 1 - ratio is that over the traces, without cancellation.
+// in x times 1 - x^2, from dg/dx = -(1 - g^2) / (1 - x^2); returns the sum over mine of mass * q. The paper's 1 - ratio
+// is that over the traces, without cancellation.
 template <bool SLOPE>
 float spread(const Side<vf>& other, const Side<vf>& mine, int64_t n) {
-    const float *poles = scalars(other.pole), *rows = scalars(other.row), *masses = scalars(other.weight);
+    const float *poles = scalars(other.pole), *masses = scalars(other.weight);
     vf sum = {};
     for (int64_t v = 0; v * W < n; ++v) {
         const vf x = mine.pole[v];
         vf value = {}, slope = {};
         for (int64_t i = 0; i < n; ++i) {
-            const vf inverse = reciprocal(1.f - poles[i] * x), gap = (poles[i] - x) * inverse;
-            value += masses[i] * (gap * gap);
-            if constexpr (SLOPE) slope += (rows[i] * rows[i]) * (gap * (inverse * inverse));
+            const vf gap = (poles[i] - x) * reciprocal(1.f - poles[i] * x), first = masses[i] * gap, second = first * gap;
+            value += second;
+            if constexpr (SLOPE) slope += first - second * gap;
         }
         mine.q[v] = value;
         if constexpr (SLOPE) mine.r[v] = -2.f * slope;
@@ -108,11 +109,12 @@ float spread(const Side<vf>& other, const Side<vf>& mine, int64_t n) {
 
 // Derivatives for one side, the sum of whose masses is `own`, and that of the other side's `other`.
 void simplified_slopes(const Side<vf>& side, int64_t vectors, float own, float other, float value, vf* da, vf* dc) {
+    const float by_own = 1 / own, by_both = by_own / other, rest = value * by_own;
     for (int64_t v = 0; v < vectors; ++v) {
         const vf pole = side.pole[v], inverse = reciprocal((1.f - pole) * (1.f + pole));
-        const vf by_mass = (side.q[v] / other - value) / own;
+        const vf by_mass = side.q[v] * by_both - rest;
         dc[v] = 2.f * side.row[v] * inverse * by_mass;
-        da[v] = side.weight[v] * (side.r[v] / (own * other) + 2.f * pole * inverse * by_mass);
+        da[v] = side.weight[v] * inverse * (side.r[v] * by_both + 2.f * pole * by_mass);
     }
 }
 
@@ -237,47 +239,50 @@ struct Pairs {
     vf *a, *b, *gap;
 };
 
-struct Sum {
-    double value, magnitude;  // of the terms, and of their absolute values
-};
-
-// sum_ij log1p(gap_i gap_j / ((1 - a_i a_j)(1 - b_i b_j))), the pairs i < j once and doubled.
-Sum martin_sum(const Pairs& pairs, int64_t n) {
+// sum_ij log1p(gap_i gap_j / ((1 - a_i a_j)(1 - b_i b_j))): pairs within a vector of states as they come, those between
+// two vectors once and doubled.
+double martin_sum(const Pairs& pairs, int64_t n) {
     const float *a = scalars(pairs.a), *b = scalars(pairs.b), *gap = scalars(pairs.gap);
     vi beyond = {};
-    vf sum = {}, magnitude = {};
-    for (int64_t i = 0; i < n; ++i) {
-        vf times;  // 0 before the diagonal, 1 on it, 2 after
-        for (int lane = 0; lane < W; ++lane) times[lane] = lane < i % W ? 0.f : lane == i % W ? 1.f : 2.f;
-        vf row = {}, size = {};
-        for (int64_t v = i / W; v * W < n; ++v) {
-            const vf product = gap[i] * pairs.gap[v];
-            const vf base = (1.f - a[i] * pairs.a[v]) * (1.f - b[i] * pairs.b[v]);
-            // log1p(x) = 2 atanh(x / (2 + x)), with x = product / base in one division.
-            const vf s = product * reciprocal(2.f * base + product), square = s * s;
-            vf series = splat(2.f / 9);
-            series = series * square + 2.f / 7;
-            series = series * square + 2.f / 5;
-            series = series * square + 2.f / 3;
-            series = series * square + 2.f;
-            const vf term = series * s * times;
-            row += term;
-            size += absolute(term);
-            beyond |= ~(absolute(s) <= splat(0.2f));
-            times = splat(2.f);
-        }
-        sum += row;
-        magnitude += size;
+    vf sum = {};
+    for (int64_t v = 0; v * W < n; ++v) {
+        const vf x = pairs.a[v], y = pairs.b[v], own = pairs.gap[v];
+        const auto add = [&](int64_t first, int64_t last, vf row) {
+            for (int64_t i = first; i < last; ++i) {
+                const vf product = gap[i] * own, base = (1.f - a[i] * x) * (1.f - b[i] * y);
+                // log1p(x) = 2 atanh(x / (2 + x)), with x = product / base in one division.
+                const vf s = product * reciprocal(2.f * base + product), square = s * s;
+                vf series = splat(2.f / 9);
+                series = series * square + 2.f / 7;
+                series = series * square + 2.f / 5;
+                series = series * square + 2.f / 3;
+                series = series * square + 2.f;
+                row += series * s;
+                beyond |= ~(absolute(s) <= splat(0.2f));
+            }
+            return row;
+        };
+        const vf before = add(0, v * W, vf{});
+        sum += add(v * W, n < (v + 1) * W ? n : (v + 1) * W, before + before);
     }
-    if (!any(beyond)) return {sum_lanes(sum), sum_lanes(magnitude)};
-    Sum exact = {0, 0};  // far apart (or NaN): outside the series
+    if (!any(beyond)) return sum_lanes(sum);
+    double exact = 0;  // far apart (or NaN): outside the series
     for (int64_t i = 0; i < n; ++i)
         for (int64_t j = 0; j < n; ++j) {
             const double base = (1.0 - double(a[i]) * a[j]) * (1.0 - double(b[i]) * b[j]);
-            const double term = __builtin_log1p(double(gap[i]) * gap[j] / base);
-            exact.value += term, exact.magnitude += __builtin_fabs(term);
+            exact += __builtin_log1p(double(gap[i]) * gap[j] / base);
         }
     return exact;
+}
+
+// About the sum of the terms with i = j, none of which is negative.
+float martin_diagonal(const Pairs& pairs, int64_t n) {
+    vf sum = {};
+    for (int64_t v = 0; v * W < n; ++v) {
+        const vf a = pairs.a[v], b = pairs.b[v], gap = pairs.gap[v];
+        sum += at_most(splat(1.f), gap * gap * reciprocal((1.f - a * a) * (1.f - b * b)));
+    }
+    return sum_lanes(sum);
 }
 
 // 2 sum_i gap_i / ((1 - a_i x)(1 - b_i x)) at each pole x of one side; the derivative, up to a factor.
@@ -315,11 +320,11 @@ bool sees_poles_alone(Kind kind) { return kind != Kind::simplified && kind != Ki
 
 void martin(const Distance& f, Token& t, float* value, Outputs to_old, Outputs to_new) {
     Pairs pairs = {t.a, t.b, t.gap_a};
-    Sum sum = martin_sum(pairs, t.n);
+    double sum = martin_sum(pairs, t.n);
     // Terms that cancel: near systems whose poles come in different orders.
-    if (__builtin_fabs(sum.value) < 1e-3 * sum.magnitude) pairs = sorted(t), sum = martin_sum(pairs, t.n);
+    if (sum < 0.01 * martin_diagonal(pairs, t.n)) pairs = sorted(t), sum = martin_sum(pairs, t.n);
     double distance, slope;
-    function_of_martin(f.kind, sum.value < 0 ? 0 : sum.value, distance, slope);  // keeps a NaN
+    function_of_martin(f.kind, sum < 0 ? 0 : sum, distance, slope);  // keeps a NaN
     *value = static_cast<float>(distance);
     const auto write = [&](const vf* poles, double sign, Outputs to) {
         if (!to.a) return;
@@ -337,6 +342,7 @@ void distance(const Distance& f) {
     // Where only poles are seen a scalar transition is one state; the others see its pole n times.
     const int64_t n = sees_poles_alone(f.kind) ? f.poles : f.n;
     const auto kernel = f.kind == Kind::simplified ? simplified : f.kind == Kind::aligned ? aligned : martin;
+    const bool gaps = f.kind != Kind::simplified;
     const int64_t each = ceil_div(Token::floats(n), W);
     const Buffer memory(each * W * f.threads);
 #pragma omp parallel num_threads(f.threads)
@@ -345,9 +351,10 @@ void distance(const Distance& f) {
         Token t(memory.vectors() + thread_index() * each, n);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {
-            read_states(f.old_a + i * f.poles, f.new_a + i * f.poles, f.poles, n, f.raw, t.a, t.b, t.gap_a);
+            read_states(f.old_a + i * f.poles, f.new_a + i * f.poles, f.poles, n, f.raw, t.a, t.b,
+                        gaps ? t.gap_a : nullptr);
             if (!sees_poles_alone(f.kind))
-                read_states(f.old_c + i * f.n, f.new_c + i * f.n, f.n, n, f.raw, t.c, t.d, t.gap_c);
+                read_states(f.old_c + i * f.n, f.new_c + i * f.n, f.n, n, f.raw, t.c, t.d, gaps ? t.gap_c : nullptr);
             kernel(f, t, f.value + i, {f.d_old_a, f.d_old_c, i, f}, {f.d_new_a, f.d_new_c, i, f});
         }
     }

@@ -31,4 +31,8 @@ def command(
         typer.echo(json.dumps([timing._asdict() for timing in timings], indent=2))
         return
     for timing in timings:
-        typer.echo(f"{timing.method:<16} {timing.milliseconds:9.1f} ms/step {timing.images_per_s:9.1f} images/s")
+        ratio = timing.milliseconds / timings[0].milliseconds
+        typer.echo(
+            f"{timing.method:<20} {timing.milliseconds:9.1f} ms/step {timing.images_per_s:9.1f} images/s "
+            f"{ratio:6.2f} times {timings[0].method}"
+        )
