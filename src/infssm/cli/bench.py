@@ -30,9 +30,10 @@ def command(
     if as_json:
         typer.echo(json.dumps([timing._asdict() for timing in timings], indent=2))
         return
+    first = None
     for timing in timings:
-        ratio = timing.milliseconds / timings[0].milliseconds
+        first = first or timing
         typer.echo(
             f"{timing.method:<20} {timing.milliseconds:9.1f} ms/step {timing.images_per_s:9.1f} images/s "
-            f"{ratio:6.2f} times {timings[0].method}"
+            f"{timing.milliseconds / first.milliseconds:6.2f} times {first.method}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,9 +27,10 @@ class Timing(NamedTuple):
 
 def time_steps(
     methods: Sequence[str], *, model: str, image_size: int, batch_size: int, steps: int, **options: Any
-) -> list[Timing]:
-    """Median time of ``steps`` training steps on random images of a second task, per method."""
-    return [_time(name, model, image_size, batch_size, steps, options) for name in methods]
+) -> Iterator[Timing]:
+    """Median time of ``steps`` training steps on random images of a second task, method after method."""
+    for name in methods:
+        yield _time(name, model, image_size, batch_size, steps, options)
 
 
 def _time(name: str, model: str, size: int, batch_size: int, steps: int, options: dict[str, Any]) -> Timing:
@@ -43,10 +44,12 @@ def _time(name: str, model: str, size: int, batch_size: int, steps: int, options
     images, labels = torch.randn(batch_size, 3, size, size), torch.randint(half, (batch_size,))
     first, second = TaskInfo(0, range(half)), TaskInfo(1, range(half, _CLASSES))
     method.begin_task(first, [Batch(images, labels, raw=raw)])
+    method.begin_epoch(0, 1)
     method.loss(Batch(images, labels, raw=raw))
     method.end_task(first, [Batch(images, labels, raw=raw)])
     batch = Batch(images, labels + half, raw=raw)
     method.begin_task(second, [batch])
+    method.begin_epoch(0, 1)
     optimizer = build_optimizer(method.param_groups(decay_groups(method.module, 0.05)))
     set_learning_rate(optimizer, 1e-5)
     seconds = []
