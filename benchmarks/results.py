@@ -178,7 +178,8 @@ COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task
 
 LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads: a low learning rate or a huge weight lowers it
 too. So read it beside task-incremental AA (accuracy inside a task's own classes: what the features still know) and
-beside the accuracy on each later task right after it was learned ("new task": what is left of plasticity)."""
+beside the accuracy on each later task right after it was learned ("new task": what is left of plasticity). Seconds are
+wall time, two runs at a time on a machine that was also doing other things."""
 
 
 def table(rows: Mapping[str, Sequence[Outcome]], weights: Mapping[str, str]) -> list[str]:
