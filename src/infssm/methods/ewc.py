@@ -50,10 +50,8 @@ class EWC(QuadraticRegularizer):
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Add this task's Fisher to the old one, and hold the parameters where they are now."""
-        new, old = (
-            self.fisher(task, needed(loader, self.name, "measures importances on the task's data")),
-            self.importance,
-        )
+        loader = needed(loader, self.name, "measures importances on the task's data")
+        new, old = self.fisher(task, loader), self.importance
         self.importance = new if old is None else {key: self.config.gamma * old[key] + new[key] for key in new}
         self.anchor = self.parameters.clone()
 

@@ -38,10 +38,8 @@ class MAS(QuadraticRegularizer):
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Add this task's importances to the old ones, and hold the parameters where they are now."""
-        new, old = (
-            self.sensitivity(task, needed(loader, self.name, "measures importances on the task's data")),
-            self.importance,
-        )
+        loader = needed(loader, self.name, "measures importances on the task's data")
+        new, old = self.sensitivity(task, loader), self.importance
         self.importance = new if old is None else {key: old[key] + new[key] for key in new}
         self.anchor = self.parameters.clone()
 
