@@ -33,9 +33,9 @@ paper's) and `+inf-ssm-exact` (ours). Buffer: {buffer} images. The weight of inf
 that of inf-ssm-exact is `auto`; nothing else was tuned, except that lucir is shown with fine-tuning batches of 8 at
 rate 0.1, set by a look at one seed: the published 128 at 0.01 leave few small steps on such a buffer. seq, er,
 der, der++ and x-der start from seq's task-0 model of the same seed; l2p-r, whose queries need a trained model, trains
-its prompts on task 0 from there; lucir and clfd train task 0 with their own head and encoder. Softmax: seq over the current task's classes,
-er as named (`full`: all classes, `seen`: those met so far, `current+seen`: the current task's for stream images, those
-met so far for replayed ones). Seeds 0, 10, 100; mean ± sample deviation, percent. Made by
+its prompts on task 0 from there; lucir and clfd train task 0 with their own head and encoder. Softmax: seq over the
+current task's classes, er as named (`full`: all classes, `seen`: those met so far, `current+seen`: the current task's
+for stream images, those met so far for replayed ones). Seeds 0, 10, 100; mean ± sample deviation, percent. Made by
 `python -m benchmarks.results {stream}`; all numbers in `{stream}.json` beside this page."""
 
 
