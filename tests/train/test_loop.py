@@ -18,6 +18,7 @@ from infssm.train.again import evaluate_run
 from infssm.train.evaluate import Accuracy
 from infssm.train.loop import Loop
 from infssm.train.main_job import run_side_by_side, write_comparison
+from infssm.train.setup import build
 from tests.train.tiny import assert_same, final_weights, tiny_config
 
 
@@ -204,3 +205,12 @@ def test_missing_loggers_name_their_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(ConfigError, match=rf"infssm\[{name}\]"):
         run(tiny_config(tmp_path, log={name: True}), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"), [({}, 8), ({"recipe": "deit"}, 32), ({"recipe": "deit", "image_size": 16}, 16)]
+)
+def test_images_have_the_size_of_the_data_or_with_deit_of_the_model(tmp_path: Path, changes: dict, size: int) -> None:
+    setup = build(tiny_config(tmp_path, data=changes), torch.device("cpu"))
+    assert setup.recipe.size == size
+    assert setup.method.module.img_size == (size, size)

@@ -49,7 +49,7 @@ class DataConfig(_Named):
         default="light", description="training augmentation: 'light' for small images, 'deit' as the release, 'none'"
     )
     image_size: int | None = Field(
-        default=None, ge=1, description="pixels; null: the data set's own size, 224 with 'deit' (release)"
+        default=None, ge=1, description="pixels; null: the data set's own size, with 'deit' the model's (release: 224)"
     )
     eval_normalization: Literal["same", "authors"] = Field(
         default="same",

@@ -129,19 +129,19 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
     check_config(config)
     stream = load_stream(config, split)
     data, train = config.data, config.train
-    recipe = make_recipe(
-        data.recipe,
-        stream.dataset,
-        size=data.image_size,
-        eval_normalization=data.eval_normalization,
-        val_transform=data.val_transform,
-    )
     seed_all(config.seed, "model")
     model = create_model(
         config.model.name,
         num_classes=stream.num_classes,
         weights=config.model.weights if weights else None,
         **{"in_chans": stream.dataset.images.channels} | config.model.options,
+    )
+    recipe = make_recipe(
+        data.recipe,
+        stream.dataset,
+        size=data.image_size or (_own_size(model) if data.recipe == "deit" else None),
+        eval_normalization=data.eval_normalization,
+        val_transform=data.val_transform,
     )
     if (resize := getattr(model, "set_input_size", None)) is not None:
         resize(recipe.size)
@@ -160,6 +160,12 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
     method.context.strong = strong_recipe(stream.dataset, recipe).train
     mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
     return Setup(config, stream, recipe, mixing if method.base.mixes else None, method)
+
+
+def _own_size(model: nn.Module) -> int | None:
+    """Pixels of the square images a model was made for, if it was."""
+    height, width = getattr(model, "img_size", (None, None))
+    return height if height == width else None
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
