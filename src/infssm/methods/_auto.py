@@ -1,7 +1,7 @@
 """`AutoWeight`: a regularizer's weight from the drift that unregularized training shows.
 
 The rule: weight = TARGET / (penalty that unregularized training reaches on a new task). On a pre-trained model and on
-digits from scratch, the best weight of every distance tried lay within a factor of 16 of it (docs/results/digits.md).
+digits from scratch, the best weight of most distances lay within a factor of 16 of it (docs/results/digits.md).
 Where unregularized training hardly drifts, at a low learning rate, the rule holds too much.
 """
 
