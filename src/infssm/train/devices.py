@@ -52,7 +52,7 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "error"
         try:
-            return fabric.launch(_noting_errors, note, function, *args)
+            return fabric.launch(_in_started_process, note, function, *args)
         except ProcessRaisedException:
             if note.exists():
                 raise pickle.loads(note.read_bytes()) from None
@@ -66,14 +66,21 @@ def _torchrun_world() -> tuple[int, int]:
     return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
 
 
-def _noting_errors(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:
-    """Keep the first error of a started process as it is: only its text would reach the parent."""
+def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:
+    """Keep the first error of a started process as it is: only its text would reach the parent.
+
+    The processes part before they end: one that ends with a connection still open aborts now and then.
+    """
     try:
-        return function(fabric, *args)
+        result = function(fabric, *args)
+        torch.distributed.barrier()
+        return result
     except InfssmError as error:
         if not note.exists():
             note.write_bytes(pickle.dumps(error))
         raise
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
