@@ -45,7 +45,7 @@ def cifar_base(data_root: str | None) -> Mapping[str, Any]:
         "benchmark": "cifar50-5",
         "data": {"name": str(part), "num_tasks": 5, "train_per_class": 100, "test_per_class": 50},
         "model": {"name": "vim_nano", "options": {"patch_size": 8, "embed_dim": 64, "depth": 4}},
-        "train": {"epochs": 3, "task0_epochs": 6, "batch_size": 32, "select_best": False},
+        "train": {"epochs": 3, "task0_epochs": 6, "batch_size": 32},
     }
 
 
