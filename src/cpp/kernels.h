@@ -96,13 +96,14 @@ struct OutputDistance {  // [tokens, n] contiguous
     float *d_new_a, *d_new_c, *d_new_b;   // derivatives of each value, all or none
 };
 
-struct Chordal {  // [tokens, n] contiguous
+struct Subspaces {  // [tokens, n] contiguous
     int64_t tokens, n;
     bool raw;
     int threads;
     const float *old_a, *new_a;
     float* value;           // [tokens]
     float *d_old, *d_new;   // derivatives of each value; each may be null
+    float* sure;            // [tokens], geodesic: 1 where the value has its precision, else 0
 };
 
 struct Lattice {  // a: [systems, n]; sine, cosine: [systems, n, n]; all contiguous
@@ -127,7 +128,8 @@ struct Kernels {
     void (*norm_backward)(const Norm&);
     void (*distance)(const Distance&);
     void (*output_distance)(const OutputDistance&);
-    void (*chordal)(const Chordal&);
+    void (*chordal)(const Subspaces&);
+    void (*geodesic)(const Subspaces&);
     void (*lattice_forward)(const Lattice&);
     void (*lattice_backward)(const Lattice&);
     double (*exp_rate)(int64_t repeats, int threads);

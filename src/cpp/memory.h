@@ -2,6 +2,7 @@
 #pragma once
 
 #include <new>
+#include <optional>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -23,6 +24,18 @@ class Buffer {  // aligned scratch memory
 
   private:
     float* data_;
+};
+
+class GrowingBuffer {  // scratch memory for work of changing size
+  public:
+    vf* vectors(int64_t floats) {
+        if (floats > size_) buffer_.emplace(size_ = floats);
+        return buffer_->vectors();
+    }
+
+  private:
+    std::optional<Buffer> buffer_;
+    int64_t size_ = 0;
 };
 
 inline int64_t thread_index() {

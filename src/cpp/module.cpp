@@ -73,7 +73,7 @@ int worth(int threads, int64_t work, int64_t grain) {
     return most < 1 ? 1 : most < threads ? static_cast<int>(most) : threads;
 }
 constexpr int64_t EXPONENTIALS = 1 << 17, ELEMENTS = 1 << 15, PAIRS = 1 << 17;
-constexpr int64_t POINTS = 96;  // of a typical quadrature of the chordal distance
+constexpr int64_t POINTS = 96;  // of a typical quadrature of chordal and geodesic
 
 struct Inputs {
     ScanSizes size;
@@ -229,14 +229,27 @@ void output_distance(nb::handle old_a, nb::handle old_c, nb::handle old_b, nb::h
     active->output_distance(f);
 }
 
+Subspaces subspaces(nb::handle old_a, nb::handle new_a, bool raw, int threads, nb::handle value, nb::handle d_old,
+                    nb::handle d_new) {
+    const View a = view(old_a, 2, "old_a");
+    const int useful = worth(threads, a.shape[0] * (a.shape[1] + POINTS) * POINTS, PAIRS);
+    return {a.shape[0], a.shape[1], raw, useful, a.data, flat(new_a, 2, "new_a"), flat(value, 1, "value"),
+            flat(d_old, 2, "d_old"), flat(d_new, 2, "d_new"), nullptr};
+}
+
 void chordal(nb::handle old_a, nb::handle new_a, bool raw, int threads, nb::handle value, nb::handle d_old,
              nb::handle d_new) {
-    const View a = view(old_a, 2, "old_a");
-    const int useful = worth(threads, a.shape[0] * a.shape[1] * POINTS, PAIRS);
-    const Chordal f{a.shape[0], a.shape[1], raw, useful, a.data, flat(new_a, 2, "new_a"), flat(value, 1, "value"),
-                    flat(d_old, 2, "d_old"), flat(d_new, 2, "d_new")};
+    const Subspaces f = subspaces(old_a, new_a, raw, threads, value, d_old, d_new);
     const nb::gil_scoped_release release;
     active->chordal(f);
+}
+
+void geodesic(nb::handle old_a, nb::handle new_a, bool raw, int threads, nb::handle value, nb::handle d_old,
+              nb::handle d_new, nb::handle sure) {
+    Subspaces f = subspaces(old_a, new_a, raw, threads, value, d_old, d_new);
+    f.sure = flat(sure, 1, "sure");
+    const nb::gil_scoped_release release;
+    active->geodesic(f);
 }
 
 Lattice lattice(nb::handle old_a, nb::handle new_a, int threads, nb::handle sine, nb::handle cosine) {
@@ -299,6 +312,7 @@ NB_MODULE(_native, m) {
     define(m, "distance", distance);
     define(m, "output_distance", output_distance);
     define(m, "chordal", chordal);
+    define(m, "geodesic", geodesic);
     define(m, "lattice_forward", lattice_forward);
     define(m, "lattice_backward", lattice_backward);
 }

@@ -18,7 +18,8 @@ void norm_forward(const Norm&);
 void norm_backward(const Norm&);
 void distance(const Distance&);
 void output_distance(const OutputDistance&);
-void chordal(const Chordal&);
+void chordal(const Subspaces&);
+void geodesic(const Subspaces&);
 void lattice_forward(const Lattice&);
 void lattice_backward(const Lattice&);
 double exp_rate(int64_t repeats, int threads);
@@ -30,8 +31,9 @@ const Kernels kernels{INFSSM_TEXT(INFSSM_ISA), W,
                       conv_forward,            conv_backward,
                       norm_forward,            norm_backward,
                       distance,                output_distance,
-                      chordal,                 lattice_forward,
-                      lattice_backward,        exp_rate};
+                      chordal,                 geodesic,
+                      lattice_forward,         lattice_backward,
+                      exp_rate};
 
 }  // namespace INFSSM_ISA
 }  // namespace infssm

@@ -206,11 +206,10 @@ def test_the_fused_kernel_serves_where_it_can(monkeypatch):
     monkeypatch.setattr(kernels, "fused_distance", fused)
     monkeypatch.setattr(_fused, "choose", lambda *_: "cpu")
     single, wide = [batch(2, seed=s, dtype=torch.float32) for s in (0, 1)], [batch(2), batch(2, seed=1)]
-    served = [kind for kind in KINDS if kind != "geodesic"]
     for raw in (False, True):
-        for kind in served:
+        for kind in KINDS:
             distance(*single, kind=kind, soft_normalize=raw)
-        assert calls == [(kind, raw) for kind in served]
+        assert calls == [(kind, raw) for kind in KINDS]
         calls.clear()
     distance(batch(dtype=torch.float32), single[0])
     assert calls == [("simplified", False)]
@@ -240,7 +239,7 @@ def test_single_precision_equals_double_with_gradients(kind):
         assert (narrow - wide).norm() <= 1e-5 * wide.norm()
 
 
-@pytest.mark.parametrize("kind", ["chordal", "martin", "output"])
+@pytest.mark.parametrize("kind", ["chordal", "geodesic", "martin", "output"])
 def test_single_precision_under_function_transforms(kind):
     old, new = batch(3, dtype=torch.float32), batch(3, seed=1, dtype=torch.float32)
 
@@ -251,7 +250,7 @@ def test_single_precision_under_function_transforms(kind):
     torch.testing.assert_close(torch.func.grad(value)(new.a), torch.autograd.grad(value(leaf), leaf)[0])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "geodesic"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_kernels_refuse_second_derivatives(kind):
     old = batch(3, dtype=torch.float32)
     new = batch(3, seed=1, dtype=torch.float32).map(lambda x: x.requires_grad_())

@@ -52,7 +52,7 @@ def test_small_perturbations_in_float32(kind, n, size):
     check(old, perturbed(old, size, generator), kind, FLOAT32_TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["martin", "chordal"])
+@pytest.mark.parametrize("kind", ["martin", "chordal", "geodesic"])
 def test_small_perturbations_of_large_systems_in_float32(kind):
     generator = torch.Generator().manual_seed(32)
     old = random_system(32, generator, dtype=torch.float32, radius=0.8)

@@ -71,6 +71,7 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
             (*[c.detach()] * 3, *(c.detach().clone().requires_grad_() for _ in range(3)), True, True),
         ),
         (_ops.chordal, (c.detach(), c, True, False, True)),
+        (_ops.geodesic, (c.detach(), c, True, False, True)),
         (_ops.lattice, (0.1 * c.detach(), (0.2 * c.detach()).requires_grad_())),
     ]
 

@@ -1,4 +1,6 @@
-"""Lattice of rotations and chordal distance: every instruction set against the lattice in float64."""
+"""Lattice of rotations, chordal and geodesic distance: every instruction set against the lattice in float64."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tests.kernels.cases import assert_equivalent, assert_near
 
 SIZES = [1, 2, 3, 16, 17, 33, 100]
 FLOAT32 = {"values": 1e-5, "gradients": 1e-4}
+both_kinds = pytest.mark.parametrize("kind", ["chordal", "geodesic"])
 
 
 def poles(kind: str, n: int, systems: int = 5) -> dict[str, Tensor]:
@@ -28,8 +31,9 @@ def poles(kind: str, n: int, systems: int = 5) -> dict[str, Tensor]:
     return {"old_a": old.sort(-1).values, "new_a": new.sort(-1).values}
 
 
-def chordal(old_a: Tensor, new_a: Tensor, **options) -> Tensor:
-    return fused_distance(old_a, old_a, new_a, new_a, kind="chordal", soft_normalize=False, **options)
+def between(kind: str, old_a: Tensor, new_a: Tensor, **options) -> Tensor:
+    """Distance of poles as they are."""
+    return fused_distance(old_a, old_a, new_a, new_a, kind=kind, soft_normalize=False, **options)
 
 
 def relative(actual: Tensor, expected: Tensor) -> float:
@@ -51,45 +55,87 @@ def test_lattice_of_any_number_of_systems(backend: str, systems: int) -> None:
     assert rotation_lattice(**cube, backend=backend)[0].shape == (2, 3, systems, 6, 6)
 
 
-@pytest.mark.parametrize("kind", ["near", "apart", "far", "opposite"])
+@both_kinds
+@pytest.mark.parametrize("case", ["near", "apart", "far", "opposite"])
 @pytest.mark.parametrize("n", SIZES)
-def test_chordal(backend: str, n: int, kind: str) -> None:
+def test_distance(backend: str, n: int, case: str, kind: str) -> None:
     """Relative precision of every system by itself, near equality too."""
-    single = poles(kind, n)
+    single = poles(case, n)
     results = []
     for dtype, chosen in ((torch.float32, backend), (torch.float64, "reference")):
         leaves = [pole.to(dtype).requires_grad_() for pole in single.values()]
-        value = chordal(*leaves, backend=chosen)
+        value = between(kind, *leaves, backend=chosen)
         results.append([value.detach(), *torch.autograd.grad(value.sum(), leaves)])
     for name, actual, expected in zip(("value", "old", "new"), *results, strict=True):
-        assert relative(actual, expected) < (2e-5 if backend == "cpu" else 5e-5), name
+        steep = kind == "geodesic" and name != "value"  # towards 90 degrees d theta^2 / d sin^2 has no bound
+        assert relative(actual, expected) < (1e-4 if steep else 2e-5 if backend == "cpu" else 5e-5), name
 
 
-def test_chordal_takes_raw_states_in_any_order(backend: str) -> None:
-    raw = {name: 2 * torch.atanh(pole) for name, pole in poles("apart", 21).items()}
+@both_kinds
+@pytest.mark.parametrize("case", ["apart", "far"])
+def test_raw_states_in_any_order(backend: str, case: str, kind: str) -> None:
+    raw = {name: 2 * torch.atanh(pole) for name, pole in poles(case, 21).items()}
     order = torch.randperm(21, generator=torch.Generator().manual_seed(0))
     leaf = raw["new_a"][:, order].requires_grad_()
     wide = [raw["old_a"].double(), raw["new_a"].double().requires_grad_()]
-    value = fused_distance(raw["old_a"], raw["old_a"], leaf, leaf, kind="chordal", backend=backend)
-    exact = fused_distance(wide[0], wide[0], wide[1], wide[1], kind="chordal", backend="reference")
+    value = fused_distance(raw["old_a"], raw["old_a"], leaf, leaf, kind=kind, backend=backend)
+    exact = fused_distance(wide[0], wide[0], wide[1], wide[1], kind=kind, backend="reference")
     assert relative(value.detach(), exact.detach()) < 5e-5
     (slope,) = torch.autograd.grad(value.sum(), leaf)
     assert relative(slope, torch.autograd.grad(exact.sum(), wide[1])[0][:, order]) < 5e-5
 
 
-def test_chordal_of_one_pole_is_its_formula(backend: str) -> None:
+def of_sine(kind: str, sine: Tensor) -> Tensor:
+    return 2 * sine.square() if kind == "chordal" else sine.asin().square()
+
+
+@both_kinds
+def test_one_pole_is_its_formula(backend: str, kind: str) -> None:
     a = torch.tensor([[-0.999], [-0.5], [0.0], [0.7], [0.99999]])
-    value = chordal(a, a.flip(0), backend=backend)
+    value = between(kind, a, a.flip(0), backend=backend)
     wide, other = a.double(), a.double().flip(0)
-    expected = 2 * ((wide - other) / (1 - wide * other)).square().squeeze(-1)
+    expected = of_sine(kind, (wide - other) / (1 - wide * other)).squeeze(-1)
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
 
 
-def test_chordal_of_extreme_raw_states(backend: str) -> None:
+@both_kinds
+def test_extreme_raw_states(backend: str, kind: str) -> None:
     x = torch.tensor([[-15.0], [-1.0], [3.0], [14.0]])
-    value = fused_distance(x, x, x.flip(0), x.flip(0), kind="chordal", backend=backend)
-    expected = 2 * torch.tanh((x - x.flip(0)).double() / 2).square().squeeze(-1)
+    value = fused_distance(x, x, x.flip(0), x.flip(0), kind=kind, backend=backend)
+    expected = of_sine(kind, torch.tanh((x - x.flip(0)).double() / 2)).squeeze(-1)
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_geodesic_where_some_systems_need_every_angle(backend: str) -> None:
+    """Those with angles near 90 degrees among others, in more than one dimension, and more than fit one piece."""
+    near, far = poles("apart", 40, 30), poles("opposite", 40, 30)
+    chosen = torch.arange(30).unsqueeze(-1) % 3 == 0
+    old, new = (torch.where(chosen, far[name], near[name]).view(5, 6, 40) for name in near)
+    leaf = new.clone().requires_grad_()
+    value = between("geodesic", old, leaf, backend=backend)
+    wide = new.double().requires_grad_()
+    exact = between("geodesic", old.double(), wide, backend="reference")
+    assert relative(value.detach().view(30, 1), exact.detach().view(30, 1)) < 5e-5
+    (slope,), (expected,) = (torch.autograd.grad(v.sum(), x) for v, x in ((value, leaf), (exact, wide)))
+    assert relative(slope.view(30, 40), expected.view(30, 40)) < 1e-4
+
+
+def test_geodesic_of_many_grids_is_that_of_each(backend: str) -> None:
+    """Systems whose quadratures differ share threads, lanes and kept rules."""
+    g = torch.Generator().manual_seed(0)
+    width = torch.linspace(0, 2.3, 150).exp().unsqueeze(-1) / 4
+    old = width * torch.randn(150, 4, generator=g)
+    new = old + 0.02 * torch.randn(150, 4, generator=g)
+    together = fused_distance(old, old, new, new, kind="geodesic", backend=backend)
+    alone = torch.cat(
+        [
+            fused_distance(x, x, y, y, kind="geodesic", backend=backend)
+            for x, y in zip(old.split(1), new.split(1), strict=True)
+        ]
+    )
+    torch.testing.assert_close(together, alone, rtol=0 if backend == "cpu" else 1e-4, atol=0)
+    exact = fused_distance(*(x.double() for x in (old, old, new, new)), kind="geodesic", backend="reference")
+    assert relative(together.unsqueeze(-1), exact.unsqueeze(-1)) < (5e-5 if backend == "cpu" else 2e-3)  # 1 - tanh
 
 
 def test_slow_and_repeated_poles(backend: str) -> None:
@@ -98,8 +144,9 @@ def test_slow_and_repeated_poles(backend: str) -> None:
     repeated = torch.rand(5, 2, generator=g).mul(0.9).repeat_interleave(8, -1)
     for old in (slow, repeated):
         new = old + 1e-5 * torch.randn(old.shape, generator=g)
-        exact = chordal(old.double(), new.double(), backend="reference")
-        assert relative(chordal(old, new, backend=backend).unsqueeze(-1), exact.unsqueeze(-1)) < 2e-4
+        for kind in ("chordal", "geodesic"):
+            exact = between(kind, old.double(), new.double(), backend="reference")
+            assert relative(between(kind, old, new, backend=backend).unsqueeze(-1), exact.unsqueeze(-1)) < 2e-4
         sine, _ = rotation_lattice(*(x.sort(-1).values for x in (old, new)), backend=backend)
         wide, _ = rotation_lattice(*(x.double().sort(-1).values for x in (old, new)), backend="reference")
         assert relative(sine, wide) < 2e-4
@@ -109,9 +156,10 @@ def test_slow_and_repeated_poles(backend: str) -> None:
 def test_equality_is_exactly_zero(backend: str, n: int) -> None:
     states = poles("equal", n)
     leaves = [pole.clone().requires_grad_() for pole in states.values()]
-    value = chordal(*leaves, backend=backend)
-    assert not value.any()
-    assert not any(slope.any() for slope in torch.autograd.grad(value.sum(), leaves))
+    for kind in ("chordal", "geodesic"):
+        value = between(kind, *leaves, backend=backend)
+        assert not value.any()
+        assert not any(slope.any() for slope in torch.autograd.grad(value.sum(), leaves))
     sine, cosine = rotation_lattice(*leaves, backend=backend)
     assert not sine.any()
     assert_near(cosine @ cosine.mT, torch.eye(n).expand(5, n, n), 1e-5, "orthogonal")
@@ -123,14 +171,15 @@ def test_gradient_of_either_output_alone(backend: str) -> None:
     for index in (0, 1):
         assert_equivalent(lambda i=index, **x: rotation_lattice(**x)[i], states, backend=backend, **FLOAT32)
     leaf = states["new_a"].clone().requires_grad_()
-    torch.autograd.grad(chordal(states["old_a"], leaf, backend=backend).sum(), leaf)
+    torch.autograd.grad(between("chordal", states["old_a"], leaf, backend=backend).sum(), leaf)
 
 
-def test_nan_and_unstable_poles_give_nan_for_their_system_alone(backend: str) -> None:
+@both_kinds
+def test_nan_and_unstable_poles_give_nan_for_their_system_alone(backend: str, kind: str) -> None:
     states = poles("apart", 5)
     states["new_a"][1, 2], states["new_a"][3, 4] = float("nan"), 1.5
     leaf = states["new_a"].requires_grad_()
-    value = chordal(states["old_a"], leaf, backend=backend)
+    value = between(kind, states["old_a"], leaf, backend=backend)
     assert value.isnan().tolist() == [False, True, False, True, False]
     sine, _ = rotation_lattice(states["old_a"], leaf.detach(), backend=backend)
     assert sine.isnan().any(-1).any(-1).tolist() == [False, True, False, True, False]
@@ -141,7 +190,8 @@ def test_threads_do_not_change_the_result() -> None:
 
     def run() -> list[Tensor]:
         leaves = [pole.clone().requires_grad_() for pole in states.values()]
-        value, (sine, cosine) = chordal(*leaves), rotation_lattice(*leaves)
+        value = between("chordal", *leaves) + between("geodesic", *leaves)
+        sine, cosine = rotation_lattice(*leaves)
         return [value, sine, cosine, *torch.autograd.grad(value.sum() + (sine * cosine).sum(), leaves)]
 
     before, results = torch.get_num_threads(), []
@@ -157,7 +207,8 @@ def test_threads_do_not_change_the_result() -> None:
 
 def test_no_systems_and_wrong_shapes(backend: str) -> None:
     empty = torch.zeros(0, 3)
-    assert chordal(empty, empty, backend=backend).shape == (0,)
+    assert between("chordal", empty, empty, backend=backend).shape == (0,)
+    assert between("geodesic", empty, empty, backend=backend).shape == (0,)
     assert rotation_lattice(empty, empty, backend=backend)[0].shape == (0, 3, 3)
     with pytest.raises(ConfigError, match="new_a has shape"):
         rotation_lattice(torch.zeros(2, 3), torch.zeros(2, 4), backend=backend)
@@ -166,6 +217,7 @@ def test_no_systems_and_wrong_shapes(backend: str) -> None:
 def test_reference_passes_gradcheck_real_and_complex() -> None:
     old, new = (pole[:2].double().requires_grad_() for pole in poles("far", 3).values())
     assert torch.autograd.gradcheck(rotation_lattice, (old, new))
-    assert torch.autograd.gradcheck(chordal, (old, new))
+    for kind in ("chordal", "geodesic"):
+        assert torch.autograd.gradcheck(partial(between, kind), (old, new))
     turned = [torch.polar(pole.detach().abs(), 3 * pole.detach()).requires_grad_() for pole in (old, new)]
     assert torch.autograd.gradcheck(rotation_lattice, turned)

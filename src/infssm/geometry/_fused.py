@@ -13,7 +13,7 @@ from infssm import kernels
 from infssm.geometry._registry import DistanceFn
 from infssm.geometry._space import StateSpace
 from infssm.kernels._backend import choose
-from infssm.kernels.distance import Kind
+from infssm.kernels.distance import CPU_ONLY, Kind
 
 
 def fused(kind: Kind) -> Callable[[DistanceFn], DistanceFn]:
@@ -52,7 +52,7 @@ def compiled(*tensors: Tensor) -> bool:
 
 def _fits(kind: Kind, old: StateSpace, new: StateSpace) -> bool:
     tensors = [old.a, old.c, new.a, new.c]
-    if kind == "chordal" and old.a.is_cuda:  # no Triton kernel
+    if kind in CPU_ONLY and old.a.is_cuda:
         return False
     if kind == "output":
         if old.b is None or new.b is None or old.is_scalar or _needs_grad(old.a, old.c, old.b):

@@ -16,6 +16,7 @@ from infssm.geometry._pairwise import abs2, states_first
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
+from infssm.kernels._lattice import angles
 from infssm.kernels._reference import squared_arc
 
 
@@ -60,6 +61,7 @@ def chordal(old: StateSpace, new: StateSpace) -> Tensor:
 
 
 @register_distance("geodesic")
+@fused("geodesic")
 @per_token
 def geodesic(old: StateSpace, new: StateSpace) -> Tensor:
     """``sum theta_i^2``."""
@@ -86,7 +88,7 @@ def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
 def _angles(old: StateSpace, new: StateSpace) -> Tensor:
     backend = None if compiled(old.a, new.a) else "reference"
     sine, cosine = kernels.rotation_lattice(*paired(old.a, new.a), backend=backend)
-    return torch.atan2(torch.linalg.svdvals(sine), torch.linalg.svdvals(cosine).flip(-1))
+    return angles(sine, cosine)
 
 
 def _each_pair_once(x: Tensor) -> Tensor:

@@ -38,6 +38,17 @@ def rotation_lattice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(sine).movedim((0, 1), (-1, -2)), torch.stack(cosine).movedim((0, 1), (-1, -2))
 
 
+def angles(sine: Tensor, cosine: Tensor) -> Tensor:
+    """The principal angles ``[..., n]``, largest first: small ones from their sines, large ones from their cosines.
+
+    NaN where the matrices are not finite, which the decomposition would refuse for all.
+    """
+    bad = ~(sine.abs() + cosine.abs()).sum((-2, -1), keepdim=True).isfinite()
+    sine, cosine = sine.masked_fill(bad, 0), cosine.masked_fill(bad, 0)
+    found = torch.atan2(torch.linalg.svdvals(sine), torch.linalg.svdvals(cosine).flip(-1))
+    return found.masked_fill(bad.squeeze(-1), torch.nan)
+
+
 def _cells(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The unitary ``[[keep, turn], [turn, back]]`` of every pair of poles, each ``[n, n, ...]``."""
     old, new = a.unsqueeze(1), b.unsqueeze(0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from infssm.kernels._checks import compute_dtype
-from infssm.kernels._lattice import rotation_lattice
+from infssm.kernels._lattice import angles, rotation_lattice
 
 # Tokens whose [batch, tokens, channels, n] tensors exist at one time; the backward recomputes chunk by chunk.
 CHUNK = 16
@@ -173,9 +173,9 @@ def fused_distance(old_a: Tensor, old_c: Tensor, new_a: Tensor, new_c: Tensor, k
     if kind in ("martin", "fubini-study", "binet-cauchy"):
         value = _martin(old_a, new_a)
         return value if kind == "martin" else squared_arc(value) if kind == "fubini-study" else -torch.expm1(-value)
-    if kind == "chordal":  # near poles paired: their differences keep digits that those of far ones lose
-        sine, _ = rotation_lattice(old_a.sort(dim=-1).values, new_a.sort(dim=-1).values)
-        return 2 * sine.square().sum((-2, -1))
+    if kind in ("chordal", "geodesic"):  # near poles paired: their differences keep digits that those of far ones lose
+        sine, cosine = rotation_lattice(old_a.sort(dim=-1).values, new_a.sort(dim=-1).values)
+        return 2 * sine.square().sum((-2, -1)) if kind == "chordal" else angles(sine, cosine).square().sum(-1)
     n = max(old_a.shape[-1], old_c.shape[-1])
     old_a, new_a = (a.expand(*a.shape[:-1], n) for a in (old_a, new_a))
     return (_simplified if kind == "simplified" else _aligned)(old_a, old_c, new_a, new_c)

@@ -13,8 +13,10 @@ from infssm.kernels._backend import single
 from infssm.kernels._checks import expect_shape
 from infssm.kernels._operators import operators
 
-Kind = Literal["simplified", "aligned", "martin", "fubini-study", "binet-cauchy", "chordal", "output"]
+Kind = Literal["simplified", "aligned", "martin", "fubini-study", "binet-cauchy", "chordal", "geodesic", "output"]
 KINDS: tuple[str, ...] = get_args(Kind)
+CPU_ONLY = ("chordal", "geodesic")
+"""Kinds without a Triton kernel."""
 
 
 def fused_distance(
@@ -38,7 +40,8 @@ def fused_distance(
     simplified: the paper's 1 - tr(G3 G4) / (tr G1 tr G2), 0 with zero gradient where old and new agree to
     allclose's tolerance; aligned: Frobenius norms in place of the traces; output:
     energy of the difference of the impulse responses. From a alone, with the principal angles theta: martin:
-    -log prod cos^2; fubini-study: arccos^2(prod cos); binet-cauchy: 1 - prod cos^2; chordal: 2 sum sin^2.
+    -log prod cos^2; fubini-study: arccos^2(prod cos); binet-cauchy: 1 - prod cos^2; chordal: 2 sum sin^2;
+    geodesic: sum theta^2.
     """
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
@@ -49,19 +52,16 @@ def fused_distance(
     if kind == "output":
         return _output(old_a, old_c, old_b, new_a, new_c, new_b, soft_normalize, backend)
     ops = operators(backend, old_a, old_c, new_a, new_c)
-    if ops is not None and (kind != "chordal" or ops is _ops):  # chordal has no Triton kernel
+    if kind in CPU_ONLY and ops is _ops:
+        poles = single(old_a), single(new_a)
+        angles: Tensor = getattr(ops, kind)(*poles, soft_normalize, *(_needs_grad(side) for side in poles))[0]
+        return angles
+    if kind not in CPU_ONLY and ops is not None:
         states = [single(tensor) for tensor in (old_a, old_c, new_a, new_c)]
-        if kind == "chordal":
-            return _chordal(states[0], states[2], soft_normalize)
         to_old, to_new = _needs_grad(*states[:2]), _needs_grad(*states[2:])
         value: Tensor = ops.distance(*states, _ops.KINDS[kind], soft_normalize, to_old, to_new)[0]
         return value
     return _reference.fused_distance(old_a, old_c, new_a, new_c, kind, soft_normalize)
-
-
-def _chordal(old_a: Tensor, new_a: Tensor, soft_normalize: bool) -> Tensor:
-    value: Tensor = _ops.chordal(old_a, new_a, soft_normalize, _needs_grad(old_a), _needs_grad(new_a))[0]
-    return value
 
 
 def _output(

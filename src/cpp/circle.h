@@ -1,0 +1,365 @@
+// Sums over the principal angles between two observability subspaces with real poles, as integrals over the circle.
+//
+// With the Blaschke products B, B' of the two sets of poles the sines are the singular values of the Hankel operator of
+// U = B conj(B'), and the sum of their squares is the energy of U on the unit circle (Douglas),
+//   sum sin^2 = 1/2 * double integral of |U(z) - U(w)|^2 / |z - w|^2.
+// A pole a becomes r = (1 - a) / (1 + a) on the half-line, the circle becomes s = +-e^x, and U = e^(i psi) with
+//   psi(x) / 2 = sum_k atan(s / r_k) - atan(s / r'_k) up to sign, and U(-s) = conj(U(s)).
+// In x everything is analytic in a strip, so the trapezoidal rule converges geometrically: a few dozen points give all
+// digits of float32, whatever the poles (repeated ones included). Points of the two variables alternate, which avoids
+// the diagonal. Every term is positive and proportional to the gaps of the poles: nothing cancels near equality.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "kernels.h"
+#include "memory.h"
+#include "states.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+constexpr double DIGITS = 16;  // the rule's relative error is about e^-16
+constexpr double MARGIN = 8;   // beyond the outermost poles the rest decays as e^-2x
+constexpr float LARGEST = 1e12f;  // r of a pole that still differs from +-1; squares of e^x stay finite
+constexpr double PI = 3.14159265358979323846;
+constexpr double ENERGY = 1 / (4 * PI * PI);  // sum sin^2 over the energy of the points
+
+// Indices of the states in rising order: no result depends on the order, but differences of near poles keep digits that
+// those of far ones lose. Each state counts those before it, which beats a sort that branches.
+inline void sort_states(const float* x, int64_t n, vi* keys, int32_t* order) {
+    const int32_t* key = reinterpret_cast<const int32_t*>(keys);
+    for (int64_t v = 0; v * W < n; ++v) {
+        const vi bits = (vi)load(x + v * W, lanes_of(n, v));
+        keys[v] = bits ^ ((bits >> 31) & 0x7fffffff);  // as integers, bit patterns of negative numbers fall
+    }
+    vi lane;
+    for (int i = 0; i < W; ++i) lane[i] = i;
+    for (int64_t v = 0; v * W < n; ++v) {
+        const int64_t start = v * W, stop = start + lanes_of(n, v);
+        const vi mine = keys[v];
+        vi rank = {};
+        for (int64_t j = 0; j < start; ++j) rank -= vi{} + key[j] <= mine;  // equal ones keep their order
+        for (int64_t j = stop; j < n; ++j) rank -= vi{} + key[j] < mine;
+        for (int64_t j = start; j < stop; ++j) {
+            const vi other = vi{} + key[j];
+            rank -= (other < mine) | ((other == mine) & (vi{} + static_cast<int32_t>(j - start) < lane));
+        }
+        for (int i = 0; i < lanes_of(n, v); ++i) order[rank[i]] = static_cast<int32_t>(start + i);
+    }
+}
+
+// The poles of one token, sorted; lanes without a pole hold equal ones on both sides, which change nothing.
+struct Poles {
+    int64_t n = 0, vectors = 0;
+    vf *old_r, *new_r, *product, *gap;  // r, r', r r', r' - r
+    vf* strain;                         // |r' - r| / sqrt(r r'), at least the distance |log r' - log r|
+    vf* spare;
+    int32_t *old_order, *new_order;
+
+    // With a = tanh(x / 2), r is e^-x.
+    void read(const float* old_state, const float* new_state, int64_t count, bool raw) {
+        fit(count);
+        sort_states(old_state, n, reinterpret_cast<vi*>(spare), old_order);
+        sort_states(new_state, n, reinterpret_cast<vi*>(spare), new_order);
+        for (int64_t v = 0; v < vectors; ++v) {
+            vf x = splat(old_state[0]), y = x;
+            for (int i = 0; i < lanes_of(n, v); ++i) {
+                x[i] = old_state[old_order[v * W + i]], y[i] = new_state[new_order[v * W + i]];
+            }
+            const vf up = raw ? vf{} : 1.f / (1.f + x), up_new = raw ? vf{} : 1.f / (1.f + y);
+            old_r[v] = raw ? exp(-x) : (1.f - x) * up, new_r[v] = raw ? exp(-y) : (1.f - y) * up_new;
+            gap[v] = raw ? old_r[v] * exp2_minus_1(LOG2E * (x - y)) : 2.f * (x - y) * up * up_new;
+            product[v] = old_r[v] * new_r[v];
+            strain[v] = absolute(gap[v]) / square_root(product[v]);
+        }
+    }
+
+  private:
+    GrowingBuffer memory_;
+
+    void fit(int64_t count) {
+        n = count, vectors = ceil_div(count, W);
+        vf* memory = memory_.vectors(8 * vectors * W);
+        const auto take = [&] { return memory += vectors, memory - vectors; };
+        old_r = take(), new_r = take(), product = take(), gap = take(), strain = take(), spare = take();
+        old_order = reinterpret_cast<int32_t*>(take()), new_order = reinterpret_cast<int32_t*>(take());
+    }
+};
+
+// The points x of the quadrature: `count` steps of size `step` from log `first`.
+struct Grid {
+    double first, step;
+    int64_t count;  // 0: a pole is not inside the unit interval, or NaN
+    double span;    // of log r, rounded up; its middle is the grid's
+};
+
+// Half the tangent and the inverse hyperbolic tangent of the sine of an angle t.
+struct Strip {
+    double t;
+    float slope, most;
+};
+constexpr Strip STRIPS[] = {{0.25, 0.12767f, 0.25265f}, {0.6, 0.34207f, 0.63962f}, {1.0, 0.77870f, 1.22619f},
+                            {1.3, 1.80105f, 1.99340f},  {1.5, 7.05071f, 3.34068f}};
+constexpr int STRIP_COUNT = sizeof(STRIPS) / sizeof(STRIPS[0]);
+
+// In the strip |Im x| < t, |U| grows at most by exp(sum_k min(strain_k tan(t) / 2, atanh(sin t))), and the error of the
+// rule is that times exp(-2 pi t / step): the widest step over some t.
+inline double widest_step(const Poles& p) {
+    double step = 0;
+    for (int first = 0; first < STRIP_COUNT; first += W) {
+        vf growth[W] = {};
+        const int count = STRIP_COUNT - first < W ? STRIP_COUNT - first : W;
+        for (int i = 0; i < count; ++i) {
+            const Strip& strip = STRIPS[first + i];
+            for (int64_t v = 0; v < p.vectors; ++v) growth[i] += at_most(splat(strip.most), p.strain[v] * strip.slope);
+        }
+        const vf sums = sum_lanes_of(growth);
+        for (int i = 0; i < count; ++i) step = std::fmax(step, 2 * PI * STRIPS[first + i].t / (DIGITS + sums[i]));
+    }
+    return step;
+}
+
+inline Grid grid_for(const Poles& p) {
+    vf low = p.old_r[0], high = low, moved = {};
+    vi inside = {};
+    inside = ~inside;
+    for (int64_t v = 0; v < p.vectors; ++v) {
+        for (const vf r : {p.old_r[v], p.new_r[v]}) {
+            inside &= (r > splat(1 / LARGEST)) & (r < splat(LARGEST));
+            low = at_most(low, r), high = at_least(high, r);
+        }
+        moved += at_most(splat(1.f), p.strain[v]);
+    }
+    if (any(~inside)) return {0, 0, 0, 0};
+    float least = low[0], most = high[0];
+    for (int i = 1; i < W; ++i) least = std::fmin(least, low[i]), most = std::fmax(most, high[i]);
+    // Many poles that moved together hold |U - 1| up further out.
+    const double margin = MARGIN + std::log1p(sum_lanes(moved)) / 2;
+    const double span = std::log(static_cast<double>(most) / least), widest = widest_step(p);
+    double step = 0.58;
+    while (step > widest) step *= 0.84;  // few sizes, so that tokens share their weights
+    const int64_t count = round_up(static_cast<int64_t>((span + 2 * margin) / step) + 1, W);
+    return {std::sqrt(least) * std::sqrt(most) * std::exp(-step * (count - 0.5) / 2), step, count,
+            std::ceil(span)};
+}
+
+// Weights of the quadrature on a grid, by the distance of two points.
+struct Rule {
+    int64_t count, vectors;  // points of each variable
+    double step;
+    vf* power;               // e^x over that of the first point: the first variable's, then the second's, half a step on
+    vf *near, *far;          // h^2 / (4 sinh^2) and h^2 / (4 cosh^2)
+    vf* beyond;              // weight of all points beyond the grid, at each point of the first variable
+
+    explicit Rule(const Grid& grid) : count(grid.count), vectors(grid.count / W), step(grid.step), memory_(8 * count) {
+        vf* memory = memory_.vectors();
+        const auto take = [&] { return memory += 2 * vectors, memory - 2 * vectors; };
+        power = take(), near = take(), far = take(), beyond = take();
+        raise();
+        weigh();
+    }
+
+    // Between point i of one variable and j of the other lies the distance of entry i - j + shift.
+    int64_t shift(bool second) const { return count - (second ? 0 : 1); }
+
+  private:
+    Buffer memory_;
+
+    // Powers in double precision: a rounded x would move the points.
+    void raise() const {
+        for (int64_t i = 0; i < count; ++i) {
+            scalars(power)[i] = static_cast<float>(std::exp(step * i));
+            scalars(power)[count + i] = static_cast<float>(std::exp(step * (i + 0.5)));
+        }
+    }
+
+    // Entry k + count of near and far belongs to the distance |k + 1/2| steps.
+    void weigh() const {
+        for (int64_t k = 0; k < count; ++k) {
+            const double sinh = std::sinh(step * (k + 0.5) / 2), square = step * step / 4;
+            scalars(near)[count + k] = static_cast<float>(square / (sinh * sinh));
+            scalars(far)[count + k] = static_cast<float>(square / (1 + sinh * sinh));
+        }
+        float *to_near = scalars(near), *to_far = scalars(far), *sums = scalars(beyond);
+        float rest = static_cast<float>(step / std::sinh(step * count));  // of all distances from k + 1/2 on
+        for (int64_t k = 0; k <= count; ++k) sums[k] = 0;
+        sums[count] = sums[0] = rest;
+        for (int64_t k = count - 1; k >= 0; --k) {
+            to_near[count - 1 - k] = to_near[count + k], to_far[count - 1 - k] = to_far[count + k];
+            rest += to_near[count + k] + to_far[count + k];
+            sums[k] += rest, sums[count - k] += rest;
+        }
+    }
+};
+
+// The rules of the grids a thread has met, wherever they begin: to make one takes longer than to use it.
+template <class R>
+class Rules {
+  public:
+    static Rules& of_thread() {
+        static thread_local Rules rules;
+        return rules;
+    }
+    const R& at(const Grid& grid) { return rules_.try_emplace({grid.step, grid.count, grid.span}, grid).first->second; }
+
+    // Call it where no token in work refers to a rule.
+    void forget_if_many() {
+        if (rules_.size() > MOST) rules_.clear();
+    }
+
+  private:
+    static constexpr size_t MOST = 100;  // some megabytes
+    std::map<std::tuple<double, int64_t, double>, R> rules_;
+};
+
+// Values at the points of one token: those of the first variable, then those of the second.
+struct Points {
+    const Rule* rule = nullptr;
+    vf *s, *square;   // e^x and its square
+    vf *fall, *sine;  // 1 - cos psi, sin psi
+    vf* slope;        // derivative of the energy by psi
+
+    void place(const Rule& chosen, double first) {
+        rule = &chosen;
+        vf* memory = memory_.vectors(10 * chosen.count);
+        const auto take = [&] { return memory += 2 * chosen.vectors, memory - 2 * chosen.vectors; };
+        s = take(), square = take(), fall = take(), sine = take(), slope = take();
+        for (int64_t v = 0; v < 2 * chosen.vectors; ++v) {
+            s[v] = static_cast<float>(first) * chosen.power[v];
+            square[v] = s[v] * s[v];
+        }
+    }
+
+  private:
+    GrowingBuffer memory_;
+};
+
+// psi at UNROLL vectors of points: the argument of prod_k (1 + i t_k), squared.
+template <int UNROLL>
+void phases(const Poles& p, const Points& x, int64_t first) {
+    const float *product = scalars(p.product), *gap = scalars(p.gap);
+    vf re[UNROLL], im[UNROLL], s[UNROLL], square[UNROLL];
+    for (int u = 0; u < UNROLL; ++u) {
+        re[u] = splat(1.f), im[u] = vf{};
+        s[u] = x.s[first + u], square[u] = x.square[first + u];
+    }
+    for (int64_t i = 0; i < p.n; ++i) {
+        for (int u = 0; u < UNROLL; ++u) {
+            const vf t = (s[u] * gap[i]) * reciprocal(square[u] + product[i]), before = re[u];
+            re[u] -= t * im[u];
+            im[u] += t * before;
+        }
+        if (i % 4 == 3) {  // |t| may reach 1e7
+            for (int u = 0; u < UNROLL; ++u) {
+                const vf scale = reciprocal(absolute(re[u]) + absolute(im[u]));
+                re[u] *= scale, im[u] *= scale;
+            }
+        }
+    }
+    for (int u = 0; u < UNROLL; ++u) {
+        const vf scale = 2.f / (re[u] * re[u] + im[u] * im[u]);
+        x.fall[first + u] = im[u] * im[u] * scale;
+        x.sine[first + u] = re[u] * im[u] * scale;
+    }
+}
+
+inline void phases(const Poles& p, const Points& x) {
+    int64_t v = 0;
+    for (; v + 4 <= 2 * x.rule->vectors; v += 4) phases<4>(p, x, v);
+    for (; v < 2 * x.rule->vectors; v += 2) phases<2>(p, x, v);
+}
+
+// The derivative of the energy by psi at the points of one variable (lanes); `second` says which. Beyond the grid U is
+// 1. Where `VALUE`, returns the energy between all points.
+template <bool VALUE, bool SLOPE>
+vf interact(const Points& x, bool second) {
+    const Rule& rule = *x.rule;
+    const int64_t mine = second ? rule.vectors : 0, other = (rule.vectors - mine) * W, shift = rule.shift(second);
+    const float *near = scalars(rule.near), *far = scalars(rule.far);
+    vf total = {};
+    for (int64_t v = 0; v < rule.vectors; ++v) {
+        const vf fall = x.fall[mine + v], sine = x.sine[mine + v];
+        vf energy = {}, by_fall = load(scalars(rule.beyond) + v * W + (second ? 1 : 0)), by_sine = {};
+        for (int64_t j = 0; j < rule.count; ++j) {
+            const float theirs = scalars(x.fall)[other + j], their_sine = scalars(x.sine)[other + j];
+            const vf close = load(near + v * W - j + shift), opposite = load(far + v * W - j + shift);
+            const vf drop = fall - theirs, minus = sine - their_sine, plus = sine + their_sine;
+            const vf both = (close + opposite) * drop, apart = close * minus, mirrored = opposite * plus;
+            if constexpr (VALUE) energy += both * drop + (apart * minus + mirrored * plus);
+            if constexpr (SLOPE) by_fall += both, by_sine += apart + mirrored;
+        }
+        if constexpr (VALUE) total += energy;
+        if constexpr (SLOPE) x.slope[mine + v] = 2.f * (by_fall * sine + by_sine * (1.f - fall));
+    }
+    return total;
+}
+
+// The energy of all points, and its derivative by psi at each.
+template <bool SLOPE>
+float interact(const Points& x) {
+    vf total = interact<true, SLOPE>(x, true);
+    if constexpr (SLOPE) interact<false, true>(x, false);
+    const Rule& rule = *x.rule;
+    for (int64_t v = 0; v < rule.vectors; ++v) {
+        const float* beyond = scalars(rule.beyond) + v * W;
+        total += 2.f * (x.fall[v] * load(beyond) + x.fall[rule.vectors + v] * load(beyond + 1));
+    }
+    return sum_lanes(total);
+}
+
+// Derivatives by the states of one side: d psi / d r = +-2 s / (s^2 + r^2); d r is -2 / (1 + a)^2 d a, or -r d x.
+inline void write_slopes(const Points& x, const Poles& p, const vf* r, const int32_t* order, bool raw, double factor,
+                         float* out) {
+    const float *s = scalars(x.s), *square = scalars(x.square), *slope = scalars(x.slope);
+    for (int64_t v = 0; v < p.vectors; ++v) {
+        const vf pole = r[v], pole_square = pole * pole;
+        vf sum = {};
+        for (int64_t j = 0; j < 2 * x.rule->count; ++j) sum += (slope[j] * s[j]) * reciprocal(pole_square + square[j]);
+        const vf by_state = raw ? 2.f * pole : (1.f + pole) * (1.f + pole);  // 2 / (1 + a) = 1 + r
+        p.spare[v] = static_cast<float>(factor) * sum * by_state;
+    }
+    for (int64_t i = 0; i < p.n; ++i) out[order[i]] = scalars(p.spare)[i];
+}
+
+// One token: its poles, the points of its quadrature, and the way to its results.
+struct Token {
+    Poles poles;
+    Points points;
+    int64_t at = 0;      // of its first state
+    bool slopes = false;  // some are wanted
+    bool inside = false;  // every pole is in the unit interval
+    float energy = 0;     // sum sin^2 is ENERGY times this
+
+    template <class R>
+    void read(const Subspaces& f, int64_t token) {
+        at = token * f.n, slopes = f.d_old || f.d_new;
+        poles.read(f.old_a + at, f.new_a + at, f.n, f.raw);
+        const Grid grid = grid_for(poles);
+        inside = grid.count != 0;
+        if (!inside) return;
+        points.place(Rules<R>::of_thread().at(grid), grid.first);
+        phases(poles, points);
+        energy = slopes ? interact<true>(points) : interact<false>(points);
+    }
+
+    // The value, and the derivatives from those by psi in `points.slope`, times `factor`. NaN outside.
+    void write(const Subspaces& f, double value, double factor) const {
+        f.value[at / f.n] = inside ? static_cast<float>(value) : __builtin_nanf("");
+        if (f.d_old) write_side(f, poles.old_r, poles.old_order, factor, f.d_old + at);
+        if (f.d_new) write_side(f, poles.new_r, poles.new_order, -factor, f.d_new + at);
+    }
+
+  private:
+    void write_side(const Subspaces& f, const vf* r, const int32_t* order, double factor, float* out) const {
+        if (inside) return write_slopes(points, poles, r, order, f.raw, factor, out);
+        for (int64_t i = 0; i < f.n; ++i) out[i] = __builtin_nanf("");
+    }
+};
+
+}  // namespace
+}  // namespace INFSSM_ISA
+}  // namespace infssm

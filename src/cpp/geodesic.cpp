@@ -1,0 +1,290 @@
+// Geodesic distance sum theta^2 of the principal angles between two observability subspaces with real poles.
+//
+//   sum theta^2 = sum sin^2 + sum g(sin^2),  g(x) = arcsin^2(sqrt x) - x = x^2 / 3 + ...
+// The first sum is the energy of U (circle.h) and carries all the precision small angles need. The second lives on the
+// few largest angles, because the sines of real poles fall geometrically: they are the singular values of the Hankel
+// operator f -> P-(U f), and those of its restriction to SIZE rational functions f (Takenaka-Malmquist, poles spread
+// over the range of the token's) are the same to many digits. P- is a Hilbert transform, again a sum over the points.
+// What the restriction lost is known, sum sin^2 less its trace, and bounds the error: tokens that lost too much (many
+// angles near 90 degrees, as of sets of poles far apart) are reported as not sure, for the caller to do by all angles.
+#include <complex>
+
+#include "circle.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+constexpr int SIZE = 12;                    // functions in the restriction
+constexpr double NARROWEST = 5;             // span of their poles: closer ones would oscillate between the points
+constexpr float STEEPEST = 0.97f;           // largest sin^2 for which arcsin keeps its digits
+constexpr double TOLERANCE = 1e-5;          // bound of the relative error of a sure value
+constexpr int SWEEPS = 12;                  // of rotations, far more than ever needed
+constexpr float NEGLIGIBLE = 1e-7f;         // off-diagonal element over the largest of the diagonal
+
+// The rule, the functions and the transform. Functions are times sqrt(s h / 2 pi): sums over points are inner products.
+struct Restriction : Rule {
+    vf *transform, *adjoint;  // by distance d, as Rule::near: h / pi e^(-d/2) / sinh(d), and that of -d
+    vf *re, *im;              // [SIZE][2 vectors]
+
+    explicit Restriction(const Grid& grid) : Rule(grid), memory_((2 + 2 * SIZE) * 2 * count) {
+        vf* memory = memory_.vectors();
+        const auto take = [&](int64_t rows) { return memory += rows * 2 * vectors, memory - rows * 2 * vectors; };
+        transform = take(1), adjoint = take(1), re = take(SIZE), im = take(SIZE);
+        const double span = std::fmax(NARROWEST, grid.span);
+        for (int64_t k = 0; k < 2 * count; ++k) {
+            const double d = step * (k - count + 0.5), weight = step / PI * std::exp(-d / 2) / std::sinh(d);
+            scalars(transform)[k] = static_cast<float>(weight);
+            scalars(adjoint)[2 * count - 1 - k] = static_cast<float>(weight);
+        }
+        for (int64_t i = 0; i < count; ++i) evaluate(i, span, i), evaluate(i + 0.5, span, count + i);
+    }
+
+  private:
+    Buffer memory_;
+
+    // The functions at `steps` from the first point, that is at s = e^x where the middle of the grid is 1.
+    void evaluate(double steps, double span, int64_t point) const {
+        const double s = std::exp(step * (steps - (count - 0.5) / 2));
+        std::complex<double> value = std::sqrt(step / PI * s);
+        for (int j = 0; j < SIZE; ++j) {
+            const double pole = std::exp(span * (static_cast<double>(j) / (SIZE - 1) - 0.5));
+            const std::complex<double> f = value * std::sqrt(pole) / std::complex<double>(pole, s);
+            scalars(re + j * 2 * vectors)[point] = static_cast<float>(f.real());
+            scalars(im + j * 2 * vectors)[point] = static_cast<float>(f.imag());
+            value *= std::complex<double>(pole, -s) / std::complex<double>(pole, s);
+        }
+    }
+};
+
+// ROWS functions at COLUMNS vectors of points: image = own - sum over the other variable's points of weight * source.
+template <int ROWS, int COLUMNS>
+INFSSM_INLINE void project(const Rule& rule, const vf* weights, const vf* own, const vf* source, vf* image, int64_t v,
+                           bool second) {
+    const int64_t row = 2 * rule.vectors, mine = second ? rule.vectors : 0;
+    const float *theirs = scalars(source + rule.vectors - mine), *weight = scalars(weights) + v * W + rule.shift(second);
+    vf sum[ROWS][COLUMNS];
+    for (int j = 0; j < ROWS; ++j)
+        for (int c = 0; c < COLUMNS; ++c) sum[j][c] = own[j * row + mine + v + c];
+    for (int64_t i = 0; i < rule.count; ++i) {
+        vf near[COLUMNS];
+        for (int c = 0; c < COLUMNS; ++c) near[c] = load(weight + c * W - i);
+        for (int j = 0; j < ROWS; ++j)
+            for (int c = 0; c < COLUMNS; ++c) sum[j][c] -= near[c] * theirs[j * row * W + i];
+    }
+    for (int j = 0; j < ROWS; ++j)
+        for (int c = 0; c < COLUMNS; ++c) image[j * row + mine + v + c] = sum[j][c];
+}
+
+void project(const Rule& rule, const vf* weights, const vf* own, const vf* source, vf* image) {
+    constexpr int ROWS = W == 16 ? SIZE : SIZE / 3;  // by the number of registers
+    for (int64_t j = 0; j < SIZE * 2 * rule.vectors; j += ROWS * 2 * rule.vectors)
+        for (const bool second : {false, true}) {
+            int64_t v = 0;
+            for (; v + 2 <= rule.vectors; v += 2) project<ROWS, 2>(rule, weights, own + j, source + j, image + j, v, second);
+            for (; v < rule.vectors; ++v) project<ROWS, 1>(rule, weights, own + j, source + j, image + j, v, second);
+        }
+}
+
+// Symmetric matrices of W tokens, one per lane.
+struct Matrices {
+    vf at[SIZE][SIZE];
+};
+
+// Rotates pairs of rows and columns until all are diagonal, and the rows of `vectors` along. What a lane becomes does
+// not depend on the others.
+void diagonalize(Matrices& m, Matrices* vectors) {
+    for (int sweep = 0; sweep < SWEEPS; ++sweep) {
+        vf largest = {};
+        for (int i = 0; i < SIZE; ++i) largest = at_least(largest, absolute(m.at[i][i]));
+        const vf bound = largest * NEGLIGIBLE;
+        vi turned = {};
+        for (int p = 0; p < SIZE; ++p)
+            for (int q = p + 1; q < SIZE; ++q) {
+                const vf cross = m.at[p][q], gap = m.at[q][q] - m.at[p][p];
+                const vi turn = absolute(cross) > bound;
+                if (!any(turn)) continue;
+                turned |= turn;
+                const vf root = square_root(gap * gap + 4.f * cross * cross);
+                const vf tangent = turn ? 2.f * cross / (gap + copy_sign(root, gap)) : vf{};
+                const vf c = 1.f / square_root(1.f + tangent * tangent), s = c * tangent;
+                m.at[p][p] -= tangent * cross, m.at[q][q] += tangent * cross;
+                m.at[p][q] = m.at[q][p] = turn ? vf{} : cross;
+                for (int k = 0; k < SIZE; ++k) {
+                    if (k != p && k != q) {
+                        const vf x = m.at[p][k], y = m.at[q][k];
+                        m.at[p][k] = m.at[k][p] = c * x - s * y;
+                        m.at[q][k] = m.at[k][q] = s * x + c * y;
+                    }
+                    if (vectors) {
+                        const vf x = vectors->at[p][k], y = vectors->at[q][k];
+                        vectors->at[p][k] = c * x - s * y;
+                        vectors->at[q][k] = s * x + c * y;
+                    }
+                }
+            }
+        if (!any(turned)) return;
+    }
+}
+
+// g and its derivative.
+struct Excess {
+    double value, slope;
+
+    explicit Excess(double x) {
+        if (x < 0.02) {
+            value = x * x * (1. / 3 + x * (8. / 45 + x * (4. / 35 + x * (128. / 1575))));
+            slope = x * (2. / 3 + x * (8. / 15 + x * (16. / 35 + x * (128. / 315))));
+        } else {
+            const double theta = std::asin(std::sqrt(x));
+            value = theta * theta - x, slope = theta / std::sqrt(x * (1 - x)) - 1;
+        }
+    }
+};
+
+// Up to W tokens of one thread.
+class Group {
+  public:
+    void run(const Subspaces& f, int64_t first, int count) {
+        Rules<Restriction>::of_thread().forget_if_many();
+        for (int lane = 0; lane < count; ++lane) {
+            tokens_[lane].token.read<Restriction>(f, first + lane);
+            restrict_to_functions(lane);
+        }
+        const bool slopes = f.d_old || f.d_new;
+        Matrices vectors = {};
+        for (int i = 0; i < SIZE; ++i) vectors.at[i][i] = splat(1.f);
+        diagonalize(matrix_, slopes ? &vectors : nullptr);
+        for (int lane = 0; lane < count; ++lane) finish(f, lane, vectors);
+    }
+
+  private:
+    struct Member {
+        Token token;
+        GrowingBuffer memory;
+        vf *re, *im;  // P- of (U - 1) f, for each f: [SIZE][2 vectors]
+    };
+
+    Member tokens_[W];
+    Matrices matrix_ = {};
+    GrowingBuffer memory_;
+    vf *re_, *im_;  // (U - 1) f of one token
+
+    static const Restriction& rule_of(const Token& token) {
+        return static_cast<const Restriction&>(*token.points.rule);
+    }
+
+    void restrict_to_functions(int lane) {
+        Member& member = tokens_[lane];
+        if (!member.token.inside) {
+            for (auto& row : matrix_.at)
+                for (vf& element : row) element[lane] = 0;
+            return;
+        }
+        const Points& x = member.token.points;
+        const Restriction& rule = rule_of(member.token);
+        const int64_t row = 2 * rule.vectors;
+        re_ = memory_.vectors(2 * SIZE * row * W), im_ = re_ + SIZE * row;
+        member.re = member.memory.vectors(2 * SIZE * row * W), member.im = member.re + SIZE * row;
+        for (int j = 0; j < SIZE; ++j)
+            for (int64_t v = 0; v < row; ++v) {
+                const vf fall = x.fall[v], sine = x.sine[v], re = rule.re[j * row + v], im = rule.im[j * row + v];
+                re_[j * row + v] = -fall * re - sine * im;
+                im_[j * row + v] = sine * re - fall * im;
+            }
+        project(rule, rule.transform, re_, im_, member.re);
+        if (member.token.slopes) project(rule, rule.adjoint, im_, re_, member.im);
+        multiply(member, row, lane);
+    }
+
+    // Inner products of the images: with R = P- re - re / 2, half the sum of re R' + re' R + im im'. A tile at a time,
+    // so that what is loaded serves TILE products.
+    void multiply(const Member& member, int64_t row, int lane) {
+        constexpr int TILE = 3, SIDE = SIZE / TILE, TILES = SIDE * (SIDE + 1) / 2, COUNT = TILES * TILE * TILE;
+        vf sums[COUNT + W] = {};
+        float products[COUNT + W];
+        vf* sum = sums;
+        for (int first = 0; first < SIZE; first += TILE)
+            for (int second = 0; second <= first; second += TILE, sum += TILE * TILE)
+                for (int64_t v = 0; v < row; ++v) {
+                    vf re[2][TILE], im[2][TILE], rest[2][TILE];
+                    for (int i = 0; i < TILE; ++i)
+                        for (const int side : {0, 1}) {
+                            const int64_t at = ((side ? second : first) + i) * row + v;
+                            re[side][i] = re_[at], im[side][i] = im_[at];
+                            rest[side][i] = member.re[at] - 0.5f * re_[at];
+                        }
+                    for (int i = 0; i < TILE; ++i)
+                        for (int j = 0; j < TILE; ++j)
+                            sum[i * TILE + j] += re[0][i] * rest[1][j] + re[1][j] * rest[0][i] + im[0][i] * im[1][j];
+                }
+        sum_lanes(sums, COUNT, products);
+        const float* product = products;
+        for (int first = 0; first < SIZE; first += TILE)
+            for (int second = 0; second <= first; second += TILE)
+                for (int i = first; i < first + TILE; ++i)
+                    for (int j = second; j < second + TILE; ++j)
+                        matrix_.at[i][j][lane] = matrix_.at[j][i][lane] = *product++ / 2;
+    }
+
+    void finish(const Subspaces& f, int lane, const Matrices& vectors) {
+        const Member& member = tokens_[lane];
+        const double sines = ENERGY * member.token.energy;
+        double excess = 0, trace = 0, steepest = 0;
+        float slopes[SIZE];
+        bool sure = true;
+        for (int j = 0; j < SIZE; ++j) {
+            const float x = matrix_.at[j][j][lane];
+            sure &= x <= STEEPEST;
+            const Excess g(x < 0 ? 0 : x > STEEPEST ? STEEPEST : x);
+            excess += g.value, trace += x, slopes[j] = static_cast<float>(g.slope);
+            steepest = std::fmax(steepest, g.slope);
+        }
+        sure &= std::fabs(sines - trace) * steepest <= TOLERANCE * (sines + excess);
+        if (f.sure) f.sure[member.token.at / f.n] = sure || !member.token.inside;
+        if (member.token.slopes && member.token.inside) add_slopes(member, slopes, vectors, lane);
+        member.token.write(f, sines + excess, ENERGY);
+    }
+
+    // Derivative of sum g by psi at each point, in units of the energy.
+    static void add_slopes(const Member& member, const float* slopes, const Matrices& vectors, int lane) {
+        const Points& x = member.token.points;
+        const Restriction& rule = rule_of(member.token);
+        const int64_t row = 2 * rule.vectors;
+        float weights[SIZE][SIZE] = {};
+        for (int k = 0; k < SIZE; ++k)
+            for (int i = 0; i < SIZE; ++i) {
+                const float scaled = slopes[k] * vectors.at[k][i][lane] / static_cast<float>(ENERGY);
+                for (int j = 0; j < SIZE; ++j) weights[i][j] += scaled * vectors.at[k][j][lane];
+            }
+        for (int64_t v = 0; v < row; ++v) {
+            vf by_fall = {}, by_sine = {};  // of (U - 1) f = -(fall re + sine im) + i (sine re - fall im)
+            for (int i = 0; i < SIZE; ++i) {
+                vf re = {}, im = {};
+                for (int j = 0; j < SIZE; ++j) {
+                    re += weights[i][j] * member.re[j * row + v];
+                    im += weights[i][j] * member.im[j * row + v];
+                }
+                by_fall -= re * rule.re[i * row + v] + im * rule.im[i * row + v];
+                by_sine += im * rule.re[i * row + v] - re * rule.im[i * row + v];
+            }
+            x.slope[v] += by_fall * x.sine[v] + by_sine * (1.f - x.fall[v]);
+        }
+    }
+};
+
+}  // namespace
+
+void geodesic(const Subspaces& f) {
+#pragma omp parallel num_threads(f.threads)
+    {
+        const FlushToZero flush;
+        const int64_t thread = thread_index(), end = f.tokens * (thread + 1) / f.threads;
+        static thread_local Group group;  // keeps its memory: to get it anew takes as long as a token
+        for (int64_t first = f.tokens * thread / f.threads; first < end; first += W)
+            group.run(f, first, end - first < W ? static_cast<int>(end - first) : W);
+    }
+}
+
+}  // namespace INFSSM_ISA
+}  // namespace infssm
