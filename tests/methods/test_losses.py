@@ -40,7 +40,7 @@ def test_masked_loss_by_hand_and_other_rows_of_the_head_are_free(soft: bool) -> 
     assert model.head.weight.grad[2:4].all()
 
 
-@pytest.mark.parametrize(("mask", "columns"), [("task", slice(2, 4)), ("seen", slice(0, 4)), ("none", slice(None))])
+@pytest.mark.parametrize(("mask", "columns"), [("current", slice(2, 4)), ("seen", slice(0, 4)), ("full", slice(None))])
 def test_mask_chooses_the_softmax(mask: str, columns: slice) -> None:
     model = toys.vim()
     method = build_method(model, "seq", mask=mask)

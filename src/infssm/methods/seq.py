@@ -14,8 +14,9 @@ from infssm.methods._losses import cross_entropy
 class SeqConfig(ComponentConfig):
     """Options of :class:`Seq`."""
 
-    mask: Literal["task", "seen", "none"] = Field(
-        "task", description="logits in the softmax: the current task's (released code), all seen classes, or all"
+    mask: Literal["current", "seen", "full"] = Field(
+        "current",
+        description="logits in the softmax: 'current' the task's (released code), 'seen' those met so far, 'full' all",
     )
 
 
@@ -30,7 +31,7 @@ class Seq(Base):
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy."""
         task = self.context.current
-        columns = {"task": task.block, "seen": task.seen, "none": slice(None)}[self.config.mask]
+        columns = {"current": task.block, "seen": task.seen, "full": slice(None)}[self.config.mask]
         return {"ce": cross_entropy(self.context.forward(batch.x), batch, columns)}
 
 

@@ -22,7 +22,7 @@ _ROUNDS = 3
 """Times all formulas are gone through, so that a passing load does not fall on one of them alone."""
 _BOUND = 3.0
 """Times the simplified distance above which a kind is named in the text."""
-_REASONS = {"geodesic": "it needs every angle by itself, hence two singular value decompositions, O(n^3) each"}
+_REASONS = {"geodesic": "systems with angles near 90 degrees or widely spread poles need every angle by itself, O(n^3)"}
 
 
 @register_study("distance-speed")
@@ -136,7 +136,11 @@ def _beyond(times: dict[str, float]) -> str:
     above = [name for name, value in times.items() if value > _BOUND]
     if not above:
         return f"All are within {_BOUND:.0f} times."
-    other = "no compiled kernel served it" if backend_report()["default"] == "reference" else "a busy machine?"
+    other = (
+        "no compiled kernel served it"
+        if backend_report()["default"] == "reference"
+        else "a busy machine, or many systems at once"
+    )
     named = (f"{name} ({_REASONS.get(name, other)})" for name in above)
     return f"Above {_BOUND:.0f} times: {', '.join(named)}."
 
