@@ -8,7 +8,7 @@ void chordal(const Subspaces& f) {
 #pragma omp parallel num_threads(f.threads)
     {
         const FlushToZero flush;
-        static thread_local Token token;
+        Token token;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < f.tokens; ++i) {
             Rules<Rule>::of_thread().forget_if_many();

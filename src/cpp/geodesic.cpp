@@ -241,7 +241,7 @@ class Group {
             steepest = std::fmax(steepest, g.slope);
         }
         sure &= std::fabs(sines - trace) * steepest <= TOLERANCE * (sines + excess);
-        if (f.sure) f.sure[member.token.at / f.n] = sure || !member.token.inside;
+        f.sure[member.token.at / f.n] = sure || !member.token.inside;
         if (member.token.slopes && member.token.inside) add_slopes(member, slopes, vectors, lane);
         member.token.write(f, sines + excess, ENERGY);
     }
@@ -276,13 +276,14 @@ class Group {
 }  // namespace
 
 void geodesic(const Subspaces& f) {
+    const int64_t share = ceil_div(f.tokens, f.threads), size = share < W ? share : W;
 #pragma omp parallel num_threads(f.threads)
     {
         const FlushToZero flush;
-        const int64_t thread = thread_index(), end = f.tokens * (thread + 1) / f.threads;
-        static thread_local Group group;  // keeps its memory: to get it anew takes as long as a token
-        for (int64_t first = f.tokens * thread / f.threads; first < end; first += W)
-            group.run(f, first, end - first < W ? static_cast<int>(end - first) : W);
+        Group group;
+#pragma omp for schedule(static)
+        for (int64_t first = 0; first < f.tokens; first += size)
+            group.run(f, first, static_cast<int>(f.tokens - first < size ? f.tokens - first : size));
     }
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infssm.presets import estimate
+from infssm.presets import _estimate, estimate
 from infssm.train import load_config
 from infssm.train.setup import build
 
@@ -32,3 +32,12 @@ def test_steps_sizes_and_parameters_are_exact(method):
 def test_memory_grows_with_the_batch():
     small, large = (estimate(load_config(CONFIG, [f"train.batch_size={b}"])).memory for b in (4, 40))
     assert large > 2 * small
+
+
+def test_more_memory_than_there_is_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = estimate(load_config(CONFIG))
+    assert "this machine has" not in str(found)
+    monkeypatch.setattr(_estimate, "_memory_here", lambda: found.memory - 1)
+    assert "lower train.batch_size" in str(found)
+    monkeypatch.setattr(_estimate, "_memory_here", lambda: None)
+    assert "this machine has" not in str(found)

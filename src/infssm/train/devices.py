@@ -6,6 +6,7 @@ stay unwrapped, every process works on its slice of the same global batch, and g
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import tempfile
@@ -47,6 +48,8 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
         raise ConfigError(
             f"train.batch_size={config.batch_size} must be a multiple of the {fabric.world_size} processes"
         )
+    if strategy == "ddp":  # torchrun's processes run one configuration after the other, and part at their end
+        atexit.register(_part)
     if strategy != "ddp_spawn":
         return fabric.launch(function, *args)
     with tempfile.TemporaryDirectory() as folder:
@@ -80,6 +83,11 @@ def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any]
             note.write_bytes(pickle.dumps(error))
         raise
     finally:
+        _part()
+
+
+def _part() -> None:
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
