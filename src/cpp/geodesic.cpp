@@ -17,28 +17,44 @@ namespace {
 
 constexpr int SIZE = 12;                    // functions in the restriction
 constexpr double NARROWEST = 5;             // span of their poles: closer ones would oscillate between the points
+constexpr double REACH = 5;                 // beyond the outermost poles (U - 1) f falls as e^-1.5x
 constexpr float STEEPEST = 0.97f;           // largest sin^2 for which arcsin keeps its digits
 constexpr double TOLERANCE = 1e-5;          // bound of the relative error of a sure value
 constexpr int SWEEPS = 12;                  // of rotations, far more than ever needed
 constexpr float NEGLIGIBLE = 1e-7f;         // off-diagonal element over the largest of the diagonal
 
 // The rule, the functions and the transform. Functions are times sqrt(s h / 2 pi): sums over points are inner products.
+// They fall outwards, so of each variable's points only `inner` take part, from `skipped` on; `row` vectors from
+// `start` on hold these of both variables.
 struct Restriction : Rule {
+    int64_t skipped, inner, start, row;
     vf *transform, *adjoint;  // by distance d, as Rule::near: h / pi e^(-d/2) / sinh(d), and that of -d
-    vf *re, *im;              // [SIZE][2 vectors]
+    vf *re, *im;              // [SIZE][row]
 
-    explicit Restriction(const Grid& grid) : Rule(grid), memory_((2 + 2 * SIZE) * 2 * count) {
+    explicit Restriction(const Grid& grid)
+        : Rule(grid),
+          skipped(static_cast<int64_t>((MARGIN - REACH) / step)),
+          inner(count - 2 * skipped),
+          start((count - round_up(inner, W)) / 2),
+          row(2 * ceil_div(inner, W)),
+          memory_((4 * vectors + 2 * SIZE * row) * W) {
         vf* memory = memory_.vectors();
-        const auto take = [&](int64_t rows) { return memory += rows * 2 * vectors, memory - rows * 2 * vectors; };
-        transform = take(1), adjoint = take(1), re = take(SIZE), im = take(SIZE);
+        const auto take = [&](int64_t size) { return memory += size, memory - size; };
+        transform = take(2 * vectors), adjoint = take(2 * vectors), re = take(SIZE * row), im = take(SIZE * row);
         const double span = std::fmax(NARROWEST, grid.span);
         for (int64_t k = 0; k < 2 * count; ++k) {
             const double d = step * (k - count + 0.5), weight = step / PI * std::exp(-d / 2) / std::sinh(d);
             scalars(transform)[k] = static_cast<float>(weight);
             scalars(adjoint)[2 * count - 1 - k] = static_cast<float>(weight);
         }
-        for (int64_t i = 0; i < count; ++i) evaluate(i, span, i), evaluate(i + 0.5, span, count + i);
+        for (int64_t i = 0; i < row / 2 * W; ++i) {
+            evaluate(start + i, span, i);
+            evaluate(start + i + 0.5, span, row / 2 * W + i);
+        }
     }
+
+    // Where vector v of a row begins among all points.
+    int64_t point(int64_t v) const { return v < row / 2 ? start + v * W : count + start + (v - row / 2) * W; }
 
   private:
     Buffer memory_;
@@ -50,8 +66,8 @@ struct Restriction : Rule {
         for (int j = 0; j < SIZE; ++j) {
             const double pole = std::exp(span * (static_cast<double>(j) / (SIZE - 1) - 0.5));
             const std::complex<double> f = value * std::sqrt(pole) / std::complex<double>(pole, s);
-            scalars(re + j * 2 * vectors)[point] = static_cast<float>(f.real());
-            scalars(im + j * 2 * vectors)[point] = static_cast<float>(f.imag());
+            scalars(re + j * row)[point] = static_cast<float>(f.real());
+            scalars(im + j * row)[point] = static_cast<float>(f.imag());
             value *= std::complex<double>(pole, -s) / std::complex<double>(pole, s);
         }
     }
@@ -59,14 +75,14 @@ struct Restriction : Rule {
 
 // ROWS functions at COLUMNS vectors of points: image = own - sum over the other variable's points of weight * source.
 template <int ROWS, int COLUMNS>
-INFSSM_INLINE void project(const Rule& rule, const vf* weights, const vf* own, const vf* source, vf* image, int64_t v,
-                           bool second) {
-    const int64_t row = 2 * rule.vectors, mine = second ? rule.vectors : 0;
-    const float *theirs = scalars(source + rule.vectors - mine), *weight = scalars(weights) + v * W + rule.shift(second);
+INFSSM_INLINE void project(const Restriction& rule, const vf* weights, const vf* own, const vf* source, vf* image,
+                           int64_t v, bool second) {
+    const int64_t row = rule.row, mine = second ? row / 2 : 0, first = rule.skipped - rule.start;
+    const float *theirs = scalars(source + row / 2 - mine), *weight = scalars(weights) + v * W + rule.shift(second);
     vf sum[ROWS][COLUMNS];
     for (int j = 0; j < ROWS; ++j)
         for (int c = 0; c < COLUMNS; ++c) sum[j][c] = own[j * row + mine + v + c];
-    for (int64_t i = 0; i < rule.count; ++i) {
+    for (int64_t i = first; i < first + rule.inner; ++i) {
         vf near[COLUMNS];
         for (int c = 0; c < COLUMNS; ++c) near[c] = load(weight + c * W - i);
         for (int j = 0; j < ROWS; ++j)
@@ -76,13 +92,16 @@ INFSSM_INLINE void project(const Rule& rule, const vf* weights, const vf* own, c
         for (int c = 0; c < COLUMNS; ++c) image[j * row + mine + v + c] = sum[j][c];
 }
 
-void project(const Rule& rule, const vf* weights, const vf* own, const vf* source, vf* image) {
+void project(const Restriction& rule, const vf* weights, const vf* own, const vf* source, vf* image) {
     constexpr int ROWS = W == 16 ? SIZE : SIZE / 3;  // by the number of registers
-    for (int64_t j = 0; j < SIZE * 2 * rule.vectors; j += ROWS * 2 * rule.vectors)
+    for (int64_t at = 0; at < SIZE * rule.row; at += ROWS * rule.row)
         for (const bool second : {false, true}) {
+            const auto part = [&](auto columns, int64_t v) {
+                project<ROWS, columns>(rule, weights, own + at, source + at, image + at, v, second);
+            };
             int64_t v = 0;
-            for (; v + 2 <= rule.vectors; v += 2) project<ROWS, 2>(rule, weights, own + j, source + j, image + j, v, second);
-            for (; v < rule.vectors; ++v) project<ROWS, 1>(rule, weights, own + j, source + j, image + j, v, second);
+            for (; v + 2 <= rule.row / 2; v += 2) part(std::integral_constant<int, 2>(), v);
+            for (; v < rule.row / 2; ++v) part(std::integral_constant<int, 1>(), v);
         }
 }
 
@@ -162,7 +181,7 @@ class Group {
     struct Member {
         Token token;
         GrowingBuffer memory;
-        vf *re, *im;  // P- of (U - 1) f, for each f: [SIZE][2 vectors]
+        vf *re, *im;  // P- of (U - 1) f, for each f: [SIZE][row]
     };
 
     Member tokens_[W];
@@ -183,15 +202,16 @@ class Group {
         }
         const Points& x = member.token.points;
         const Restriction& rule = rule_of(member.token);
-        const int64_t row = 2 * rule.vectors;
+        const int64_t row = rule.row;
         re_ = memory_.vectors(2 * SIZE * row * W), im_ = re_ + SIZE * row;
         member.re = member.memory.vectors(2 * SIZE * row * W), member.im = member.re + SIZE * row;
-        for (int j = 0; j < SIZE; ++j)
-            for (int64_t v = 0; v < row; ++v) {
-                const vf fall = x.fall[v], sine = x.sine[v], re = rule.re[j * row + v], im = rule.im[j * row + v];
-                re_[j * row + v] = -fall * re - sine * im;
-                im_[j * row + v] = sine * re - fall * im;
+        for (int64_t v = 0; v < row; ++v) {
+            const vf fall = load(scalars(x.fall) + rule.point(v)), sine = load(scalars(x.sine) + rule.point(v));
+            for (int64_t at = v; at < SIZE * row; at += row) {
+                re_[at] = -fall * rule.re[at] - sine * rule.im[at];
+                im_[at] = sine * rule.re[at] - fall * rule.im[at];
             }
+        }
         project(rule, rule.transform, re_, im_, member.re);
         if (member.token.slopes) project(rule, rule.adjoint, im_, re_, member.im);
         multiply(member, row, lane);
@@ -250,7 +270,7 @@ class Group {
     static void add_slopes(const Member& member, const float* slopes, const Matrices& vectors, int lane) {
         const Points& x = member.token.points;
         const Restriction& rule = rule_of(member.token);
-        const int64_t row = 2 * rule.vectors;
+        const int64_t row = rule.row;
         float weights[SIZE][SIZE] = {};
         for (int k = 0; k < SIZE; ++k)
             for (int i = 0; i < SIZE; ++i) {
@@ -268,7 +288,9 @@ class Group {
                 by_fall -= re * rule.re[i * row + v] + im * rule.im[i * row + v];
                 by_sine += im * rule.re[i * row + v] - re * rule.im[i * row + v];
             }
-            x.slope[v] += by_fall * x.sine[v] + by_sine * (1.f - x.fall[v]);
+            const int64_t at = rule.point(v);
+            const vf fall = load(scalars(x.fall) + at), sine = load(scalars(x.sine) + at);
+            store(scalars(x.slope) + at, load(scalars(x.slope) + at) + by_fall * sine + by_sine * (1.f - fall));
         }
     }
 };

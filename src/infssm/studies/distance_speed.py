@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def distance_speed(
 ) -> Study:
     """Fastest seconds per call on ``systems`` pairs of size n, forward and forward + backward, in float32.
 
-    Ours are timed as training calls them: raw states, soft-normalised inside. The textbook rows build the Gram
+    One thread: what a formula takes, not what starting a second one takes or a busy machine withholds. Ours are timed as training calls them: raw states, soft-normalised inside. The textbook rows build the Gram
     matrices and take inverse and determinant, as the paper times them (Table 8). A value counts as failed where it is
     not finite, negative, or off by more than 10 % from the float64 closed form.
     """
@@ -40,17 +41,28 @@ def distance_speed(
     for n in sizes:
         old, new = _pair(n, systems, seed)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in formulas}
-        for name in [*formulas] * _ROUNDS:
-            times[name].append(_time(formulas[name], *_states(name, old, new), repeats))
+        with _one_thread():
+            for name in [*formulas] * _ROUNDS:
+                times[name].append(_time(formulas[name], *_states(name, old, new), repeats))
         for name, found in times.items():
             forward, both = (min(seconds) for seconds in zip(*found, strict=True))
             rows.append({"n": n, "formula": name, "forward_s": forward, "forward_backward_s": both})
             if (truth := _TRUTH.get(name)) is not None:
                 value = formulas[name](*_states(name, old, new))
                 rows[-1]["failed"] = _failed(value, _ours(truth)(_double(old), _double(new)))
-    data: dict[str, Any] = {"systems": systems, "repeats": repeats, "threads": torch.get_num_threads(), "rows": rows}
-    data["backend"] = backend_report()["default"]
+    backend = backend_report()["default"]
+    data = {"systems": systems, "repeats": repeats, "threads": 1, "backend": backend, "rows": rows}
     return Study("distance-speed", data, _figure(rows), _text(rows))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _ours(kind: str) -> Formula:
@@ -123,7 +135,7 @@ def _text(rows: list[dict[str, Any]]) -> str:
     both = {name: here[name]["forward_backward_s"] / base["forward_backward_s"] for name in ours}
     book = [f"{name} {times[name]:.0f} times ({100 * here[name]['failed']:.0f} % failed)" for name in _TEXTBOOK]
     return (
-        f"At n = {n} in float32 the simplified distance takes {1e3 * base['forward_s']:.3f} ms forward and "
+        f"At n = {n} in float32, on one thread, the simplified distance takes {1e3 * base['forward_s']:.3f} ms forward and "
         f"{1e3 * base['forward_backward_s']:.3f} ms with the gradient. Time over that, forward (with gradient): "
         f"{', '.join(f'{name} {times[name]:.1f} ({both[name]:.1f})' for name in ours)}. "
         f"{_beyond({name: times[name] for name in ours})} "
