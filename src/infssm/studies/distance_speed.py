@@ -32,9 +32,10 @@ def distance_speed(
 ) -> Study:
     """Fastest seconds per call on ``systems`` pairs of size n, forward and forward + backward, in float32.
 
-    One thread: what a formula takes, not what starting a second one takes or a busy machine withholds. Ours are timed as training calls them: raw states, soft-normalised inside. The textbook rows build the Gram
-    matrices and take inverse and determinant, as the paper times them (Table 8). A value counts as failed where it is
-    not finite, negative, or off by more than 10 % from the float64 closed form.
+    One thread: what a formula takes, not what starting a second one takes or a busy machine withholds. Ours are timed
+    as training calls them: raw states, soft-normalised inside. The textbook rows build the Gram matrices and take
+    inverse and determinant, as the paper times them (Table 8). A value counts as failed where it is not finite,
+    negative, or off by more than 10 % from the float64 closed form.
     """
     formulas: dict[str, Formula] = {kind: _ours(kind) for kind in list_distances()} | _TEXTBOOK
     rows = []
@@ -135,8 +136,8 @@ def _text(rows: list[dict[str, Any]]) -> str:
     both = {name: here[name]["forward_backward_s"] / base["forward_backward_s"] for name in ours}
     book = [f"{name} {times[name]:.0f} times ({100 * here[name]['failed']:.0f} % failed)" for name in _TEXTBOOK]
     return (
-        f"At n = {n} in float32, on one thread, the simplified distance takes {1e3 * base['forward_s']:.3f} ms forward and "
-        f"{1e3 * base['forward_backward_s']:.3f} ms with the gradient. Time over that, forward (with gradient): "
+        f"At n = {n} in float32 on one thread the simplified distance takes {1e3 * base['forward_s']:.3f} ms forward "
+        f"and {1e3 * base['forward_backward_s']:.3f} ms with the gradient. Time over that, forward (with gradient): "
         f"{', '.join(f'{name} {times[name]:.1f} ({both[name]:.1f})' for name in ours)}. "
         f"{_beyond({name: times[name] for name in ours})} "
         f"The textbook formulas: {', '.join(book)}."
