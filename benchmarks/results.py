@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -167,6 +168,9 @@ def machine() -> dict[str, Any]:
     from infssm.runs import environment
 
     found = environment()
+    # The package may be an installed copy, which does not know its commit; these files do.
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    found["commit"] = found["commit"] or head.stdout.strip()
     return {key: found[key] for key in ("python", "packages", "commit", "cpu", "cores", "threads")}
 
 
