@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infssm.data._torchvision import torchvision
+from infssm.data.torchvision import torchvision
 from infssm.kernels import selective_scan
 
 

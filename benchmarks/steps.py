@@ -75,9 +75,9 @@ def step_methods(case: dict[str, Any]) -> tuple[dict[str, Method], int]:
 
 
 def transformers_methods() -> dict[str, Method]:
-    from infssm.data import _torchvision
+    from infssm.data import torchvision as guarded
 
-    _torchvision.torchvision()  # transformers imports it
+    guarded.torchvision()  # transformers imports it
     from transformers import MambaConfig, MambaForCausalLM
 
     from infssm.integrations.transformers import accelerate

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # transformers imports torchvision, whose wheel may not fit the torch that is installed.
-PREAMBLE = "from infssm.data import _torchvision; _torchvision.torchvision()"
+PREAMBLE = "from infssm.data import torchvision; torchvision.torchvision()"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 

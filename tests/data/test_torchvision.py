@@ -6,28 +6,28 @@ import types
 import pytest
 import torch
 
-from infssm.data import _torchvision
+from infssm.data import torchvision as guarded
 from infssm.errors import ConfigError
 
 
 def test_both_packages_import_and_transform():
-    assert _torchvision.torchvision("transforms").CenterCrop(2)(torch.zeros(1, 4, 4)).shape == (1, 2, 2)
-    assert _torchvision.timm("data").create_transform is not None
-    assert _torchvision.timm() is sys.modules["timm"]
+    assert guarded.torchvision("transforms").CenterCrop(2)(torch.zeros(1, 4, 4)).shape == (1, 2, 2)
+    assert guarded.timm("data").create_transform is not None
+    assert guarded.timm() is sys.modules["timm"]
 
 
 @pytest.mark.parametrize(("call", "package"), [("torchvision", "torchvision"), ("timm", "timm")])
 def test_absence_names_the_extra(monkeypatch, call, package):
-    real = _torchvision.importlib.import_module
+    real = guarded.importlib.import_module
 
     def absent(name):
         if name.split(".")[0] == package:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         return real(name)
 
-    monkeypatch.setattr(_torchvision.importlib, "import_module", absent)
+    monkeypatch.setattr(guarded.importlib, "import_module", absent)
     with pytest.raises(ConfigError, match=r"pip install 'infssm\[bench\]'"):
-        getattr(_torchvision, call)("")
+        getattr(guarded, call)("")
 
 
 def test_missing_operators_are_declared_one_after_the_other(monkeypatch):
@@ -46,8 +46,8 @@ def test_missing_operators_are_declared_one_after_the_other(monkeypatch):
 
     for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
         monkeypatch.setitem(sys.modules, module, sys.modules[module])
-    monkeypatch.setattr(_torchvision.importlib, "import_module", stopping)
-    assert _torchvision.torchvision() is result
+    monkeypatch.setattr(guarded.importlib, "import_module", stopping)
+    assert guarded.torchvision() is result
     assert seen == [False, False, False]
     with pytest.raises(NotImplementedError):
         torch.ops.torchvision.infssm_probe_a(torch.zeros(1, 4), torch.zeros(1), 0.5)
@@ -58,17 +58,17 @@ def test_what_cannot_be_mended_is_raised(monkeypatch, message):
     def broken(name):
         raise RuntimeError(message)
 
-    monkeypatch.setattr(_torchvision, "_drop", lambda _: None)
-    monkeypatch.setattr(_torchvision.torch.library, "define", lambda *_: None)
-    monkeypatch.setattr(_torchvision.importlib, "import_module", broken)
+    monkeypatch.setattr(guarded, "_drop", lambda _: None)
+    monkeypatch.setattr(guarded.torch.library, "define", lambda *_: None)
+    monkeypatch.setattr(guarded.importlib, "import_module", broken)
     with pytest.raises(RuntimeError, match=message):
-        _torchvision.torchvision()
+        guarded.torchvision()
 
 
 def test_a_broken_dependency_is_not_called_absent(monkeypatch):
     def broken(name):
         raise ModuleNotFoundError("No module named 'zzz'", name="zzz")
 
-    monkeypatch.setattr(_torchvision.importlib, "import_module", broken)
+    monkeypatch.setattr(guarded.importlib, "import_module", broken)
     with pytest.raises(ModuleNotFoundError, match="zzz"):
-        _torchvision.torchvision()
+        guarded.torchvision()

@@ -238,7 +238,7 @@ class Trainer:
 
 @pytest.mark.parametrize(("accumulate", "scaled"), [(1, False), (2, False), (2, True)])
 def test_trainer_mixin(expected: dict[str, Tensor], accumulate: int, scaled: bool) -> None:
-    from infssm.data._torchvision import torchvision
+    from infssm.data.torchvision import torchvision
     from infssm.integrations.transformers import ContinualTrainerMixin
 
     torchvision()
@@ -292,7 +292,7 @@ def test_absent_libraries_are_named(module: str, name: str, hint: str, monkeypat
 
 
 def test_timm_builds_our_models() -> None:
-    from infssm.data._torchvision import timm
+    from infssm.data.torchvision import timm
     from infssm.integrations.timm import register
 
     added = register()

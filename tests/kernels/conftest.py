@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infssm.kernels._backend import NATIVE
+from infssm.kernels.backend import NATIVE
 
 VARIANTS = ["reference"] if NATIVE is None else ["reference", *(f"cpu-{isa}" for isa in NATIVE.isas())]
 

@@ -18,7 +18,7 @@ from infssm.kernels import (
     mean_states,
     selective_scan,
 )
-from infssm.kernels._backend import NATIVE, use_native
+from infssm.kernels.backend import NATIVE, use_native
 from tests.kernels.cases import OPTIONAL, ScanCase, assert_near
 
 NATIVE_BACKENDS = ["reference"] if NATIVE is None else ["reference", "cpu"]

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.kernels import (
-    _backend,
     _triton,
     add_rms_norm,
+    backend,
     backend_report,
     causal_conv1d,
     mean_states,
     selective_scan,
 )
-from infssm.kernels._backend import choose
+from infssm.kernels.backend import choose
 from tests.kernels.cases import OPTIONAL, ScanCase, assert_equivalent, assert_near, flatten, run_with_gradients
 from tests.kernels.test_fused import randn
 from tests.kernels.test_operators import block
@@ -203,10 +203,10 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"), dtype=dtype, numel=lambda: 4)
 
     host = torch.zeros(2)
-    monkeypatch.setattr(_backend, "_INTERPRETED", True)
+    monkeypatch.setattr(backend, "_INTERPRETED", True)
     assert choose("triton", host) == "triton"
     assert choose(None, host) != "triton"
-    monkeypatch.setattr(_backend, "_INTERPRETED", False)
+    monkeypatch.setattr(backend, "_INTERPRETED", False)
     with pytest.raises(ConfigError, match="a tensor is on cpu"):
         choose("triton", host)
     assert choose(None, tensor(), None, tensor(torch.bfloat16)) == "triton"
@@ -217,7 +217,7 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"backend='cpu'.*cuda:0"):
         choose("cpu", tensor())
     assert backend_report()["default_cuda"] == "triton"
-    monkeypatch.setattr(_backend, "TRITON", False)
+    monkeypatch.setattr(backend, "TRITON", False)
     assert choose(None, tensor()) == backend_report()["default_cuda"] == "reference"
     with pytest.raises(ConfigError, match="pip install triton"):
         choose("triton", tensor())

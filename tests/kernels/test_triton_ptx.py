@@ -16,7 +16,7 @@ import json, torch, triton
 from importlib import import_module
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from infssm.kernels import _backend, add_rms_norm, causal_conv1d, fused_distance, mean_states, selective_scan
+from infssm.kernels import backend, add_rms_norm, causal_conv1d, fused_distance, mean_states, selective_scan
 
 compiled = {}
 
@@ -31,7 +31,7 @@ def run(kernel, programs, like, *args, warps, **constants):
     if name not in compiled:
         compiled[name] = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options).asm["ptx"]
 
-_backend._INTERPRETED = True
+backend._INTERPRETED = True
 for name in ("conv", "distance", "norm", "scan", "states"):
     import_module(f"infssm.kernels._triton.{name}").run = run
 

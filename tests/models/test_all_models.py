@@ -154,7 +154,7 @@ def test_register_model_adds_to_the_list():
 
 
 def test_timm_builds_our_models():
-    from infssm.data._torchvision import timm
+    from infssm.data.torchvision import timm
 
     timm()
     first = models.register_with_timm()

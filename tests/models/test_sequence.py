@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from infssm.data._torchvision import torchvision
+from infssm.data.torchvision import torchvision
 from infssm.errors import CheckpointError
 from infssm.models import create_model
 from tests.models.small import scramble

@@ -157,7 +157,7 @@ def test_stopping_computes_states_without_any_scan(name: str, monkeypatch):
     model(x)
     last.tap = stopping
     scans: list[object] = []
-    for module in (infssm.models._mixer, infssm.models.mamba2):
+    for module in (infssm.models.mixer, infssm.models.mamba2):
         original = module.selective_scan
         monkeypatch.setattr(module, "selective_scan", lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
     with pytest.raises(Stopped):

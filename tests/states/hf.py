@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infssm.data._torchvision import torchvision
+from infssm.data.torchvision import torchvision
 
 WIDTH, TOKENS, VOCAB = 16, 7, 32
 _BASE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": 2, "pad_token_id": 0}

@@ -150,7 +150,7 @@ def test_parameter_sets_of_our_models_grow() -> None:
 
 class TestOldModel:
     def test_is_a_frozen_copy_that_runs_states_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from infssm.models import _mixer
+        from infssm.models import mixer
 
         model = vim().train()
         x = torch.randn(2, 3, 8, 8)
@@ -158,8 +158,8 @@ class TestOldModel:
             model(x)
         old = OldModel(model, b_mode="zoh")
         scans, heads = [], []
-        run = _mixer.selective_scan
-        monkeypatch.setattr(_mixer, "selective_scan", lambda *args, **kwargs: scans.append(1) or run(*args, **kwargs))
+        run = mixer.selective_scan
+        monkeypatch.setattr(mixer, "selective_scan", lambda *args, **kwargs: scans.append(1) or run(*args, **kwargs))
         old.module.head.register_forward_hook(lambda *_: heads.append(1))
         for got, want in zip(old.states(x), states.flat(), strict=True):
             for g, w in zip((got.a, got.c, got.b), (want.a, want.c, want.b), strict=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infssm.geometry import list_distances
-from infssm.models._mixer import Scan
+from infssm.models.mixer import Scan
 from infssm.studies import run_study
 from infssm.studies.ckd import LinearCKA
 from infssm.studies.monte_carlo import pearson

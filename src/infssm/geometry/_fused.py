@@ -12,7 +12,7 @@ from torch import Tensor
 from infssm import kernels
 from infssm.geometry._registry import DistanceFn
 from infssm.geometry._space import StateSpace
-from infssm.kernels._backend import choose
+from infssm.kernels.backend import choose
 from infssm.kernels.distance import CPU_ONLY, Kind
 
 

@@ -16,8 +16,7 @@ from infssm.geometry._pairwise import abs2, states_first
 from infssm.geometry._registry import register_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
-from infssm.kernels._lattice import angles
-from infssm.kernels._reference import squared_arc
+from infssm.kernels.arc import squared_arc
 
 
 @register_distance("martin")
@@ -87,8 +86,7 @@ def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
 
 def _angles(old: StateSpace, new: StateSpace) -> Tensor:
     backend = None if compiled(old.a, new.a) else "reference"
-    sine, cosine = kernels.rotation_lattice(*paired(old.a, new.a), backend=backend)
-    return angles(sine, cosine)
+    return kernels.principal_angles(*paired(old.a, new.a), backend=backend)
 
 
 def _each_pair_once(x: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.kernels import selective_scan
 from infssm.models import SSMMixer, StateRows
-from infssm.models._mixer import Scan, beside_checkpoint
+from infssm.models.mixer import Scan, beside_checkpoint
 from infssm.states.probes import transformers_mamba, transformers_mamba2
-from infssm.states.probes._selective import convolve, masked, raw_states, wide
+from infssm.states.probes.selective import convolve, masked, raw_states, wide
 
 _MAMBA = {
     "MambaMixer": "transformers.models.mamba.modeling_mamba",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infssm.data._torchvision import timm as guarded_timm
+from infssm.data.torchvision import timm as guarded_timm
 from infssm.models import register_with_timm
 
 

@@ -1,12 +1,12 @@
 """Selective scan with state outputs and the fused operations around it: reference, compiled and Triton backends."""
 
-from infssm.kernels._backend import backend_report
+from infssm.kernels.backend import backend_report
 from infssm.kernels.conv import causal_conv1d
 from infssm.kernels.distance import fused_distance
 from infssm.kernels.norm import add_rms_norm
 from infssm.kernels.scan import selective_scan
 from infssm.kernels.states import ScanStates, mean_states
-from infssm.kernels.subspace import rotation_lattice
+from infssm.kernels.subspace import principal_angles, rotation_lattice
 
 __all__ = [
     "ScanStates",
@@ -15,6 +15,7 @@ __all__ = [
     "causal_conv1d",
     "fused_distance",
     "mean_states",
+    "principal_angles",
     "rotation_lattice",
     "selective_scan",
 ]

@@ -7,7 +7,7 @@ from types import ModuleType
 from torch import Tensor
 
 from infssm.kernels import _ops, _triton
-from infssm.kernels._backend import choose
+from infssm.kernels.backend import choose
 
 _OPERATORS = {"cpu": _ops, "triton": _triton}
 

@@ -12,12 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from infssm.kernels._checks import compute_dtype
 from infssm.kernels._lattice import angles, rotation_lattice
+from infssm.kernels.arc import squared_arc
 
 # Tokens whose [batch, tokens, channels, n] tensors exist at one time; the backward recomputes chunk by chunk.
 CHUNK = 16
-
-# Below this 1 - cos the series of arccos^2 is exact to rounding and has a finite derivative at 0.
-_SERIES_RANGE = 1e-2
 
 Means = tuple[Tensor, Tensor, Tensor | None]
 
@@ -196,24 +194,6 @@ def _martin(a: Tensor, b: Tensor) -> Tensor:
     d = a - b
     ratio = _outer(d, d) / ((1 - _outer(a, a)) * (1 - _outer(b, b)))
     return ratio.log1p().sum((-2, -1))
-
-
-def squared_arc(martin: Tensor) -> Tensor:
-    """``arccos(exp(-martin / 2))^2``: Fubini-Study from Martin, with a finite derivative at 0."""
-    half = martin / 2
-    x = -torch.expm1(-half)
-    small = x < _SERIES_RANGE
-    series = _arccos2_series(torch.where(small, x, 0))
-    return torch.where(small, series, torch.arccos(torch.exp(-torch.where(small, 1, half))).square())
-
-
-def _arccos2_series(x: Tensor) -> Tensor:
-    """``arccos(1 - x)^2 = 2 sum_k (2 x)^k / (k^2 binom(2k, k))`` for small x."""
-    terms = (1, 1 / 6, 2 / 45, 1 / 70, 8 / 1575, 4 / 2079, 16 / 21021)
-    total = torch.zeros_like(x)
-    for term in reversed(terms):
-        total = total * x + term
-    return 2 * x * total
 
 
 def _simplified(a: Tensor, c: Tensor, b: Tensor, d: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from infssm.kernels import _reference
-from infssm.kernels._backend import maybe_single, single
 from infssm.kernels._checks import expect_rank, expect_shape
 from infssm.kernels._operators import operators
+from infssm.kernels.backend import maybe_single, single
 
 
 def causal_conv1d(

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.kernels import _ops, _reference
-from infssm.kernels._backend import single
 from infssm.kernels._checks import expect_shape
 from infssm.kernels._operators import operators
+from infssm.kernels.backend import single
 
 Kind = Literal["simplified", "aligned", "martin", "fubini-study", "binet-cauchy", "chordal", "geodesic", "output"]
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.kernels import _reference
-from infssm.kernels._backend import maybe_single, single
 from infssm.kernels._checks import expect_rank, expect_shape, split_groups
 from infssm.kernels._operators import operators
+from infssm.kernels.backend import maybe_single, single
 from infssm.kernels.states import ScanStates, drop_groups
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from infssm.kernels import _reference
-from infssm.kernels._backend import maybe_single, single
 from infssm.kernels._checks import expect_rank, expect_shape, split_groups
 from infssm.kernels._operators import operators
+from infssm.kernels.backend import maybe_single, single
 
 
 class ScanStates(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from infssm.kernels import _lattice, _ops
-from infssm.kernels._backend import single, use_native
 from infssm.kernels._checks import expect_shape
+from infssm.kernels.backend import single, use_native
 
 
 def rotation_lattice(old_a: Tensor, new_a: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
@@ -21,3 +21,11 @@ def rotation_lattice(old_a: Tensor, new_a: Tensor, *, backend: str | None = None
         sine, cosine = _ops.lattice(single(old_a), single(new_a))
         return sine, cosine
     return _lattice.rotation_lattice(old_a, new_a)
+
+
+def principal_angles(old_a: Tensor, new_a: Tensor, *, backend: str | None = None) -> Tensor:
+    """Angles ``[..., n]`` between the subspaces, largest first; arguments as of `rotation_lattice`.
+
+    Small ones come from their sines and large ones from their cosines, so all keep their precision.
+    """
+    return _lattice.angles(*rotation_lattice(old_a, new_a, backend=backend))

@@ -1,12 +1,12 @@
 """Readable state space backbones on the kernels of infssm, and the registry that builds them."""
 
 from infssm.models._backbone import Backbone, create_model, from_pretrained
-from infssm.models._mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
 from infssm.models._registry import describe_model, list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
 from infssm.models._timm import register_with_timm
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
+from infssm.models.mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
 from infssm.models.s4d import S4DMixer, S4DModel
 from infssm.models.vim import VimMixer, VisionMamba
 from infssm.models.vmamba import SS2D, VMamba

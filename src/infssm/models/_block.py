@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.kernels import add_rms_norm
-from infssm.models._mixer import SSMMixer
+from infssm.models.mixer import SSMMixer
 
 
 class RMSNorm(nn.Module):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.kernels import causal_conv1d
-from infssm.models._mixer import Scan, StateRows, at_least_float32
+from infssm.models.mixer import Scan, StateRows, at_least_float32
 
 
 class Direction(NamedTuple):

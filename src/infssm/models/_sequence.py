@@ -15,7 +15,7 @@ from infssm.errors import CheckpointError, ConfigError
 from infssm.models import _init
 from infssm.models._backbone import Backbone
 from infssm.models._block import Block, RMSNorm, run_blocks
-from infssm.models._mixer import SSMMixer
+from infssm.models.mixer import SSMMixer
 
 Pooling = Literal["mean", "last"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from infssm.models import _init
-from infssm.models._mixer import SSMMixer, StateRows, check_state_set
 from infssm.models._registry import register_model
 from infssm.models._selective import Direction, depthwise_conv
 from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
+from infssm.models.mixer import SSMMixer, StateRows, check_state_set
 
 
 class MambaMixer(SSMMixer):

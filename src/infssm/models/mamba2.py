@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.kernels import add_rms_norm, causal_conv1d, mean_states, selective_scan
 from infssm.models import _init
-from infssm.models._mixer import (
+from infssm.models._registry import register_model
+from infssm.models._selective import depthwise_conv
+from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
+from infssm.models.mixer import (
     RawStates,
     SSMMixer,
     StateRows,
@@ -19,9 +22,6 @@ from infssm.models._mixer import (
     beside_checkpoint,
     check_state_set,
 )
-from infssm.models._registry import register_model
-from infssm.models._selective import depthwise_conv
-from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
 
 
 class RMSNormGated(nn.Module):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models._backbone import Backbone
-from infssm.models._mixer import RawStates, SSMMixer, StateRows, at_least_float32, beside_checkpoint, check_state_set
 from infssm.models._registry import register_model
+from infssm.models.mixer import RawStates, SSMMixer, StateRows, at_least_float32, beside_checkpoint, check_state_set
 
 Discretization = Literal["zoh", "bilinear"]
 

@@ -18,9 +18,9 @@ from infssm.errors import CheckpointError, ConfigError
 from infssm.models import _init
 from infssm.models._backbone import Backbone
 from infssm.models._block import Block, RMSNorm, drop_path_rates, run_blocks
-from infssm.models._mixer import SSMMixer, StateRows, check_state_set
 from infssm.models._registry import register_model
 from infssm.models._selective import Direction, depthwise_conv
+from infssm.models.mixer import SSMMixer, StateRows, check_state_set
 
 
 class VimMixer(SSMMixer):

@@ -19,8 +19,8 @@ from infssm.errors import ConfigError
 from infssm.models import _init
 from infssm.models._backbone import Backbone
 from infssm.models._block import drop_path, drop_path_rates
-from infssm.models._mixer import Scan, SSMMixer, StateRows, at_least_float32, check_state_set
 from infssm.models._registry import register_model
+from infssm.models.mixer import Scan, SSMMixer, StateRows, at_least_float32, check_state_set
 
 _DIRECTIONS = 4
 

@@ -12,8 +12,7 @@ from infssm.methods import method_options
 from infssm.metrics import Summary, summarize
 from infssm.presets._load import VARIANTS, list_presets, load_preset, paper_numbers
 from infssm.runs import RunDirectory
-from infssm.train import RunConfig, load_config, to_dict
-from infssm.train._load import differences
+from infssm.train import RunConfig, differences, load_config, to_dict
 
 TABLES = {
     "Table 1": "Table 1: replay methods with and without Inf-SSM",

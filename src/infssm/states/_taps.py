@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
 from infssm.models import RawStates, SSMMixer
-from infssm.models._mixer import beside_checkpoint
+from infssm.models.mixer import beside_checkpoint
 from infssm.states._probe import MixerInputs, Probe, probe_for
 
 if TYPE_CHECKING:

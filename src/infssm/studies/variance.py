@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models import SSMMixer, create_model
-from infssm.models._mixer import Scan
+from infssm.models.mixer import Scan
 from infssm.presets import paper_numbers
 from infssm.states import find_mixers
 from infssm.studies._run import TrainedRun

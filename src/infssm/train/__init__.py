@@ -1,6 +1,6 @@
 """Training: configuration, the loop, checkpoints, devices."""
 
-from infssm.train._load import config_hash, load_config, merge, parse_overrides, to_dict, to_yaml
+from infssm.train._load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
 from infssm.train.checkpoint import load_checkpoint, save_checkpoint
 from infssm.train.config import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
 from infssm.train.optim import build_optimizer, decay_groups
@@ -21,6 +21,7 @@ __all__ = [
     "build_optimizer",
     "config_hash",
     "decay_groups",
+    "differences",
     "learning_rate",
     "load_checkpoint",
     "load_config",

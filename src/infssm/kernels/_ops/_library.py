@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from infssm.kernels._backend import NATIVE
+from infssm.kernels.backend import NATIVE
 
 # None only where the module was not built, and then no operator is ever called.
 native: Any = NATIVE

@@ -15,8 +15,8 @@ from infssm.kernels._ops.distance import (
     _output_autograd,
     _output_fake,
 )
-from infssm.kernels._reference import squared_arc
 from infssm.kernels._triton._launch import DEVICES, power_of_two, run
+from infssm.kernels.arc import squared_arc
 
 # Tokens of a program, one per lane of a warp.
 _ROWS = 32

@@ -7,7 +7,7 @@ from typing import Any
 from infssm.geometry import StateSpace
 from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
-from infssm.states.probes._selective import convolve, project, selective_inputs, selective_parameters, state_space
+from infssm.states.probes.selective import convolve, project, selective_inputs, selective_parameters, state_space
 
 
 def _norms(mixer: Any) -> tuple[Any, Any, Any]:

@@ -10,7 +10,7 @@ from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
 from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
-from infssm.states.probes._selective import (
+from infssm.states.probes.selective import (
     SelectiveInputs,
     convolve,
     masked,

@@ -9,7 +9,7 @@ import torch
 from infssm.geometry import StateSpace
 from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
-from infssm.states.probes._selective import (
+from infssm.states.probes.selective import (
     SelectiveInputs,
     convolve,
     head_parameters,

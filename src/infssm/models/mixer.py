@@ -35,22 +35,22 @@ class RawStates(NamedTuple):
 
 
 class StateTap(Protocol):
-    """Receives the states of a mixer's forward pass.
-
-    ``zoh``: also compute the zero-order-hold factor. ``include_dt_bias``: states of the scan that ran (else without
-    the bias of the step size). ``stop``: compute states only; ``emit`` then raises to end the forward pass.
-    """
+    """Receives the states of a mixer's forward pass."""
 
     @property
-    def zoh(self) -> bool: ...
+    def zoh(self) -> bool:
+        """Whether to compute the zero-order-hold factor too."""
 
     @property
-    def include_dt_bias(self) -> bool: ...
+    def include_dt_bias(self) -> bool:
+        """Whether the states are those of the scan that ran (else without the bias of the step size)."""
 
     @property
-    def stop(self) -> bool: ...
+    def stop(self) -> bool:
+        """Whether to compute states only; ``emit`` then raises to end the forward pass."""
 
-    def emit(self, mixer: SSMMixer, states: list[RawStates]) -> None: ...
+    def emit(self, mixer: SSMMixer, states: list[RawStates]) -> None:
+        """Take the states of one forward pass, one entry per scan direction."""
 
 
 class Scan(NamedTuple):
