@@ -18,7 +18,7 @@ namespace {
 constexpr int SIZE = 12;                    // functions in the restriction
 constexpr double NARROWEST = 5;             // span of their poles: closer ones would oscillate between the points
 constexpr double REACH = 5;                 // beyond the outermost poles (U - 1) f falls as e^-1.5x
-constexpr float STEEPEST = 0.97f;           // largest sin^2 for which arcsin keeps its digits
+constexpr float STEEPEST = 0.95f;           // largest sin^2 for which arcsin keeps its digits
 constexpr double TOLERANCE = 1e-5;          // bound of the relative error of a sure value
 constexpr int SWEEPS = 12;                  // of rotations, far more than ever needed
 constexpr float NEGLIGIBLE = 1e-7f;         // off-diagonal element over the largest of the diagonal
