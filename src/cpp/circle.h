@@ -144,7 +144,7 @@ inline Grid grid_for(const Poles& p) {
     while (step > widest) step *= 0.84;  // few sizes, so that tokens share their weights
     const int64_t count = round_up(static_cast<int64_t>((span + 2 * margin) / step) + 1, W);
     return {std::sqrt(least) * std::sqrt(most) * std::exp(-step * (count - 0.5) / 2), step, count,
-            std::ceil(span)};
+            std::ceil(2 * span) / 2};
 }
 
 // Weights of the quadrature on a grid, by the distance of two points.
