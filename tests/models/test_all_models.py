@@ -139,16 +139,30 @@ def test_unknown_names_and_options():
 
 
 def test_register_model_adds_to_the_list():
-    class Own(Backbone):
+    class Unfinished(Backbone):
         def __init__(self, num_classes: int) -> None:
             super().__init__()
             self.num_features, self.num_classes = 4, num_classes
             self.head = self.make_head(num_classes)
 
-    register_model("own_model_of_this_test")(Own)
+    class Own(Unfinished):
+        def embed(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+            return tokens
+
+        def pool(self, features: torch.Tensor) -> torch.Tensor:
+            return features.mean(1)
+
     try:
+        register_model("own_model_of_this_test")(Unfinished)
         assert "own_model_of_this_test" in list_models()
-        assert create_model("own_model_of_this_test", num_classes=2).head.out_features == 2
+        with pytest.raises(ConfigError, match="embed"):
+            create_model("own_model_of_this_test", num_classes=2)
+        del MODELS._items["own_model_of_this_test"]
+        register_model("own_model_of_this_test")(Own)
+        assert create_model("own_model_of_this_test", num_classes=2)(torch.ones(3, 5, 4)).shape == (3, 2)
     finally:
         del MODELS._items["own_model_of_this_test"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -52,9 +53,9 @@ class Fast(SSMMixer):
             raise ConfigError("states cannot be recorded while generating from a cache; call with use_cache=False")
         return super().forward(hidden_states, cache_params, attention_mask, **kwargs)  # type: ignore[no-any-return]
 
+    @abstractmethod
     def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """Everything before the output projection; hidden: [batch, tokens, width]. Fills an empty cache."""
-        raise NotImplementedError
 
     def prefill(self, cache: Any, conv_input: Tensor, state: Tensor) -> None:
         """Leave the convolution's input [batch, tokens, channels] and the scan's last state in the cache."""

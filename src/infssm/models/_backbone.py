@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from infssm.models._registry import build
 from infssm.models._weights import load_weights
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """A feature extractor with a linear ``head``.
 
     Subclasses set ``num_features`` and ``num_classes`` and define ``embed`` (input -> tokens [batch, tokens, dim]),
@@ -31,17 +32,17 @@ class Backbone(nn.Module):
     model_name: str | None = None
     model_options: dict[str, Any]
 
+    @abstractmethod
     def embed(self, x: Tensor) -> Tensor:
         """Turn the input into tokens [batch, tokens, dim]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, tokens: Tensor) -> Tensor:
         """Run all blocks and the final norm: tokens -> features [batch, tokens, dim]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pool(self, features: Tensor) -> Tensor:
         """Reduce features [batch, tokens, dim] to what the head sees, [batch, dim]."""
-        raise NotImplementedError
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Features of every token, [batch, tokens, dim]."""

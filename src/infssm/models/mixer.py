@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -72,14 +73,14 @@ class Scan(NamedTuple):
     out_scale: float = 1.0
 
 
-class SSMMixer(nn.Module):
+class SSMMixer(nn.Module, ABC):
     """Base of all mixers: a token mixer that hands its states to ``tap`` whenever one is set."""
 
     tap: StateTap | None = None
 
+    @abstractmethod
     def state_parameters(self, which: str) -> list[StateRows]:
         """Return the parameters (and their rows) that form the states; ``which`` is one of ``STATE_SETS``."""
-        raise NotImplementedError
 
     def run_scans(self, scans: Iterable[Scan]) -> list[Tensor]:
         """Run every scan, and emit the states of all of them when a tap is set.
