@@ -3,10 +3,11 @@
 //   sum theta^2 = sum sin^2 + sum g(sin^2),  g(x) = arcsin^2(sqrt x) - x = x^2 / 3 + ...
 // The first sum is the energy of U (circle.h) and carries all the precision small angles need. The second lives on the
 // few largest angles, because the sines of real poles fall geometrically: they are the singular values of the Hankel
-// operator f -> P-(U f), and those of its restriction to SIZE rational functions f (Takenaka-Malmquist, poles spread
+// operator f -> P-(U f), and those of its restriction to a few rational functions f (Takenaka-Malmquist, poles spread
 // over the range of the token's) are the same to many digits. P- is a Hilbert transform, again a sum over the points.
-// What the restriction lost is known, sum sin^2 less its trace, and bounds the error: tokens that lost too much (many
-// angles near 90 degrees, as of sets of poles far apart) are reported as not sure, for the caller to do by all angles.
+// What the restriction lost is known, sum sin^2 less its trace, and bounds the error. So FEW functions are tried where
+// angles are small, MANY where they are not or where few lost too much; tokens for which MANY lose too much (angles near
+// 90 degrees, as of sets of poles far apart) are reported as not sure, for the caller to do by all angles.
 #include <complex>
 
 #include "circle.h"
@@ -15,7 +16,10 @@ namespace infssm {
 namespace INFSSM_ISA {
 namespace {
 
-constexpr int SIZE = 12;                    // functions in the restriction
+constexpr int FEW = 4, MANY = 12;           // functions in the restriction
+constexpr int ORDER[] = {1, 4, 7, 10, 0, 11, 2, 9, 5, 6, 3, 8};  // of their poles: the first FEW are spread too
+constexpr double SMALL = 3e-3;              // sum sin^2 up to which few are tried
+constexpr double NONE = 1e-7;               // sum sin^2 up to which g is lost in rounding
 constexpr double NARROWEST = 5;             // span of their poles: closer ones would oscillate between the points
 constexpr double REACH = 5;                 // beyond the outermost poles (U - 1) f falls as e^-1.5x
 constexpr float STEEPEST = 0.95f;           // largest sin^2 for which arcsin keeps its digits
@@ -29,7 +33,7 @@ constexpr float NEGLIGIBLE = 1e-7f;         // off-diagonal element over the lar
 struct Restriction : Rule {
     int64_t skipped, inner, start, row;
     vf *transform, *adjoint;  // by distance d, as Rule::near: h / pi e^(-d/2) / sinh(d), and that of -d
-    vf *re, *im;              // [SIZE][row]
+    vf *re, *im;              // [MANY][row]
 
     explicit Restriction(const Grid& grid)
         : Rule(grid),
@@ -37,10 +41,10 @@ struct Restriction : Rule {
           inner(count - 2 * skipped),
           start((count - round_up(inner, W)) / 2),
           row(2 * ceil_div(inner, W)),
-          memory_((4 * vectors + 2 * SIZE * row) * W) {
+          memory_((4 * vectors + 2 * MANY * row) * W) {
         vf* memory = memory_.vectors();
         const auto take = [&](int64_t size) { return memory += size, memory - size; };
-        transform = take(2 * vectors), adjoint = take(2 * vectors), re = take(SIZE * row), im = take(SIZE * row);
+        transform = take(2 * vectors), adjoint = take(2 * vectors), re = take(MANY * row), im = take(MANY * row);
         const double span = std::fmax(NARROWEST, grid.span);
         for (int64_t k = 0; k < 2 * count; ++k) {
             const double d = step * (k - count + 0.5), weight = step / PI * std::exp(-d / 2) / std::sinh(d);
@@ -63,8 +67,8 @@ struct Restriction : Rule {
     void evaluate(double steps, double span, int64_t point) const {
         const double s = std::exp(step * (steps - (count - 0.5) / 2));
         std::complex<double> value = std::sqrt(step / PI * s);
-        for (int j = 0; j < SIZE; ++j) {
-            const double pole = std::exp(span * (static_cast<double>(j) / (SIZE - 1) - 0.5));
+        for (int j = 0; j < MANY; ++j) {
+            const double pole = std::exp(span * (static_cast<double>(ORDER[j]) / (MANY - 1) - 0.5));
             const std::complex<double> f = value * std::sqrt(pole) / std::complex<double>(pole, s);
             scalars(re + j * row)[point] = static_cast<float>(f.real());
             scalars(im + j * row)[point] = static_cast<float>(f.imag());
@@ -92,8 +96,9 @@ INFSSM_INLINE void project(const Restriction& rule, const vf* weights, const vf*
         for (int c = 0; c < COLUMNS; ++c) image[j * row + mine + v + c] = sum[j][c];
 }
 
+template <int SIZE>
 void project(const Restriction& rule, const vf* weights, const vf* own, const vf* source, vf* image) {
-    constexpr int ROWS = W == 16 ? SIZE : SIZE / 3;  // by the number of registers
+    constexpr int ROWS = W == 16 ? SIZE : 4;  // by the number of registers
     for (int64_t at = 0; at < SIZE * rule.row; at += ROWS * rule.row)
         for (const bool second : {false, true}) {
             const auto part = [&](auto columns, int64_t v) {
@@ -106,13 +111,15 @@ void project(const Restriction& rule, const vf* weights, const vf* own, const vf
 }
 
 // Symmetric matrices of W tokens, one per lane.
+template <int SIZE>
 struct Matrices {
     vf at[SIZE][SIZE];
 };
 
 // Rotates pairs of rows and columns until all are diagonal, and the rows of `vectors` along. What a lane becomes does
 // not depend on the others.
-void diagonalize(Matrices& m, Matrices* vectors) {
+template <int SIZE>
+void diagonalize(Matrices<SIZE>& m, Matrices<SIZE>* vectors) {
     for (int sweep = 0; sweep < SWEEPS; ++sweep) {
         vf largest = {};
         for (int i = 0; i < SIZE; ++i) largest = at_least(largest, absolute(m.at[i][i]));
@@ -166,61 +173,80 @@ class Group {
   public:
     void run(const Subspaces& f, int64_t first, int count) {
         Rules<Restriction>::of_thread().forget_if_many();
+        bool few = false, many = false;
         for (int lane = 0; lane < count; ++lane) {
-            tokens_[lane].token.read<Restriction>(f, first + lane);
-            restrict_to_functions(lane);
+            Member& member = members_[lane];
+            member.token.read<Restriction>(f, first + lane);
+            member.sines = ENERGY * member.token.energy;
+            const bool alone = !member.token.inside || member.sines <= NONE;
+            member.functions = alone ? 0 : member.sines <= SMALL ? FEW : MANY;
+            few |= member.functions == FEW;
+            if (alone) write(f, member, true, 0);
         }
-        const bool slopes = f.d_old || f.d_new;
-        Matrices vectors = {};
-        for (int i = 0; i < SIZE; ++i) vectors.at[i][i] = splat(1.f);
-        diagonalize(matrix_, slopes ? &vectors : nullptr);
-        for (int lane = 0; lane < count; ++lane) finish(f, lane, vectors);
+        if (few) restrict_to<FEW>(f, count);
+        for (int lane = 0; lane < count; ++lane) many |= members_[lane].functions == MANY;
+        if (many) restrict_to<MANY>(f, count);
     }
 
   private:
     struct Member {
         Token token;
+        double sines;   // sum sin^2
+        int functions;  // to try next; 0: done
         GrowingBuffer memory;
-        vf *re, *im;  // P- of (U - 1) f, for each f: [SIZE][row]
+        vf *re, *im;    // P- of (U - 1) f, for each f: [functions][row]
+
+        const Restriction& rule() const { return static_cast<const Restriction&>(*token.points.rule); }
     };
 
-    Member tokens_[W];
-    Matrices matrix_ = {};
+    Member members_[W];
     GrowingBuffer memory_;
     vf *re_, *im_;  // (U - 1) f of one token
 
-    static const Restriction& rule_of(const Token& token) {
-        return static_cast<const Restriction&>(*token.points.rule);
+    static void write(const Subspaces& f, const Member& member, bool sure, double excess) {
+        f.sure[member.token.at / f.n] = sure;
+        member.token.write(f, member.sines + excess, ENERGY);
     }
 
-    void restrict_to_functions(int lane) {
-        Member& member = tokens_[lane];
-        if (!member.token.inside) {
-            for (auto& row : matrix_.at)
-                for (vf& element : row) element[lane] = 0;
-            return;
-        }
+    // Does the tokens whose turn it is; those that are not sure by FEW are left for MANY.
+    template <int SIZE>
+    void restrict_to(const Subspaces& f, int count) {
+        Matrices<SIZE> matrix = {}, vectors = {};
+        for (int i = 0; i < SIZE; ++i) vectors.at[i][i] = splat(1.f);
+        for (int lane = 0; lane < count; ++lane)
+            if (members_[lane].functions == SIZE) {
+                apply<SIZE>(members_[lane]);
+                multiply(members_[lane], matrix, lane);
+            }
+        diagonalize(matrix, f.d_old || f.d_new ? &vectors : nullptr);
+        for (int lane = 0; lane < count; ++lane)
+            if (members_[lane].functions == SIZE) finish(f, members_[lane], matrix, vectors, lane);
+    }
+
+    template <int SIZE>
+    void apply(Member& member) {
         const Points& x = member.token.points;
-        const Restriction& rule = rule_of(member.token);
-        const int64_t row = rule.row;
-        re_ = memory_.vectors(2 * SIZE * row * W), im_ = re_ + SIZE * row;
-        member.re = member.memory.vectors(2 * SIZE * row * W), member.im = member.re + SIZE * row;
+        const Restriction& rule = member.rule();
+        const int64_t row = rule.row, size = SIZE * row;
+        re_ = memory_.vectors(2 * size * W), im_ = re_ + size;
+        member.re = member.memory.vectors(2 * size * W), member.im = member.re + size;
         for (int64_t v = 0; v < row; ++v) {
             const vf fall = load(scalars(x.fall) + rule.point(v)), sine = load(scalars(x.sine) + rule.point(v));
-            for (int64_t at = v; at < SIZE * row; at += row) {
+            for (int64_t at = v; at < size; at += row) {
                 re_[at] = -fall * rule.re[at] - sine * rule.im[at];
                 im_[at] = sine * rule.re[at] - fall * rule.im[at];
             }
         }
-        project(rule, rule.transform, re_, im_, member.re);
-        if (member.token.slopes) project(rule, rule.adjoint, im_, re_, member.im);
-        multiply(member, row, lane);
+        project<SIZE>(rule, rule.transform, re_, im_, member.re);
+        if (member.token.slopes) project<SIZE>(rule, rule.adjoint, im_, re_, member.im);
     }
 
     // Inner products of the images: with R = P- re - re / 2, half the sum of re R' + re' R + im im'. A tile at a time,
     // so that what is loaded serves TILE products.
-    void multiply(const Member& member, int64_t row, int lane) {
-        constexpr int TILE = 3, SIDE = SIZE / TILE, TILES = SIDE * (SIDE + 1) / 2, COUNT = TILES * TILE * TILE;
+    template <int SIZE>
+    void multiply(const Member& member, Matrices<SIZE>& matrix, int lane) const {
+        constexpr int TILE = SIZE % 3 ? 2 : 3, SIDE = SIZE / TILE, COUNT = SIDE * (SIDE + 1) / 2 * TILE * TILE;
+        const int64_t row = member.rule().row;
         vf sums[COUNT + W] = {};
         float products[COUNT + W];
         vf* sum = sums;
@@ -244,32 +270,34 @@ class Group {
             for (int second = 0; second <= first; second += TILE)
                 for (int i = first; i < first + TILE; ++i)
                     for (int j = second; j < second + TILE; ++j)
-                        matrix_.at[i][j][lane] = matrix_.at[j][i][lane] = *product++ / 2;
+                        matrix.at[i][j][lane] = matrix.at[j][i][lane] = *product++ / 2;
     }
 
-    void finish(const Subspaces& f, int lane, const Matrices& vectors) {
-        const Member& member = tokens_[lane];
-        const double sines = ENERGY * member.token.energy;
+    template <int SIZE>
+    void finish(const Subspaces& f, Member& member, const Matrices<SIZE>& matrix, const Matrices<SIZE>& vectors,
+                int lane) const {
         double excess = 0, trace = 0, steepest = 0;
         float slopes[SIZE];
         bool sure = true;
         for (int j = 0; j < SIZE; ++j) {
-            const float x = matrix_.at[j][j][lane];
+            const float x = matrix.at[j][j][lane];
             sure &= x <= STEEPEST;
             const Excess g(x < 0 ? 0 : x > STEEPEST ? STEEPEST : x);
             excess += g.value, trace += x, slopes[j] = static_cast<float>(g.slope);
             steepest = std::fmax(steepest, g.slope);
         }
-        sure &= std::fabs(sines - trace) * steepest <= TOLERANCE * (sines + excess);
-        f.sure[member.token.at / f.n] = sure || !member.token.inside;
-        if (member.token.slopes && member.token.inside) add_slopes(member, slopes, vectors, lane);
-        member.token.write(f, sines + excess, ENERGY);
+        sure &= std::fabs(member.sines - trace) * steepest <= TOLERANCE * (member.sines + excess);
+        member.functions = sure || SIZE == MANY ? 0 : MANY;
+        if (member.functions) return;
+        if (member.token.slopes) add_slopes<SIZE>(member, slopes, vectors, lane);
+        write(f, member, sure, excess);
     }
 
     // Derivative of sum g by psi at each point, in units of the energy.
-    static void add_slopes(const Member& member, const float* slopes, const Matrices& vectors, int lane) {
+    template <int SIZE>
+    static void add_slopes(const Member& member, const float* slopes, const Matrices<SIZE>& vectors, int lane) {
         const Points& x = member.token.points;
-        const Restriction& rule = rule_of(member.token);
+        const Restriction& rule = member.rule();
         const int64_t row = rule.row;
         float weights[SIZE][SIZE] = {};
         for (int k = 0; k < SIZE; ++k)

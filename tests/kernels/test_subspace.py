@@ -106,6 +106,21 @@ def test_extreme_raw_states(backend: str, kind: str) -> None:
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
 
 
+@both_kinds
+@pytest.mark.parametrize("n", [1, 8, 30])
+def test_distances_of_every_size(backend: str, n: int, kind: str) -> None:
+    """From poles that differ by 1e-10 to angles of many degrees, in one call."""
+    g = torch.Generator().manual_seed(n)
+    gap = torch.logspace(-10, -1, 60).unsqueeze(-1)
+    old = torch.where(gap < 1e-7, 0.0, 1.0) * torch.rand(60, n, generator=g).sub(0.5).sort(-1).values
+    new = (old + gap * torch.randn(60, n, generator=g)).sort(-1).values.requires_grad_()
+    value, wide = between(kind, old, new, backend=backend), new.detach().double().requires_grad_()
+    exact = between(kind, old.double(), wide, backend="reference")
+    assert relative(value.detach().unsqueeze(-1), exact.detach().unsqueeze(-1)) < (2e-5 if backend == "cpu" else 1e-3)
+    (slope,), (expected,) = (torch.autograd.grad(v.sum(), x) for v, x in ((value, new), (exact, wide)))
+    assert relative(slope, expected) < (1e-4 if backend == "cpu" else 1e-3)
+
+
 def test_geodesic_where_some_systems_need_every_angle(backend: str) -> None:
     """Those with angles near 90 degrees among others, in more than one dimension, and more than fit one piece."""
     near, far = poles("apart", 40, 30), poles("opposite", 40, 30)
