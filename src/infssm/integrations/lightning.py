@@ -1,7 +1,6 @@
 """Any method as a Lightning callback.
 
-Lightning is not a dependency and not part of the test environment: the tests run this callback with stand-ins of the
-hooks and attributes it uses. (With Lightning Fabric you keep your own loop, and need no adapter.)
+Lightning is not a dependency. With Lightning Fabric you keep your own loop, and need no adapter.
 """
 
 from __future__ import annotations

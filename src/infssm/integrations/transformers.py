@@ -1,8 +1,4 @@
-"""transformers: its CPU Mamba layers on our scan, and any method inside its Trainer.
-
-The Trainer needs the ``accelerate`` package, which is not part of the test environment: the tests run the mixin with a
-stand-in of the Trainer's interface.
-"""
+"""transformers: its CPU Mamba layers on our scan, and any method inside its Trainer (which needs ``accelerate``)."""
 
 from __future__ import annotations
 
