@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -165,12 +164,10 @@ def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
 
 def machine() -> dict[str, Any]:
     """Versions, commit and processor, without anything about where files lie."""
-    from infssm.runs import environment
+    from infssm.runs import commit_of, environment
 
     found = environment()
-    # The package may be an installed copy, which does not know its commit; these files do.
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    found["commit"] = found["commit"] or head.stdout.strip()
+    found["commit"] = found["commit"] or commit_of(Path(__file__).resolve())  # of an installed copy nobody knows it
     return {key: found[key] for key in ("python", "packages", "commit", "cpu", "cores", "threads")}
 
 

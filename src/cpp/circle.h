@@ -329,7 +329,7 @@ inline void write_slopes(const Points& x, const Poles& p, const vf* r, const int
 struct Token {
     Poles poles;
     Points points;
-    int64_t at = 0;      // of its first state
+    int64_t at = 0;       // of its first state
     bool slopes = false;  // some are wanted
     bool inside = false;  // every pole is in the unit interval
     float energy = 0;     // sum sin^2 is ENERGY times this

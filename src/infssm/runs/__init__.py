@@ -2,7 +2,7 @@
 
 from infssm.runs.compare import Comparison, Row, compare
 from infssm.runs.directory import RunDirectory, find_runs
-from infssm.runs.env import environment
+from infssm.runs.env import commit_of, environment
 from infssm.runs.report import render_report, write_report
 from infssm.runs.tables import FORMATS, render
 
@@ -11,6 +11,7 @@ __all__ = [
     "Comparison",
     "Row",
     "RunDirectory",
+    "commit_of",
     "compare",
     "environment",
     "find_runs",

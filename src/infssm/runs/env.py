@@ -23,7 +23,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).resolve()),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -51,13 +51,12 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def _commit() -> str | None:
-    """Commit of the source this runs from, with ``+`` where files differ from it; None for an installed wheel."""
-    here = Path(__file__).resolve().parent
-    head = _git(here, "rev-parse", "HEAD")
-    if head is None or _git(here, "ls-files", "--error-unmatch", "env.py") is None:
+def commit_of(file: Path) -> str | None:
+    """Commit of a source file's clone, with ``+`` where files differ from it; None for a file that is in none."""
+    head = _git(file.parent, "rev-parse", "HEAD")
+    if head is None or _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None
-    return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
+    return head + ("+" if _git(file.parent, "status", "--porcelain", "--untracked-files=no") else "")
 
 
 def _git(folder: Path, *command: str) -> str | None:
