@@ -4,6 +4,8 @@
 """
 
 import os
+import shutil
+import tempfile
 
 import pytest
 import torch
@@ -16,6 +18,14 @@ if not torch.cuda.is_available():
 settings.register_profile("gate", derandomize=True, deadline=None)
 settings.register_profile("fresh", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache():
+    """What infssm remembers between runs goes to a folder of the tests, not to the home of who runs them."""
+    folder = os.environ["INFSSM_CACHE"] = tempfile.mkdtemp(prefix="infssm-cache-")
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ def test_memory_grows_with_the_batch():
 def test_more_memory_than_there_is_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     found = estimate(load_config(CONFIG))
     assert "this machine has" not in str(found)
-    monkeypatch.setattr(_estimate, "_memory_here", lambda: found.memory - 1)
+    monkeypatch.setattr(_estimate, "memory_here", lambda: found.memory - 1)
     assert "lower train.batch_size" in str(found)
-    monkeypatch.setattr(_estimate, "_memory_here", lambda: None)
+    monkeypatch.setattr(_estimate, "memory_here", lambda: None)
     assert "this machine has" not in str(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -32,9 +33,14 @@ def check_command(name: Annotated[str, typer.Argument(help="A data set, or a pat
     """Count classes and images, find files that cannot be read, say what is missing and where it was sought."""
     from infssm.data import check
 
-    report = check(name, data_root)
+    report = check(name, data_root, progress=_show_progress if sys.stderr.isatty() else None)
     typer.echo(f"{name} under {report.root}: {report.classes} classes, {report.images} images")
     for path, reason in report.unreadable:
         typer.echo(f"unreadable: {path}: {reason}")
     if not report.ok:
         raise DataError("; ".join(report.problems))
+
+
+def _show_progress(done: int, total: int) -> None:
+    if done % 100 == 0 or done == total:
+        typer.echo(f"\rread {done:,} of {total:,} files", nl=done == total, err=True)

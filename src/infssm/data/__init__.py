@@ -28,6 +28,7 @@ from infssm.data.registry import (
 from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.split import Split, make_split
 from infssm.data.stream import Task, TaskData, TaskStream
+from infssm.data.unreadable import find_unreadable, require_readable
 
 __all__ = [
     "Archive",
@@ -51,6 +52,7 @@ __all__ = [
     "check",
     "data_root",
     "fetch",
+    "find_unreadable",
     "list_datasets",
     "list_recipes",
     "load_dataset",
@@ -59,6 +61,7 @@ __all__ = [
     "make_recipe",
     "make_split",
     "register_dataset",
+    "require_readable",
     "strong_recipe",
     "write_synthetic",
 ]

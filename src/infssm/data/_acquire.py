@@ -14,6 +14,7 @@ from infssm.data.dataset import ImageDataset
 from infssm.data.download import Progress, download, verify_file
 from infssm.data.images import FileImages
 from infssm.data.registry import DATASETS, Archive, data_root, load_dataset
+from infssm.data.unreadable import find_unreadable
 from infssm.errors import ConfigError, DataError
 
 
@@ -92,7 +93,7 @@ class CheckReport:
 def check(
     name: str, root: str | Path | None = None, *, progress: Callable[[int, int], None] | None = None
 ) -> CheckReport:
-    """Count classes and images, read every file, and say what is missing and where it was looked for.
+    """Count classes and images, read every file not read before, and say what is missing and where it was looked for.
 
     Args:
         name: a registered data set, or your own (see :func:`~infssm.data.load_dataset`).
@@ -105,7 +106,8 @@ def check(
     except DataError as error:
         return CheckReport(name, place, problems=(str(error),))
     problems = _count_problems(name, dataset)
-    unreadable = _unreadable(dataset, progress)
+    paths = dataset.images.paths if isinstance(dataset.images, FileImages) else ()
+    unreadable = [(paths[number], reason) for number, reason in find_unreadable(dataset, progress).items()]
     if unreadable:
         problems.append(f"{len(unreadable)} files cannot be read, first {unreadable[0][0]}: {unreadable[0][1]}")
     return CheckReport(name, place, dataset.num_classes, len(dataset), tuple(unreadable), tuple(problems))
@@ -117,17 +119,3 @@ def _count_problems(name: str, dataset: ImageDataset) -> list[str]:
     entry = DATASETS[name]
     pairs = (("classes", entry.classes, dataset.num_classes), ("images", entry.images, len(dataset)))
     return [f"{found} {what}, expected {wanted}" for what, wanted, found in pairs if wanted not in (None, found)]
-
-
-def _unreadable(dataset: ImageDataset, progress: Callable[[int, int], None] | None) -> list[tuple[str, str]]:
-    images = dataset.images
-    if not isinstance(images, FileImages):
-        return []
-    bad = []
-    for number, path in enumerate(images.paths):
-        reason = images.why_unreadable(number)
-        if reason is not None:
-            bad.append((path, reason))
-        if progress is not None:
-            progress(number + 1, len(images))
-    return bad

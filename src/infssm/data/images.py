@@ -108,7 +108,7 @@ class FileImages:
         path = self.root / self.paths[index]
         try:
             with pil.open(path) as image:
-                return image.convert("RGB")
+                return to_rgb(image)
         except _pil_errors() as error:
             raise DataError(
                 f"cannot read the image {path}: {error}; replace or delete it (`infssm data check` lists all such)"
@@ -120,6 +120,7 @@ class FileImages:
 
         try:
             with pil.open(self.root / self.paths[index]) as image:
+                _require_known_white(image)
                 image.draft("RGB", (1, 1))
                 image.load()
         except _pil_errors() as error:
@@ -140,6 +141,27 @@ def _pil_errors() -> tuple[type[Exception], ...]:
     from PIL import Image as pil
 
     return (OSError, SyntaxError, ValueError, pil.DecompressionBombError)
+
+
+def to_rgb(image: Image) -> Image:
+    """An opened image as RGB with 8 bits per channel; 16 bits are scaled, where Pillow would cut at 255."""
+    from PIL import Image as pil
+
+    _require_known_white(image)
+    if not _is_sixteen_bit(image):
+        return image.convert("RGB")
+    values = np.asarray(image).astype(np.int64).clip(0, 65535)
+    return pil.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+
+
+def _is_sixteen_bit(image: Image) -> bool:
+    """Whether grey levels run to 65,535; PNG and PGM files of 16 bits come as mode I from some versions of Pillow."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
+def _require_known_white(image: Image) -> None:
+    if image.mode in ("I", "F") and not _is_sixteen_bit(image):
+        raise ValueError(f"32-bit pixels (mode {image.mode}) do not say which value is white: save 8 or 16 bits")
 
 
 def to_picture(raw: Tensor) -> Image:

@@ -86,6 +86,11 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(chosen).expanduser()
 
 
+def cache_root() -> Path:
+    """The folder for what infssm finds out and can find out again: ``$INFSSM_CACHE``, else ``~/.cache/infssm``."""
+    return Path(os.environ.get("INFSSM_CACHE") or "~/.cache/infssm").expanduser()
+
+
 def find_layout(name: str, root: Path, candidates: tuple[str, ...], *, what: str) -> Path:
     """First of ``root/candidate`` that exists; DataError tells what is missing, where it was sought, how to get it."""
     for candidate in candidates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from infssm._memory import memory_here
 from infssm.data import Batch, Task
 from infssm.presets._fast import shorter_measurements
 from infssm.train import RunConfig, load_config, merge, to_dict
@@ -50,7 +50,7 @@ class Estimate:
         ]
         lines.append(f"{self.parameters:,} parameters, {self.steps:,} steps")
         lines.append(f"about {self.memory / 2**30:.2f} GiB of memory, {_duration(self.seconds)} on this CPU")
-        if (there := _memory_here()) and self.memory > there:
+        if (there := memory_here()) and self.memory > there:
             lines.append(f"this machine has {there / 2**30:.2f} GiB: lower train.batch_size, or the run may be killed")
         return "\n".join(lines)
 
@@ -156,14 +156,6 @@ def _seconds(call: Callable[[], object], times: int = 2) -> float:
     for _ in range(times):
         call()
     return (time.perf_counter() - start) / times
-
-
-def _memory_here() -> int | None:
-    """Bytes of memory of this machine, where the system tells."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _duration(seconds: float) -> str:

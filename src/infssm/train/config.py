@@ -58,6 +58,9 @@ class DataConfig(_Named):
     val_transform: Literal["eval", "train"] = Field(
         default="eval", description="transform of validation images; the release uses 'train' for CIFAR-100 and CUB"
     )
+    skip_unreadable: bool = Field(
+        default=False, description="go on without image files that cannot be read; false: list them and stop"
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="further options of the data set")
 
 

@@ -18,6 +18,7 @@ from infssm.data import (
     make_mixing,
     make_recipe,
     make_split,
+    require_readable,
     strong_recipe,
 )
 from infssm.data.loader import Loader, Part
@@ -114,6 +115,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     """The stream of tasks, with a stored split or the one the configuration draws."""
     data = config.data
     dataset = load_dataset(data.name, data.root, **data.options)
+    dataset = require_readable(dataset, skip_unreadable=data.skip_unreadable)
     if split is None:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from infssm.data.dataset import ImageDataset, Indices
 from infssm.data.images import ArrayImages, FileImages
+from infssm.data.npz import read_npz
 from infssm.errors import DataError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
@@ -30,17 +31,13 @@ def load_own(path: Path, *, name: str, max_classes: int | None = None) -> ImageD
 
 def load_npz(path: Path, *, name: str) -> ImageDataset:
     """Load ``x_train y_train x_test y_test classes``; x uint8 [n, h, w] or [n, h, w, channels], y int [n]."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            missing = [key for key in _KEYS if key not in stored.files]
-            if missing:
-                raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(stored.files)}")
-            x_train, y_train, x_test, y_test, classes = (stored[key] for key in _KEYS)
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    stored = read_npz(path, _KEYS)
+    x_train, y_train, x_test, y_test, classes = (stored[key] for key in _KEYS)
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if len(x) != len(y) or y.ndim != 1:
+        if x.ndim < 1 or y.ndim != 1 or len(x) != len(y):
             raise DataError(f"{path}: x_{part} {list(x.shape)} and y_{part} {list(y.shape)} do not belong together")
+    if classes.ndim != 1:
+        raise DataError(f"{path}: classes must be a list of names, got {list(classes.shape)}")
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{path}: train images {list(x_train.shape[1:])}, test images {list(x_test.shape[1:])}")
     return ImageDataset(
@@ -63,13 +60,16 @@ def load_folders(path: Path, *, name: str, max_classes: int | None = None) -> Im
         if classes != test_classes:
             differing = sorted(set(classes) ^ set(test_classes))[:5]
             raise DataError(f"{path}: train/ and test/ hold different classes: {', '.join(differing)}")
-        train, train_labels = _list_files(path, "train/", classes)
-        test, test_labels = _list_files(path, "test/", classes)
-        labels = np.concatenate([train_labels, test_labels])
-        return ImageDataset(name, classes, FileImages(path, train + test), labels, num_test=len(test))
+        train, test = _list_files(path, "train/", classes), _list_files(path, "test/", classes)
+        classes = _not_empty(path, classes, train, test)
+        (paths, labels), (test_paths, test_labels) = _flatten(classes, train), _flatten(classes, test)
+        images = FileImages(path, paths + test_paths)
+        return ImageDataset(name, classes, images, np.concatenate([labels, test_labels]), num_test=len(test_paths))
     classes = _class_names(path, max_classes)
-    files, labels = _list_files(path, "", classes)
-    return ImageDataset(name, classes, FileImages(path, files), labels)
+    files = _list_files(path, "", classes)
+    classes = _not_empty(path, classes, files)
+    paths, labels = _flatten(classes, files)
+    return ImageDataset(name, classes, FileImages(path, paths), labels)
 
 
 def _class_names(path: Path, max_classes: int | None) -> tuple[str, ...]:
@@ -79,14 +79,32 @@ def _class_names(path: Path, max_classes: int | None) -> tuple[str, ...]:
     return tuple(names[:max_classes])
 
 
-def _list_files(root: Path, prefix: str, classes: tuple[str, ...]) -> tuple[tuple[str, ...], Indices]:
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        folder = root / prefix / name
-        files = sorted(p.relative_to(root).as_posix() for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS)
-        if not files:
-            raise DataError(f"the class folder {folder} holds no images ({', '.join(sorted(EXTENSIONS))})")
-        paths += files
-        labels += [label] * len(files)
-    return tuple(paths), np.array(labels, dtype=np.int64)
+def _list_files(root: Path, prefix: str, classes: tuple[str, ...]) -> dict[str, list[str]]:
+    """Image files of each class, sorted, relative to ``root``."""
+    return {
+        name: sorted(
+            file.relative_to(root).as_posix()
+            for file in (root / prefix / name).rglob("*")
+            if file.suffix.lower() in EXTENSIONS
+        )
+        for name in classes
+    }
+
+
+def _not_empty(path: Path, classes: tuple[str, ...], *parts: dict[str, list[str]]) -> tuple[str, ...]:
+    """The classes that have images; the others are left out with a warning."""
+    empty = [name for name in classes if not any(files[name] for files in parts)]
+    if len(empty) == len(classes):
+        raise DataError(f"no class folder of {path} holds images ({', '.join(sorted(EXTENSIONS))})")
+    if empty:
+        shown = ", ".join(empty[:5]) + (" and more" if len(empty) > 5 else "")
+        warnings.warn(
+            f"{path}: {len(empty)} class folders hold no images and are left out: {shown}", UserWarning, stacklevel=3
+        )
+    return tuple(name for name in classes if name not in empty)
+
+
+def _flatten(classes: tuple[str, ...], files: dict[str, list[str]]) -> tuple[tuple[str, ...], Indices]:
+    """Paths class after class, and their labels int64 [n]."""
+    paths = tuple(path for name in classes for path in files[name])
+    return paths, np.repeat(np.arange(len(classes)), [len(files[name]) for name in classes])

@@ -1,0 +1,66 @@
+"""Reading .npz files from elsewhere: what their headers claim is checked before memory is asked for."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infssm._memory import memory_here
+from infssm.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+
+def read_npz(path: Path, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Array]:
+    """The named arrays of a file; DataError where one is missing, damaged, pickled, or larger than the machine."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            missing = [key for key in required if key not in names]
+            if missing:
+                raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(names)}")
+            wanted = [key for key in (*required, *optional) if key in names]
+            _require_room(path, {key: _claimed_bytes(archive, key) for key in wanted})
+            return {key: _read(archive, key) for key in wanted}
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def _claimed_bytes(archive: zipfile.ZipFile, key: str) -> int:
+    """Bytes of an array by its header, which must be the bytes that follow it."""
+    member = archive.getinfo(f"{key}.npy")
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        start = file.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{key} holds Python objects: save plain numbers or strings")
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed != member.file_size - start:
+        raise ValueError(
+            f"{key} claims {list(shape)} of {dtype}, {claimed:,} bytes, but {member.file_size - start:,} follow"
+        )
+    return claimed
+
+
+def _require_room(path: Path, sizes: dict[str, int]) -> None:
+    there = memory_here()
+    if there is not None and sum(sizes.values()) > there:
+        largest = max(sizes, key=lambda key: sizes[key])
+        raise DataError(
+            f"{path} holds {sum(sizes.values()) / 2**30:.1f} GiB ({largest} alone {sizes[largest] / 2**30:.1f}), this "
+            f"machine has {there / 2**30:.1f}: save fewer or smaller samples, or one folder per class"
+        )
+
+
+def _read(archive: zipfile.ZipFile, key: str) -> Array:
+    with archive.open(f"{key}.npy") as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return array
