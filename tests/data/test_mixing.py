@@ -5,6 +5,7 @@ import torch
 
 from infssm.data import Mixing, make_mixing
 from infssm.errors import ConfigError
+from tests.compare import identical
 
 
 def batch(count=4, size=8):
@@ -38,7 +39,7 @@ def test_cutmix_weight_is_the_area_kept(seed):
     x, y = batch()
     mixed, soft = mixing(x.clone(), y, rng(seed))
     own = (mixed == x).all(1)
-    assert torch.equal(torch.where(own[:, None], x, x.flip(0)), mixed)
+    assert identical(torch.where(own[:, None], x, x.flip(0)), mixed)
     torch.testing.assert_close(weights(soft, y, 0.1, 10), own.float().mean((1, 2)), rtol=1e-5, atol=1e-6)
     assert len({tuple(mask.flatten().tolist()) for mask in own}) == 1
 
@@ -67,7 +68,7 @@ def test_smoothing_spreads_over_all_classes():
     mixing = make_mixing(20, "none", label_smoothing=0.1)
     x, y = batch(3)
     same, soft = mixing(x, y, rng())
-    assert torch.equal(same, x)
+    assert identical(same, x)
     expected = torch.full((3, 20), 0.1 / 20)
     expected[torch.arange(3), y] = 0.9 + 0.1 / 20
     torch.testing.assert_close(soft, expected)

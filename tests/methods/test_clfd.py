@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from infssm.errors import ConfigError
 from infssm.methods import _clfd_model as parts
 from infssm.methods.clfd import CLFD
+from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of, step, train
 from tests.methods.toys import TASKS
@@ -22,7 +23,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_haar_of_a_constant_image() -> None:
     bands = parts.haar(torch.full((1, 3, 4, 6), 1.5, dtype=torch.float64))
-    assert torch.equal(bands.ll, torch.full((1, 3, 2, 3), 3.0, dtype=torch.float64))
+    assert identical(bands.ll, torch.full((1, 3, 2, 3), 3.0, dtype=torch.float64))
     assert all(not band.any() for band in bands[1:])
 
 
@@ -75,11 +76,11 @@ def test_selection_with_classes() -> None:
     features, allowed = normal(3, 10), torch.zeros(2, 10, dtype=torch.bool)
     allowed[0, :5] = True
     selected = parts.FeatureSelection(0.6)(features, allowed)
-    assert torch.equal(selected.features[0, :5], features[0, :5])  # fewer are allowed than may be selected
+    assert identical(selected.features[0, :5], features[0, :5])  # fewer are allowed than may be selected
     assert not selected.features[0, 5:].any()
     assert not selected.features[1].any()
     assert selected.mask.sum(1).tolist() == [5, 0, 6]
-    assert torch.equal(selected.features[2] != 0, selected.mask[2])
+    assert identical(selected.features[2] != 0, selected.mask[2])
 
 
 def test_probabilities_by_hand() -> None:
@@ -111,7 +112,7 @@ def test_crops_are_shifts_with_the_colour_outside(size: int, reach: int, flip: b
             (t, s, f): source[:, t : t + size, s : s + size].flip([-1] if f else [])
             for t, s, f in itertools.product(offsets, offsets, (False, True))
         }
-        found = [place for place, crop in crops.items() if torch.equal(image, crop)]
+        found = [place for place, crop in crops.items() if identical(image, crop)]
         assert len(found) == 1
         seen.update(found)
     assert {f for _, _, f in seen} == ({False, True} if flip else {False})
@@ -149,8 +150,8 @@ def test_the_first_task_freezes_the_encoder_in_its_last_epoch() -> None:
         for batch in batches:
             step(method, batch, optimizer)
         method.end_epoch(epoch, 3)
-    assert not torch.equal(start, final)
-    assert torch.equal(base.encoder.all.weight, final)
+    assert not identical(start, final)
+    assert identical(base.encoder.all.weight, final)
     x = torch.cat([b.x for b in batches])
     torch.testing.assert_close(base.buffer["features"], base.encoder(x).features.detach().float())
     looks = torch.stack([parts.haar(x[torch.cat([b.y for b in batches]) == c]).ll.sum(0).flatten() for c in (0, 1)])
@@ -160,7 +161,7 @@ def test_the_first_task_freezes_the_encoder_in_its_last_epoch() -> None:
     method.begin_task(TASKS[1])
     assert not base.encoder.all.weight.requires_grad
     train(method, TASKS[1])
-    assert torch.equal(base.encoder.all.weight, final)
+    assert identical(base.encoder.all.weight, final)
 
 
 def test_an_earlier_best_epoch_refills_the_buffer_with_its_encoder() -> None:
@@ -176,7 +177,7 @@ def test_an_earlier_best_epoch_refills_the_buffer_with_its_encoder() -> None:
         kept = base.encoder.all.weight.detach().clone()
         toys.nudge(base.encoder)  # what restoring the best weights does
         method.end_task(TASKS[0], loader)
-        assert torch.equal(base.encoder.all.weight, kept) == (loader is None)
+        assert identical(base.encoder.all.weight, kept) == (loader is None)
         expected = base.encoder(torch.cat([b.x for b in batches])).features.detach().float()
         torch.testing.assert_close(base.buffer["features"], expected)
 
@@ -202,7 +203,7 @@ def test_a_best_epoch_before_the_encoder_was_final() -> None:
     expected = base.encoder(torch.cat([b.x for b in batches])).features.detach().float()
     torch.testing.assert_close(base.buffer["features"], expected)
     torch.testing.assert_close(base.looks, looks)
-    assert torch.equal(base.encoder.all.weight, saved[0]["encoder.all.weight"])
+    assert identical(base.encoder.all.weight, saved[0]["encoder.all.weight"])
 
 
 def test_terms_and_counters_of_a_step_by_hand() -> None:
@@ -228,7 +229,7 @@ def test_terms_and_counters_of_a_step_by_hand() -> None:
     torch.testing.assert_close(terms["replay"], expected)
     for row, label in zip(kept, batch.y, strict=True):
         counts[label] += row
-    assert torch.equal(base._new_counts, counts)
+    assert identical(base._new_counts, counts)
 
 
 def test_probabilities_follow_the_epochs() -> None:
@@ -245,7 +246,7 @@ def test_probabilities_follow_the_epochs() -> None:
     method.begin_task(TASKS[1])
     optimizer = optimizer_of(method)
     method.begin_epoch(0, 10)
-    assert torch.equal(base.probabilities[2:4], torch.full((2, 16), 0.6))
+    assert identical(base.probabilities[2:4], torch.full((2, 16), 0.6))
     for batch in batches:
         step(method, batch, optimizer)
     method.end_epoch(0, 10)
@@ -254,7 +255,7 @@ def test_probabilities_follow_the_epochs() -> None:
         expected = parts.first_probabilities(looks[:2] @ looks[label], old_counts)
         torch.testing.assert_close(base.probabilities[label], expected)
     assert base.counts[2:4].sum() > 0
-    assert torch.equal(base.counts[:2], old_counts)  # replay does not count
+    assert identical(base.counts[:2], old_counts)  # replay does not count
     method.begin_epoch(4, 10)
     method.end_epoch(4, 10)  # the first epoch past 0.4 of all
     torch.testing.assert_close(base.probabilities[:4], parts.later_probabilities(base.counts[:4]))

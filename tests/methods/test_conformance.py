@@ -16,6 +16,7 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.methods import Batch, Method, build_method, list_methods, parse_name
+from tests.compare import identical
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS, Task
 
@@ -144,7 +145,7 @@ def test_a_saved_state_gives_the_identical_next_step(name: str) -> None:
     found = [step(resumed, optimizer, batch(TASKS[1], seed)) for seed in (1, 2)]
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one), name
+        assert all(identical(one[key], other[key]) for key in one), name
 
 
 def references(method: Method) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from infssm.errors import ConfigError
 from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.methods.lucir import LUCIR, pooled
 from infssm.replay import herd
+from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of, step, train
 from tests.methods.toys import TASKS
@@ -94,8 +95,8 @@ def test_a_new_task_is_imprinted_and_old_blocks_stay() -> None:
     method.begin_epoch(0, 1)
     for batch in batches:
         step(method, batch, optimizer)
-    assert torch.equal(head.weights[0], old)
-    assert not torch.equal(head.weights[1], expected)
+    assert identical(head.weights[0], old)
+    assert not identical(head.weights[1], expected)
 
 
 def test_terms_of_a_step_by_hand() -> None:
@@ -140,11 +141,11 @@ def test_exemplars_are_herded_and_trimmed_to_the_quota() -> None:
     raw, labels = torch.cat([b.raw for b in batches]), torch.cat([b.y for b in batches])
     features = pooled(method.module, raw.double() / 255).detach()
     chosen = {c: raw[labels == c][herd(features[labels == c], 4)] for c in (0, 1)}
-    assert torch.equal(method.base.buffer["image"], torch.cat([chosen[0], chosen[1]]))
+    assert identical(method.base.buffer["image"], torch.cat([chosen[0], chosen[1]]))
     train(method, TASKS[1])
     buffer = method.base.buffer
     assert buffer["label"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert torch.equal(buffer["image"][:4], torch.cat([chosen[0][:2], chosen[1][:2]]))
+    assert identical(buffer["image"][:4], torch.cat([chosen[0][:2], chosen[1][:2]]))
 
 
 def test_fine_tuning_moves_the_current_block_and_the_scale_alone() -> None:
@@ -152,7 +153,7 @@ def test_fine_tuning_moves_the_current_block_and_the_scale_alone() -> None:
     for method in (trained, untouched):
         train(method, TASKS[0])
     one, other = trained.module.state_dict(), untouched.module.state_dict()
-    moved = {key for key in one if not torch.equal(one[key], other[key])}
+    moved = {key for key in one if not identical(one[key], other[key])}
     assert moved == {"head.weights.0", "head.eta"}
     buffer = trained.base.buffer
     x, y = buffer["image"].double() / 255, buffer["label"]

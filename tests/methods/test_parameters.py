@@ -5,6 +5,7 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.methods._parameters import ParameterSet
+from tests.compare import identical
 from tests.methods import toys
 
 RANK, N = 1, 4
@@ -19,8 +20,8 @@ def test_members_are_the_rows_of_the_set() -> None:
         "layers.0.mixer.x_proj.weight[5:9]",
     }
     delta, c = members["layers.0.mixer.x_proj.weight[0:1]"], members["layers.0.mixer.x_proj.weight[5:9]"]
-    assert torch.equal(delta.take(x_proj), x_proj[:RANK])
-    assert torch.equal(c.take(x_proj), x_proj[RANK + N :])
+    assert identical(delta.take(x_proj), x_proj[:RANK])
+    assert identical(c.take(x_proj), x_proj[RANK + N :])
     assert c.take(x_proj).data_ptr() == x_proj[RANK + N].data_ptr()
 
 
@@ -35,8 +36,8 @@ def test_gradients_are_masked_and_zero_where_unused() -> None:
     chosen = ParameterSet(model, "AC-direct")
     weight = model.layers[0].mixer.x_proj.weight
     gradients = chosen.gradients((weight * torch.arange(9.0)[:, None]).sum())
-    assert torch.equal(gradients["layers.0.mixer.x_proj.weight[0:1]"], torch.zeros(1, 32).double())
-    assert torch.equal(gradients["layers.0.mixer.x_proj.weight[5:9]"], torch.arange(5.0, 9.0).double().repeat(32, 1).T)
+    assert identical(gradients["layers.0.mixer.x_proj.weight[0:1]"], torch.zeros(1, 32).double())
+    assert identical(gradients["layers.0.mixer.x_proj.weight[5:9]"], torch.arange(5.0, 9.0).double().repeat(32, 1).T)
     assert not gradients["layers.1.mixer.A_log"].any()
 
 

@@ -13,6 +13,7 @@ import torch
 from infssm.errors import ConfigError
 from infssm.methods import Batch, build_method, parse_name
 from infssm.methods._replay import Replay
+from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import HOSTS, build, optimizer_of, step, train
 from tests.methods.toys import TASKS
@@ -21,7 +22,7 @@ from tests.methods.toys import TASKS
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert a.keys() == b.keys()
     for key in a:
-        assert torch.equal(a[key], b[key]), key
+        assert identical(a[key], b[key]), key
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -143,7 +144,7 @@ def test_a_first_task_from_a_checkpoint_fills_the_buffer_in_one_pass(host: str) 
     labels = torch.cat([b.y for b in batches])
     found = [int(torch.nonzero((raw == image).flatten(1).all(1)).flatten()) for image in buffer["image"]]
     assert sorted(found) == list(range(8))
-    assert torch.equal(labels[found], buffer["label"])
+    assert identical(labels[found], buffer["label"])
     if "logits" in buffer.stores:
         expected = method.module(torch.cat([b.x for b in batches])).detach()[found]
         torch.testing.assert_close(buffer["logits"], expected.float())

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from infssm.methods import Method
 from infssm.methods import _xder_losses as losses
 from infssm.methods.xder import XDER
+from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, train
 from tests.methods.toys import TASKS
@@ -157,8 +158,8 @@ def test_replayed_logits_are_revised_with_probability_one_over_their_count() -> 
     assert 4 <= int(touched.sum()) <= 8
     assert float(base.updates.max()) == 1.0
     changed = (buffer["logits"] != before).any(1)
-    assert torch.equal(changed, touched[: len(buffer)])  # the first time always
-    assert torch.equal(buffer["logits"][:, :2], before[:, :2])  # past columns stay
+    assert identical(changed, touched[: len(buffer)])  # the first time always
+    assert identical(buffer["logits"][:, :2], before[:, :2])  # past columns stay
     outputs = method.module(buffer["image"].double() / 255).detach().float()
     expected = losses.revised_logits(before, outputs, buffer["label"], slice(2, None), 0.85)
     torch.testing.assert_close(buffer["logits"][changed], expected[changed])
@@ -187,7 +188,7 @@ def test_the_buffer_is_balanced_after_every_task() -> None:
     for task in TASKS:
         train(method, task)
         shares.append(torch.bincount(method.base.buffer["label"], minlength=6).tolist())
-        assert torch.equal(method.base.updates, torch.zeros(10))
+        assert identical(method.base.updates, torch.zeros(10))
     assert shares[0] == [4, 4, 0, 0, 0, 0]  # all there are
     assert shares[1][:2] == [2, 2]
     assert sorted(shares[1][2:4]) == [3, 3]
@@ -206,7 +207,7 @@ def test_stored_logits_after_a_task_by_hand() -> None:
     expected = losses.revised_logits(outputs, outputs, buffer["label"], slice(0, 2), 0.85)
     torch.testing.assert_close(buffer["logits"][new], expected[new])
     kept = torch.cat([torch.nonzero(old["label"] == c).flatten()[:3] for c in (0, 1)])
-    assert torch.equal(buffer["image"][~new], old["image"][kept])
+    assert identical(buffer["image"][~new], old["image"][kept])
     expected = losses.revised_logits(old["logits"][kept], outputs[~new], old["label"][kept], slice(2, None), 0.85)
     torch.testing.assert_close(buffer["logits"][~new], expected)
     assert set(buffer["task"].tolist()) == {1}

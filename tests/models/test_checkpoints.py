@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from infssm.errors import CheckpointError
 from infssm.models import create_model
+from tests.compare import identical
 from tests.models.small import SMALL, scramble
 
 SPEC = SMALL["vim_nano"]
@@ -30,7 +31,7 @@ def state():
 
 
 def equal(model, state) -> bool:
-    return all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    return all(identical(value, state[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"model": s, "epoch": 3}, lambda s: {"state_dict": s}])

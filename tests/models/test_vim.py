@@ -11,6 +11,7 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.models import VimMixer, create_model
+from tests.compare import identical
 from tests.models.small import SMALL, scramble
 
 Weights = dict[str, Tensor]
@@ -163,10 +164,10 @@ def test_a_checkpoint_in_the_public_layout_loads_strictly(tmp_path):
     state = {name: torch.randn(shape) for name, shape in public_layout(depth=2).items()}
     torch.save({"model": state, "epoch": 299}, tmp_path / "vim_s.pth")
     model = create_model("vim_small_patch16_224", depth=2, weights=tmp_path / "vim_s.pth")
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(identical(value, state[name]) for name, value in model.state_dict().items())
     fewer = create_model("vim_small_patch16_224", depth=2, num_classes=20, weights=tmp_path / "vim_s.pth")
     kept = {name: value for name, value in fewer.state_dict().items() if not name.startswith("head.")}
-    assert all(torch.equal(value, state[name]) for name, value in kept.items())
+    assert all(identical(value, state[name]) for name, value in kept.items())
     assert fewer.head.weight.abs().max() < 0.2
 
 
@@ -175,7 +176,7 @@ def test_position_embeddings_resample_to_another_grid(tmp_path):
     model.save_pretrained(tmp_path)
     wider = SMALL["vim_nano"].build("vim_nano", img_size=64, weights=tmp_path)
     assert wider.pos_embed.shape == (1, 65, 32)
-    assert torch.equal(wider.pos_embed[0, 32], model.pos_embed[0, 8])
+    assert identical(wider.pos_embed[0, 32], model.pos_embed[0, 8])
     grid = torch.cat((model.pos_embed[0, :8], model.pos_embed[0, 9:])).T.reshape(1, 32, 4, 4)
     expected = F.interpolate(grid, size=(8, 8), mode="bicubic", align_corners=False)[0].flatten(1).T
     ours = torch.cat((wider.pos_embed[0, :32], wider.pos_embed[0, 33:]))
@@ -206,9 +207,9 @@ def test_class_token_sits_in_the_middle_and_prepended_tokens_do_not_move_it():
     tokens = model.embed(torch.zeros(2, 3, 32, 32))
     torch.testing.assert_close(tokens[0, 8], model.cls_token[0, 0] + model.pos_embed[0, 8])
     features = torch.randn(2, 17, 32)
-    assert torch.equal(model.pool(features), features[:, 8])
+    assert identical(model.pool(features), features[:, 8])
     prompted = torch.cat((torch.randn(2, 5, 32), features), dim=1)
-    assert torch.equal(model.pool(prompted), features[:, 8])
+    assert identical(model.pool(prompted), features[:, 8])
     assert model.forward_head(model.encode(torch.cat((torch.randn(2, 5, 32), tokens), dim=1))).shape == (2, 7)
 
 
@@ -233,7 +234,7 @@ def test_initialisation_as_in_vim():
     for parameter in (model.pos_embed, model.head.weight):
         assert parameter.std().item() == pytest.approx(0.02, rel=0.1)
     for d in (mixer.D, mixer.D_b, model.norm_f.weight, model.layers[0].norm.weight):
-        assert torch.equal(d, torch.ones_like(d))
+        assert identical(d, torch.ones_like(d))
 
 
 def test_sizes_of_the_parameter_sets_for_vim_small():

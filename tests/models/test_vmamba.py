@@ -9,6 +9,7 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.models import SS2D, create_model
+from tests.compare import identical
 from tests.models.small import SMALL, scramble
 
 
@@ -126,7 +127,7 @@ def test_a_checkpoint_in_the_released_layout_loads_strictly(tmp_path, stacked: b
     assert len(model.state_dict()) == len(state)
     op = model.layers[1].blocks[0].op
     x_proj = state["layers.1.blocks.0.op.x_proj" + (".weight" if stacked else "_weight")]
-    assert torch.equal(op.x_proj.weight, x_proj.reshape(op.x_proj.weight.shape))
-    assert torch.equal(model.head.weight, state["classifier.head.weight"])
-    assert torch.equal(model.stem[1].norm.bias, state["patch_embed.7.bias"])
-    assert torch.equal(model.layers[0].downsample.norm.weight, state["layers.0.downsample.3.weight"])
+    assert identical(op.x_proj.weight, x_proj.reshape(op.x_proj.weight.shape))
+    assert identical(model.head.weight, state["classifier.head.weight"])
+    assert identical(model.stem[1].norm.bias, state["patch_embed.7.bias"])
+    assert identical(model.layers[0].downsample.norm.weight, state["layers.0.downsample.3.weight"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from infssm.errors import CheckpointError, ConfigError
 from infssm.replay import FIELDS, BalancedBuffer, Buffer, ReservoirBuffer, gather_rows, herd, rank_slice, spread
+from tests.compare import identical
 
 
 def rows(start: int, count: int) -> dict[str, torch.Tensor]:
@@ -92,10 +93,10 @@ def test_resume_is_bit_exact_through_a_file():
     resumed.load_state_dict(torch.load(file))
     for one in (buffer, resumed):
         one.offer(**rows(23, 17))
-    assert torch.equal(buffer["image"], resumed["image"])
-    assert torch.equal(buffer["label"], resumed["label"])
-    assert torch.equal(buffer.sample(3), resumed.sample(3))
-    assert torch.equal(
+    assert identical(buffer["image"], resumed["image"])
+    assert identical(buffer["label"], resumed["label"])
+    assert identical(buffer.sample(3), resumed.sample(3))
+    assert identical(
         torch.rand(4, generator=buffer.fresh_generator()), torch.rand(4, generator=resumed.fresh_generator())
     )
 
@@ -105,7 +106,7 @@ def test_saved_state_is_a_copy():
     state = buffer.state_dict()
     before = copy.deepcopy(state["data"]["label"])
     buffer.offer(**rows(100, 200))
-    assert torch.equal(state["data"]["label"], before)
+    assert identical(state["data"]["label"], before)
 
 
 def test_state_of_another_buffer_is_refused():
@@ -199,4 +200,4 @@ def test_spread_differs_by_at_most_one():
 def test_one_process_keeps_everything():
     x = torch.arange(5)
     assert gather_rows(x) is x
-    assert torch.equal(rank_slice(x), x)
+    assert identical(rank_slice(x), x)

@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 
 from infssm.methods.er import ER
 from infssm.replay import ReservoirBuffer, gather_in_graph, gather_rows, rank_slice, sum_over_ranks
+from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of
 from tests.methods.toys import TASKS
@@ -147,11 +148,11 @@ def test_buffers_and_draws_agree_and_shares_do_not_overlap(results: list[dict[st
     for start in range(0, 24, 4):
         label = torch.arange(start, start + 4)
         alone.offer(image=label.to(torch.uint8).view(-1, 1, 1, 1), label=label)
-    assert torch.equal(one["labels"], other["labels"])
-    assert torch.equal(one["labels"], alone["label"])
-    assert torch.equal(one["drawn"], other["drawn"])
-    assert torch.equal(torch.cat((one["share"], other["share"])), one["drawn"])
-    assert not torch.equal(one["noise"], other["noise"])
+    assert identical(one["labels"], other["labels"])
+    assert identical(one["labels"], alone["label"])
+    assert identical(one["drawn"], other["drawn"])
+    assert identical(torch.cat((one["share"], other["share"])), one["drawn"])
+    assert not identical(one["noise"], other["noise"])
 
 
 @pytest.mark.parametrize("name", ["x-der", "clfd"])
@@ -160,4 +161,4 @@ def test_methods_keep_buffers_and_weights_alike(results: list[dict[str, torch.Te
     keys = [key for key in one if key.startswith(f"{name} ")]
     assert len(keys) >= 3
     for key in keys:
-        assert torch.equal(one[key], other[key]), key
+        assert identical(one[key], other[key]), key

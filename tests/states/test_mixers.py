@@ -15,6 +15,7 @@ from infssm.kernels import mean_states
 from infssm.models import create_model
 from infssm.states import MixerInputs, OldModel, Probe, find_mixers, record_states, register_probe, state_parameters
 from infssm.states import _probe as registry
+from tests.compare import identical
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ class TestOldModel:
             for parameter in model.parameters():
                 parameter.add_(0.1)
         for a, b in zip(model.old.states(x), before, strict=True):
-            assert torch.equal(a.a, b.a)
+            assert identical(a.a, b.a)
 
     def test_only_the_named_layers_run(self) -> None:
         old = OldModel(vim(), layers=["layers.1.mixer"])
@@ -197,7 +198,7 @@ class TestOldModel:
         old, other = OldModel(model), OldModel(create_like(model))
         x = torch.randn(1, 3, 8, 8)
         other.load_state_dict(old.state_dict())
-        assert torch.equal(other.to("cpu").states(x)[0].a, old.states(x)[0].a)
+        assert identical(other.to("cpu").states(x)[0].a, old.states(x)[0].a)
 
     def test_states_can_be_used_in_the_new_models_graph(self) -> None:
         model = vim()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from infssm.geometry import StateSpace
 from infssm.states import OldModel, find_mixers, record_states, state_parameters
+from tests.compare import assert_rounding
 from tests.states import hf
 
 FAMILIES = list(hf.FAMILIES)
@@ -66,7 +67,7 @@ def test_states_and_gradients_equal_the_slow_path(family: str, b_mode: str, monk
     expected, logits = reference_states(model, monkeypatch, b_mode, **inputs)
     with record_states(model, b_mode=b_mode) as states:
         recorded_logits = model(**inputs, use_cache=False).logits
-    assert torch.equal(recorded_logits, logits)
+    assert_rounding(recorded_logits, logits)
     assert len(states.flat()) == len(expected) > 0
     for got, want in zip(states.flat(), expected, strict=True):
         for g, w in zip((got.a, got.c, got.b), (want.a, want.c, want.b), strict=True):
@@ -122,8 +123,8 @@ def test_old_model_gives_the_same_states_and_stops_early(family: str) -> None:
         if name and not list(module.children()):
             module.register_forward_hook(lambda *_, name=name: calls.append(name))
     for got, want in zip(old.states({"input_ids": x}), states.flat(), strict=True):
-        assert torch.equal(got.a, want.a)
-        assert torch.equal(got.c, want.c)
+        assert_rounding(got.a, want.a)  # frozen weights may take another matrix product
+        assert_rounding(got.c, want.c)
         assert not got.a.requires_grad
     last = list(states)[-1]
     assert calls
@@ -148,4 +149,4 @@ def test_fresh_cache_changes_nothing() -> None:
         with record_states(model) as plain:
             model(input_ids=hf.tokens(), use_cache=False)
     for a, b in zip(cached.flat(), plain.flat(), strict=True):
-        assert torch.equal(a.a, b.a)
+        assert_rounding(a.a, b.a)

@@ -19,6 +19,7 @@ from infssm.train.evaluate import Accuracy
 from infssm.train.loop import Loop
 from infssm.train.main_job import run_side_by_side, write_comparison
 from infssm.train.setup import build
+from tests.compare import identical
 from tests.train.tiny import assert_same, final_weights, tiny_config
 
 
@@ -69,9 +70,9 @@ def test_best_epoch_is_restored_before_the_task_ends(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Loop, "validate", judged)
     monkeypatch.setattr(Method, "end_task", noted)
     result = run(tiny_config(tmp_path), quiet=True)
-    assert torch.equal(at_end[0], weights[0, 0])  # a tie keeps the earlier epoch
-    assert not torch.equal(weights[0, 0], weights[0, 1])
-    assert torch.equal(at_end[1], weights[1, 1])
+    assert identical(at_end[0], weights[0, 0])  # a tie keeps the earlier epoch
+    assert not identical(weights[0, 0], weights[0, 1])
+    assert identical(at_end[1], weights[1, 1])
     lines = RunDirectory(result.path).metrics()
     assert [line["best_epoch"] for line in lines if line["kind"] == "task"] == [0, 1]
 
@@ -111,7 +112,7 @@ def test_the_same_run_twice_is_the_same(finished: Result, tmp_path: Path) -> Non
 
 def test_seeds_differ(finished: Result, tmp_path: Path) -> None:
     other = run(tiny_config(tmp_path, seed=1), quiet=True)
-    assert not torch.equal(final_weights(other)["head.weight"], final_weights(finished)["head.weight"])
+    assert not identical(final_weights(other)["head.weight"], final_weights(finished)["head.weight"])
 
 
 def test_complete_runs_are_not_repeated(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from infssm.train import Result, RunConfig, load_config, merge
+from tests.compare import identical
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "num_tasks": 2, "train_per_class": 8, "test_per_class": 4},
@@ -45,4 +46,4 @@ def assert_same(one: Result, other: Result) -> None:
     assert one.matrix.to_json() == other.matrix.to_json()
     a, b = final_weights(one), final_weights(other)
     assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    assert [name for name in a if not identical(a[name], b[name])] == []
