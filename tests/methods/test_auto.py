@@ -39,9 +39,10 @@ def drift(old: nn.Module, new: nn.Module, x: torch.Tensor) -> float:
     return float(sum((sn(o.c) - sn(n.c)).square().mean() for o, n in pairs)) / len(pairs)
 
 
-def test_probe_measures_what_plain_training_reaches() -> None:
+@pytest.mark.parametrize(("mask", "columns"), [("current", slice(2, 4)), ("seen", slice(0, 4)), ("full", slice(0, 6))])
+def test_probe_measures_what_plain_training_reaches(mask: str, columns: slice) -> None:
     data = toys.loader(TASKS[1], batches=3, dtype=torch.float32)
-    model, method = second_task(data)
+    model, method = second_task(data, mask=mask)
     weights = copy.deepcopy(model.state_dict())
     new = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(new.parameters(), lr=2e-3)
@@ -49,7 +50,7 @@ def test_probe_measures_what_plain_training_reaches() -> None:
     for step in range(STEPS):
         batch = data[step % 3]
         drifts.append(drift(model, new, batch.x))
-        cross_entropy(new(batch.x), batch, slice(2, 4)).backward()
+        cross_entropy(new(batch.x), batch, columns).backward()
         optimizer.step()
         optimizer.zero_grad()
     auto = method.regularizers[0].auto

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from infssm.errors import ConfigError, NoSSMLayersError
-from infssm.methods import Regularizer, attach, build_method, list_methods, parse_name
+from infssm.methods import Regularizer, attach, build_method, canonical_name, list_methods, parse_name
 from infssm.methods._build import split_name
 from tests.methods import toys
 
@@ -31,6 +31,36 @@ def test_plus_joins_and_belongs_to_names(name: str, parts: list[str]) -> None:
     assert split_name(name) == parts
 
 
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("inf-ssm+er", "er+inf-ssm"),
+        ("er+inf-ssm", "er+inf-ssm"),
+        ("mas+ewc", "ewc+mas"),
+        ("ewc+seq", "ewc"),
+        ("seq", "seq"),
+        ("lwf-ac+inf-ssm++der++", "der+++inf-ssm++lwf-ac"),
+    ],
+)
+def test_a_method_has_one_name(name: str, canonical: str) -> None:
+    assert canonical_name(name) == canonical == canonical_name(canonical)
+
+
+def test_the_order_of_a_name_does_not_matter() -> None:
+    one, other = (build_method(toys.vim(), name, **{"mas.weight": 3.0}) for name in ("mas+er+ewc", "er+ewc+mas"))
+    assert one.name == other.name == "er+ewc+mas"
+    assert [c.name for c in one.components] == [c.name for c in other.components]
+    state = one.state_dict()
+    assert state.keys() == other.state_dict().keys()
+    state["name"] = "mas+er+ewc"  # as states were named before names were sorted
+    other.load_state_dict(state)
+
+
+def test_joint_training_cannot_be_attached() -> None:
+    with pytest.raises(ConfigError, match=r"data of all tasks.*infssm\.run.*method=joint"):
+        attach(toys.vim(), "joint")
+
+
 def test_regularizers_alone_stand_on_seq() -> None:
     base, regularizers = parse_name("ewc+inf-ssm-exact")
     assert base.name == "seq"
@@ -45,6 +75,9 @@ def test_regularizers_alone_stand_on_seq() -> None:
         ("seq+joint", "only one base"),
         ("ewc+ewc", "twice"),
         ("joint+ewc", "nothing to regularize"),
+        ("inf-ssm+inf-ssm-exact", "hold the same states; choose one"),
+        ("er+inf-ssm++inf-ssm", "inf-ssm and inf-ssm[+] hold the same states"),
+        ("lwf-ac+lwf-abc", "lwf-abc and lwf-ac hold the same states"),
         ("", "unknown method ''"),
         ("+ewc", "unknown method ''"),
     ],

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods import Batch, build_method
+from infssm.methods import Batch, TaskInfo, build_method
 from infssm.methods.ewc import EWC
 from tests.methods import toys
 from tests.methods.toys import TASKS
@@ -53,6 +53,39 @@ def test_fisher_equals_explicit_per_sample_gradients(which: str, label_weight: s
     for key, value in ewc.parameters.take(expected).items():
         torch.testing.assert_close(ewc.importance[key], value, rtol=1e-10, atol=1e-18)
     assert max(float(v.max()) for v in ewc.importance.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "columns"),
+    [
+        ("ewc", {"mask": "current"}, slice(2, 4)),
+        ("ewc", {"mask": "seen"}, slice(0, 4)),
+        ("ewc", {"mask": "full"}, slice(0, 6)),
+        ("er+ewc", {"mask": "full"}, slice(0, 6)),
+        ("er+ewc", {"mask": "seen"}, slice(0, 4)),
+        ("er+ewc", {"mask": "current+seen"}, slice(2, 4)),
+        ("der+ewc", {}, slice(0, 6)),
+        ("der+++ewc", {}, slice(0, 6)),
+        ("lucir+ewc", {"finetune_epochs": 0}, slice(0, 6)),
+        ("x-der+ewc", {}, slice(2, 4)),
+    ],
+)
+def test_fisher_follows_the_softmax_of_the_base(name: str, options: dict[str, object], columns: slice) -> None:
+    model, task = toys.vim(), TASKS[1]
+    method = build_method(model, name, num_classes=6, num_tasks=3, **options)
+    (ewc,) = method.regularizers
+    assert isinstance(ewc, EWC)
+    method.context.task = TaskInfo.of(task)
+    found = ewc.fisher(TaskInfo.of(task), toys.loader(task))
+    expected = ewc.parameters.take(fisher_by_hand(method.module, toys.loader(task), columns, weighted=True))
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-18)
+
+
+@pytest.mark.parametrize(("mask", "columns"), [("seen", slice(0, 4)), ("full", slice(0, 6))])
+def test_fisher_of_prompted_models_follows_the_mask(mask: str, columns: slice) -> None:
+    method = build_method(toys.vim(), "l2p-r+ewc", num_classes=6, num_tasks=3, mask=mask)
+    assert method.context.columns(TaskInfo.of(TASKS[1])) == slice(columns.stop if mask == "seen" else None)
 
 
 def test_fisher_of_a_task_without_classes_runs_over_all_logits() -> None:

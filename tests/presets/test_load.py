@@ -31,6 +31,10 @@ def test_a_row_like_another_takes_its_settings_and_keeps_its_own_result():
     assert (er.paper["method"], both.paper["method"]) == ("ER", "ER+Inf-SSM")
 
 
+def test_a_row_is_found_by_any_spelling_of_its_method():
+    assert load_preset("cifar100/5-task/inf-ssm+er").values == load_preset("cifar100/5-task/er+inf-ssm").values
+
+
 def test_a_method_without_a_row_runs_with_its_defaults():
     preset = load_preset("cifar100/5-task/inf-ssm-exact")
     assert preset.paper is None

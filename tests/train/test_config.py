@@ -11,6 +11,9 @@ from pydantic import ValidationError
 from infssm.errors import ConfigError
 from infssm.train import RunConfig, config_hash, load_config, merge, parse_overrides, to_dict, to_yaml
 from infssm.train.config import DataConfig, LogConfig, MethodConfig, ModelConfig, TrainConfig
+from infssm.train.running import run_path
+
+SPELLINGS = ("er+inf-ssm", "inf-ssm+er")
 
 
 def test_every_field_says_what_it_is() -> None:
@@ -122,3 +125,20 @@ def test_sections_may_be_names() -> None:
     assert (config.data.name, config.model.name, config.method.name) == ("cifar100", "vim_nano", "ewc")
     assert to_dict(config)["data"]["name"] == "cifar100"
     assert config.benchmark_name == "cifar100-5"
+
+
+def test_one_method_has_one_directory_and_one_hash() -> None:
+    one, other = (load_config({"method": {"name": name, "inf-ssm": {"weight": 2.0}}}) for name in SPELLINGS)
+    assert one == other
+    assert config_hash(one) == config_hash(other)
+    assert run_path(one) == run_path(other)
+
+
+def test_another_spelling_keeps_a_methods_options() -> None:
+    base = {"method": {"name": SPELLINGS[0], "buffer_size": 7}}
+    assert load_config(base, [f"method={SPELLINGS[1]}"]).method.options == {"buffer_size": 7}
+    assert load_config(base, ["method=er"]).method.options == {}
+
+
+def test_unknown_methods_are_left_for_the_check() -> None:
+    assert load_config({"method": "inf-smm+er"}).method.name == "inf-smm+er"

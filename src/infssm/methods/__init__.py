@@ -4,6 +4,7 @@ from infssm.methods import clfd, der, er, ewc, inf_ssm, l2p, lucir, lwf, mas, se
 from infssm.methods._build import (
     attach,
     build_method,
+    canonical_name,
     describe_method,
     list_methods,
     method_options,
@@ -37,6 +38,7 @@ __all__ = [
     "Terms",
     "attach",
     "build_method",
+    "canonical_name",
     "clfd",
     "der",
     "describe_method",

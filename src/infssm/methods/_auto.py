@@ -73,7 +73,7 @@ class AutoWeight:
             if step >= self._steps - _MEASURED:
                 with torch.no_grad():
                     values.append(float(self._drift(StatePair(context.old.states(batch.x), recorder.flat()))))
-            cross_entropy(logits, batch, task.block).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(logits, batch, context.columns(task)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
         return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -45,23 +46,40 @@ def split_name(name: str) -> list[str]:
     return parts
 
 
+def canonical_name(name: str) -> str:
+    """The one spelling of a method: its base, then its regularizers by name; ``seq`` under regularizers goes unsaid."""
+    base, regularizers = parse_name(name)
+    said = [] if regularizers and base is components["seq"] else [base.name]
+    return "+".join([*said, *(r.name for r in regularizers)])
+
+
 def parse_name(name: str) -> tuple[type[Base], list[type[Regularizer]]]:
-    """The base and the regularizers a name stands for; regularizers alone stand on ``seq``."""
+    """The base and the regularizers, sorted, that a name stands for; regularizers alone stand on ``seq``."""
     parts = split_name(name)
     classes = [components[part] for part in parts]
     bases = [c for c in classes if issubclass(c, Base)]
-    regularizers = [c for c in classes if issubclass(c, Regularizer)]
+    regularizers = sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name)
     if len(bases) > 1:
         raise ConfigError(
             f"{name!r}: only one base method can form the loss, got {' and '.join(b.name for b in bases)}"
         )
     if len({c.name for c in classes}) < len(classes):
         raise ConfigError(f"{name!r} names a method twice")
+    _check_families(name, regularizers)
     base = bases[0] if bases else components["seq"]
     assert issubclass(base, Base)
     if base.joint and regularizers:
         raise ConfigError(f"{name!r}: joint training sees all data at once, so there is nothing to regularize")
     return base, regularizers
+
+
+def _check_families(name: str, regularizers: list[type[Regularizer]]) -> None:
+    """Refuse two regularizers that hold the same thing: their sum is one of them with another weight."""
+    for one, other in itertools.combinations(regularizers, 2):
+        if one.family is not None and one.family == other.family:
+            raise ConfigError(
+                f"{name!r}: {one.name} and {other.name} hold the same states; choose one and set its weight"
+            )
 
 
 def build_method(
@@ -91,8 +109,8 @@ def build_method(
         seed=seed,
     )
     base = base_cls(configs[base_cls.name], context)
-    context.module = base.prepare(model)
-    return Method(name, context, base, [cls(configs[cls.name], context) for cls in regularizer_classes])
+    context.module, context.columns = base.prepare(model), base.columns
+    return Method(canonical_name(name), context, base, [cls(configs[cls.name], context) for cls in regularizer_classes])
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
@@ -116,6 +134,11 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
     ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
     ``load_state_dict`` in the place of ``begin_task``.
     """
+    if parse_name(name)[0].joint:
+        raise ConfigError(
+            f"{name!r} trains on the data of all tasks at once, so in a loop of your own there is nothing to attach: "
+            "train on all data without a method, or let infssm.run do it with method=joint"
+        )
     method = build_method(model, name, watching=True, **options)
     for warning in (regularizer.warning for regularizer in method.regularizers if regularizer.warning):
         warnings.warn(warning, UserWarning, stacklevel=2)

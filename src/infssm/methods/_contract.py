@@ -10,6 +10,7 @@ left out:
 from __future__ import annotations
 
 import contextlib
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,8 @@ class Context:
     """Training transform of raw images (``recipe.train``), set by the loop for methods that replay stored images."""
     normalize: Callable[[Tensor], Tensor] | None = None
     """Evaluation transform of raw images (``recipe.eval``)."""
+    columns: Callable[[TaskInfo], slice] = operator.attrgetter("block")
+    """Columns of the logits over which the base's softmax of a task's own images runs."""
     strong: ImageTransform | None = None
     """Strong augmentation of raw images (``StrongRecipe.train``), for contrastive terms."""
     _observed: list[StateSpace] | None = field(default=None, repr=False)
@@ -281,6 +284,9 @@ class Regularizer(Component, ABC):
     needs_states: ClassVar[bool] = False
     """Whether the terms compare old and new states; the method then keeps a frozen old model."""
 
+    family: ClassVar[str | None] = None
+    """Regularizers of one family hold the same thing in variants, so a method takes one of them at most."""
+
     warning: ClassVar[str | None] = None
     """What a user who attaches it should know."""
 
@@ -305,6 +311,10 @@ class Base(Component, ABC):
     """Whether mixup and label smoothing may be applied to its batches."""
     joint: ClassVar[bool] = False
     """Whether every task's data includes all earlier tasks' (upper bound)."""
+
+    def columns(self, task: TaskInfo) -> slice:
+        """Columns of the logits over which the softmax of the task's own images runs."""
+        return task.block
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """Return the module to train: the model itself, or a wrapper with another head, prompts, ..."""

@@ -167,7 +167,7 @@ class Method:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict` into a method built with the same name and options."""
-        if state["name"] != self.name:
+        if set(state["components"]) != {component.name for component in self.components}:
             raise ConfigError(f"this is the state of method {state['name']!r}, not of {self.name!r}")
         if (task := state["task"]) is not None:
             self.context.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)

@@ -57,6 +57,10 @@ class Replay(Base):
         """The buffer, empty."""
         return ReservoirBuffer(self.config.buffer_size, ("image", "label"), seed=self.context.seed)
 
+    def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
+        """All of them, as most reference implementations of replay."""
+        return slice(None)
+
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Start the task, unless it was begun before a run was resumed."""
         if self._begun == task.index:
@@ -157,9 +161,9 @@ def raw_images(batch: BatchLike, method: str) -> Tensor:
     return batch.raw
 
 
-def classes_of(context: Context, method: str) -> range:
-    """The classes of the current task: told by the task itself, else an equal share of all classes."""
-    task = context.current
+def classes_of(context: Context, method: str, task: TaskInfo | None = None) -> range:
+    """The classes of a task (the current one): told by the task itself, else an equal share of all classes."""
+    task = context.current if task is None else task
     if task.classes is not None:
         return task.classes
     if context.num_classes is None or context.num_tasks is None or context.num_classes % context.num_tasks:

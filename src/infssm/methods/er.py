@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Terms
+from infssm.methods._contract import BatchLike, ComponentConfig, TaskInfo, Terms
 from infssm.methods._replay import ReplayConfig, StreamReplay, classes_of
 
 Mask = Literal["full", "seen", "current+seen"]
@@ -34,6 +34,13 @@ class ER(StreamReplay):
     name = "er"
     Config: ClassVar[type[ComponentConfig]] = ERConfig
     config: ERConfig
+
+    def columns(self, task: TaskInfo) -> slice:
+        """As ``mask`` says."""
+        if self.config.mask == "full":
+            return slice(None)
+        classes = classes_of(self.context, self.name, task)
+        return slice(0 if self.config.mask == "seen" else classes.start, classes.stop)
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy of both halves."""

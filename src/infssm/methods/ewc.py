@@ -58,13 +58,13 @@ class EWC(QuadraticRegularizer):
     def fisher(self, task: TaskInfo, loader: Loader) -> Values:
         """Mean over samples of the weighted squared gradient of ``log p(y|x)``.
 
-        The softmax runs over the task's own classes, as in training. One sample at a time: the square of a batch's
+        The softmax runs over the classes that the base trains it over. One sample at a time: the square of a batch's
         mean gradient would be another, much smaller quantity.
         """
-        totals, count = self.parameters.zeros(), 0
+        totals, count, columns = self.parameters.zeros(), 0, self.context.columns(task)
         with evaluating(self.context.module, gradients=True) as module:
             for x, y in samples(loader, self.config.fisher_samples, self.context.device):
-                log_p = _log_probability(_logits(module(x)), y, task.block)
+                log_p = _log_probability(_logits(module(x)), y, columns)
                 weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
                 for key, gradient in self.parameters.gradients(log_p).items():
                     totals[key] += weight * gradient.square()

@@ -38,6 +38,7 @@ class InfSSM(Regularizer):
     Config: ClassVar[type[ComponentConfig]] = InfSSMConfig
     config: InfSSMConfig
     needs_states: ClassVar[bool] = True
+    family: ClassVar[str | None] = "inf-ssm"
     warning: ClassVar[str | None] = (
         "inf-ssm and inf-ssm+ are the paper's methods, kept for reproduction: their distance is smallest away from the "
         "old model, so outside a regime of small learning rates they undo what it knew; use 'inf-ssm-exact'"
@@ -115,6 +116,7 @@ class InfSSMExact(Regularizer):
     Config = InfSSMExactConfig
     config: InfSSMExactConfig
     needs_states: ClassVar[bool] = True
+    family: ClassVar[str | None] = "inf-ssm"
 
     def __init__(self, config: InfSSMExactConfig, context: Context) -> None:
         super().__init__(config, context)

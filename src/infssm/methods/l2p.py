@@ -53,6 +53,10 @@ class L2PR(StreamReplay):
         self.pool = wrapped.prompt_pool
         return wrapped
 
+    def columns(self, task: TaskInfo) -> slice:
+        """As ``mask`` says."""
+        return slice(None) if self.config.mask == "full" else slice(classes_of(self.context, self.name, task).stop)
+
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce`` and ``pull``."""
         x, y, stream = batch.x, batch.y, len(batch.y)

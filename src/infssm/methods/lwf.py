@@ -36,6 +36,7 @@ class LwFAC(Regularizer):
     Config: ClassVar[type[ComponentConfig]] = LwFACConfig
     config: LwFACConfig
     needs_states: ClassVar[bool] = True
+    family: ClassVar[str | None] = "lwf-ac"
 
     def penalty(self, states: StatePair | None) -> Terms:
         """The terms ``a`` and ``c``."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import Base, BatchLike, ComponentConfig, Terms
+from infssm.methods._contract import Base, BatchLike, ComponentConfig, TaskInfo, Terms
 from infssm.methods._losses import cross_entropy
 
 
@@ -28,11 +28,13 @@ class Seq(Base):
     Config = SeqConfig
     config: SeqConfig
 
+    def columns(self, task: TaskInfo) -> slice:
+        """As ``mask`` says."""
+        return {"current": task.block, "seen": task.seen, "full": slice(None)}[self.config.mask]
+
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy."""
-        task = self.context.current
-        columns = {"current": task.block, "seen": task.seen, "full": slice(None)}[self.config.mask]
-        return {"ce": cross_entropy(self.context.forward(batch.x), batch, columns)}
+        return {"ce": cross_entropy(self.context.forward(batch.x), batch, self.columns(self.context.current))}
 
 
 @register_method
@@ -42,6 +44,10 @@ class Joint(Base):
     name = "joint"
     joint: ClassVar[bool] = True
 
+    def columns(self, task: TaskInfo) -> slice:
+        """All seen classes."""
+        return task.seen
+
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy over all seen classes."""
-        return {"ce": cross_entropy(self.context.forward(batch.x), batch, self.context.current.seen)}
+        return {"ce": cross_entropy(self.context.forward(batch.x), batch, self.columns(self.context.current))}

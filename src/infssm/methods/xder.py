@@ -86,6 +86,11 @@ class XDER(Replay):
         width, past, seen = len(classes), classes.start, classes.stop
         return _Heads(width, slice(0, past), slice(past, seen), slice(seen, total), (total - seen) // width)
 
+    def columns(self, task: TaskInfo) -> slice:
+        """The present head's."""
+        classes = classes_of(self.context, self.name, task)
+        return slice(classes.start, classes.stop)
+
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``stream``, ``logits``, ``labels``, ``consistency``, ``distances``, ``future`` and ``past``.
 

@@ -14,7 +14,7 @@ import yaml
 
 from infssm._registry import suggest
 from infssm.errors import ConfigError
-from infssm.methods import parse_name
+from infssm.methods import canonical_name, parse_name
 from infssm.train import merge
 
 VARIANTS = ("paper", "authors-code")
@@ -80,11 +80,12 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
     if bench_name not in list_benchmarks():
         raise ConfigError(f"unknown preset {name!r}{suggest(name, list_presets())}")
     bench = _benchmark(bench_name)
+    if row_name not in bench["methods"]:
+        row_name = canonical_name(row_name)
     row = _row(bench["methods"], row_name)
     values = merge({key: bench[key] for key in ("data", "model", "train")}, {"benchmark": bench_name})
     values = merge(values, {"method": {"name": row_name}})
     values = merge(values, {key: row[key] for key in ("model", "train", "method") if key in row})
-    parse_name(values["method"]["name"])
     for overlay in (_variants()[variant], bench.get("variants", {}).get(variant, {})):
         values = merge(values, _for_method(overlay, values["method"]["name"]))
     return Preset(

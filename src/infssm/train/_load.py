@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from infssm._registry import suggest
 from infssm.errors import ConfigError
-from infssm.train.config import RunConfig
+from infssm.train.config import RunConfig, one_spelling
 
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _NOT_HASHED = ("seed", "out", "log", "data.root", "train.num_workers", "train.log_every")
@@ -49,10 +49,16 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         old = merged.get(key)
         if key in ("data", "model", "method"):
             old, new = _named(old), _named(new)
-            if key != "data" and old and "name" in new and new["name"] != old.get("name"):
+            if key != "data" and old and "name" in new and not _same_name(key, old.get("name"), new["name"]):
                 old = {}
         merged[key] = merge(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
     return merged
+
+
+def _same_name(section: str, one: Any, other: Any) -> bool:
+    if section == "method" and isinstance(one, str) and isinstance(other, str):
+        return one_spelling(one) == one_spelling(other)
+    return bool(one == other)
 
 
 def _named(value: Any) -> Any:

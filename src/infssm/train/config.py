@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from infssm.errors import ConfigError
+from infssm.methods import canonical_name
 
 
 class Section(BaseModel):
@@ -74,6 +77,14 @@ class ModelConfig(_Named):
     options: dict[str, Any] = Field(default_factory=dict, description="constructor options of the model, such as depth")
 
 
+def one_spelling(method: str) -> str:
+    """A method's name as it is always written, so that its runs share a directory; unknown names stay as they are."""
+    try:
+        return canonical_name(method)
+    except ConfigError:  # check_config says what is wrong with it
+        return method
+
+
 class MethodConfig(_Named):
     """The continual-learning method: its name, and its components' options flat or by component."""
 
@@ -81,6 +92,11 @@ class MethodConfig(_Named):
     name: str = Field(
         default="inf-ssm-exact", description="method, or base and regularizers joined by '+': see `infssm list methods`"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _canonical(cls, value: str) -> str:
+        return one_spelling(value)
 
     @property
     def options(self) -> dict[str, Any]:
