@@ -213,3 +213,13 @@ def test_methods_need_to_know_their_tasks() -> None:
     method.begin_task(0)
     with pytest.raises(ConfigError, match="which classes belong"):
         method.loss(toys.batch(TASKS[0]))
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_soft_targets_are_refused(name: str) -> None:
+    method = build(name)
+    method.begin_task(TASKS[0], toys.loader(TASKS[0]))
+    method.begin_epoch(0, 1)
+    batch = toys.batch(TASKS[0])
+    with pytest.raises(ConfigError, match="trains on class labels"):
+        method.loss(batch._replace(soft=torch.full((len(batch.y), toys.CLASSES), 1 / toys.CLASSES)))

@@ -115,6 +115,7 @@ def at_task(index: int, **options: Any) -> tuple[Method, XDER]:
 def test_terms_of_a_step_by_hand() -> None:
     method, base = at_task(1, past_constraint=True, replay_batch=4, dp_weight=0.6, margin=0.5)
     config, batch, buffer, module = base.config, toys.batch(TASKS[1]), base.buffer, method.module
+    toys.nudge(module)
     twin = torch.Generator()
     twin.set_state(buffer.generator.get_state())
     draws = []
@@ -122,7 +123,7 @@ def test_terms_of_a_step_by_hand() -> None:
         slots = torch.randperm(len(buffer), generator=twin)[:count]
         draws.append((slots, buffer.get(slots)))
         torch.randint(2**62, (), generator=twin)  # seed of the augmentation
-    (slots1, first), (slots2, second), (_, third) = draws
+    (slots1, first), (slots2, second), (slots3, third) = draws
     z = module(batch.x)
     z1, z2 = (module(d["image"].double() / 255) for d in (first, second))
     raw = torch.cat((third["image"], batch.raw)).repeat_interleave(2, dim=0)
@@ -135,7 +136,16 @@ def test_terms_of_a_step_by_hand() -> None:
     labels = torch.cat((third["label"], batch.y))
     contrast = losses.consistency(views[:, :, 4:], labels, width=2, temperature=0.07, base_temperature=0.07)
     close(terms["consistency"], config.lambda_cons * contrast)
-    distances = [losses.similarity_distance(views[:3, v, 4:], third["logits"][:, 4:].double()) for v in (0, 1)]
+    # The distance term compares with stored logits as this step has revised them: every first revision is accepted.
+    now = dict(zip([*slots2.tolist(), *slots1.tolist()], torch.cat((z2, z1)).detach().float(), strict=True))
+    replayed = [i for i, slot in enumerate(slots3.tolist()) if slot in now]
+    stored = third["logits"].clone()
+    fresh_logits = torch.stack([now[int(slots3[i])] for i in replayed])
+    stored[replayed] = losses.revised_logits(
+        stored[replayed], fresh_logits, third["label"][replayed], slice(2, None), config.gamma
+    )
+    assert not torch.equal(stored[:, 4:], third["logits"][:, 4:])
+    distances = [losses.similarity_distance(views[:3, v, 4:], stored[:, 4:].double()) for v in (0, 1)]
     close(terms["distances"], 0.6 * sum(distances) / 2)
     fresh = [i for i, s in enumerate(slots2.tolist()) if s not in slots1.tolist()]
     seen = torch.cat((z1, z2[fresh]))

@@ -3,9 +3,11 @@
 import pytest
 
 from infssm.errors import ConfigError
+from infssm.methods import method_options
 from infssm.presets import list_presets, load_preset
 from infssm.train import load_config, to_dict
 from infssm.train.plan import plan
+from infssm.train.setup import check_config
 
 
 def test_variants_settle_the_divergences_as_one_choice():
@@ -17,6 +19,32 @@ def test_variants_settle_the_divergences_as_one_choice():
     assert code["data"]["eval_normalization"] == "authors"
     assert paper["data"]["eval_normalization"] == "same"
     assert code["train"]["schedule"] == "authors"
+
+
+@pytest.mark.parametrize("method", ["inf-ssm+", "lwf-abc", "er+lwf-abc", "mas+inf-ssm+"])
+def test_the_paper_holds_the_zero_order_hold_of_b(method):
+    """`B̃ = SN(mean over channels of B̄)` with B̄ the zero-order hold; the released code averages B itself."""
+    for variant, mode in (("paper", "zoh"), ("authors-code", "raw")):
+        config = load_config(load_preset(f"cifar100/5-task/{method}", variant).values)
+        assert method_options(config.method.name, config.method.options)["states"].b_mode == mode
+    assert "b_mode" not in load_preset("cifar100/5-task/inf-ssm-exact").values["method"]["states"]
+
+
+def test_methods_that_train_on_labels_get_them():
+    for method in ("er", "der", "lucir+ewc", "clfd"):  # with a row of their own and without
+        preset = load_preset(f"cifar100/5-task/{method}")
+        assert (preset.values["train"]["mixing"], preset.values["train"]["label_smoothing"]) == ("none", 0)
+        assert "hard labels" in preset.assumed["train.mixing"]
+        check_config(load_config(preset.values))
+    assert load_preset("cifar100/5-task/ewc").values["train"]["mixing"] == "deit"
+
+
+@pytest.mark.parametrize("setting", ["train.mixing=deit", "train.label_smoothing=0.1"])
+@pytest.mark.parametrize("method", ["er", "der++", "x-der+inf-ssm", "l2p-r", "clfd"])
+def test_soft_targets_are_refused_where_they_would_be_dropped(method, setting):
+    with pytest.raises(ConfigError, match=r"trains on class labels.*set train.mixing=none train.label_smoothing=0"):
+        check_config(load_config({"method": method}, [setting]))
+    check_config(load_config({"method": "lwf-ac"}, [setting]))
 
 
 def test_overlays_keep_out_of_methods_they_do_not_concern():

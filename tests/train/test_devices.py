@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infssm.data import Loader, Task
 from infssm.errors import ConfigError, DivergedError
-from infssm.methods import list_methods
+from infssm.methods import list_methods, parse_name
 from infssm.metrics import AccuracyMatrix
 from infssm.runs import RunDirectory
 from infssm.train import RunConfig, run, to_yaml
@@ -111,11 +111,12 @@ def of_all_methods(fabric: Any, configs: list[RunConfig], path: Path) -> None:
 
 def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
     """All methods: for each parameter the difference is at most 1e-5 of its gradient's norm."""
-    changes = {
-        "data": {"num_tasks": 5, "train_per_class": 16},
-        "train": {"mixing": "deit", "label_smoothing": 0.1, "batch_size": 16},
-    }
-    configs = [tiny_config(tmp_path, m, OPTIONS.get(m), **changes) for m in METHODS]
+    data, soft = {"num_tasks": 5, "train_per_class": 16}, {"mixing": "deit", "label_smoothing": 0.1}
+    targets = [soft if parse_name(m)[0].mixes else {} for m in METHODS]
+    configs = [
+        tiny_config(tmp_path, m, OPTIONS.get(m), data=data, train={"batch_size": 16, **t})
+        for m, t in zip(METHODS, targets, strict=True)
+    ]
     found = []
     for devices in (1, 2):
         path = tmp_path / f"{devices}.pt"

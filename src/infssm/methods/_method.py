@@ -108,6 +108,8 @@ class Method:
 
     def loss(self, batch: BatchLike) -> Terms:
         """All loss terms of a step, weighted; their sum is what to minimise."""
+        if batch.soft is not None and not self.base.mixes:
+            raise ConfigError(f"{self.base.name} trains on class labels: give batches without soft targets (soft=None)")
         self.context.batch_size = len(batch.y)
         return self.base.loss(batch) | self._penalty_terms()
 

@@ -50,11 +50,11 @@ class _Heads(NamedTuple):
 
 
 class _Views(NamedTuple):
-    """Strong views ``x: [n·v, ...]`` of images with ``labels: [n]``; the first s have ``stored: [s, K]`` logits."""
+    """Strong views ``x: [n·v, ...]`` of images with ``labels: [n]``; the first s lie in ``slots: [s]``."""
 
     x: Tensor
     labels: Tensor
-    stored: Tensor | None
+    slots: Tensor | None
 
 
 @register_method
@@ -159,18 +159,20 @@ class XDER(Replay):
 
     def _views(self, batch: BatchLike) -> _Views:
         """Strong views of buffer images and of the stream's."""
-        raw, labels, stored = raw_images(batch, self.name).cpu(), batch.y, None
+        raw, labels, slots = raw_images(batch, self.name).cpu(), batch.y, None
         if self.replays:
-            entries = self.buffer.get(self.draw(self.config.simclr_batch_size))
-            raw, stored = torch.cat((entries["image"], raw)), self.to_device(entries["logits"])
+            slots = self.draw(self.config.simclr_batch_size)
+            entries = self.buffer.get(slots)
+            raw = torch.cat((entries["image"], raw))
             labels = torch.cat((self.to_device(entries["label"]), labels))
         repeated = raw.repeat_interleave(self.config.simclr_num_aug, dim=0)
-        return _Views(self.context.strongly_augmented(repeated, self.buffer.fresh_generator()), labels, stored)
+        return _Views(self.context.strongly_augmented(repeated, self.buffer.fresh_generator()), labels, slots)
 
     def _future_terms(self, logits: Tensor, views: _Views) -> Terms:
         """Future heads tell classes apart, and keep the distances of stored logits. logits: [n·v, K].
 
-        Images are compared with those of all processes.
+        Images are compared with those of all processes. Stored logits are read here, after this step's revision, as in
+        the reference implementation.
         """
         config, width = self.config, self.heads.width
         future = logits[:, self.heads.future].reshape(len(views.labels), config.simclr_num_aug, -1)
@@ -182,8 +184,8 @@ class XDER(Replay):
             base_temperature=config.base_temperature,
         )
         terms = {"consistency": config.lambda_cons * contrast}
-        if config.dp_weight and views.stored is not None:
-            stored = views.stored[:, self.heads.future].to(future.dtype)
+        if config.dp_weight and views.slots is not None:
+            stored = self.to_device(self.buffer["logits"][views.slots])[:, self.heads.future].to(future.dtype)
             kept = gather_in_graph(future[: len(stored)])
             distances = losses.distance_preservation(kept, gather_rows(stored), width=width)
             terms["distances"] = config.dp_weight * distances

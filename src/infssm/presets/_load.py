@@ -88,11 +88,12 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
     values = merge(values, {key: row[key] for key in ("model", "train", "method") if key in row})
     for overlay in (_variants()[variant], bench.get("variants", {}).get(variant, {})):
         values = merge(values, _for_method(overlay, values["method"]["name"]))
+    values, hard = _hard_labels(values)
     return Preset(
         name=name,
         values=values,
         sources=tuple(bench.get("sources", ())) + tuple(row.get("sources", ())),
-        assumed=bench.get("assumed", {}) | row.get("assumed", {}),
+        assumed=bench.get("assumed", {}) | row.get("assumed", {}) | hard,
         paper=_published(row.get("result")),
     )
 
@@ -122,16 +123,26 @@ def _row(rows: Mapping[str, Any], name: str) -> dict[str, Any]:
     return like | row | settings
 
 
+def _hard_labels(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Without mixing and smoothing where the base trains on class labels; and, where that changes them, the reason."""
+    train, hard = values["train"], {"mixing": "none", "label_smoothing": 0}
+    soft = any(train.get(key, value) != value for key, value in hard.items())
+    if parse_name(values["method"]["name"])[0].mixes or not soft:
+        return dict(values), {}
+    return merge(values, {"train": hard}), {"train.mixing": "hard labels: this method trains on class labels"}
+
+
 def _yamls(folder: Traversable) -> list[Traversable]:
     return [f for f in folder.iterdir() if f.name.endswith(".yaml")]
 
 
 def _for_method(overlay: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Keep of an overlay's ``method`` section what the named method has components for."""
+    """Of an overlay's ``methods``, lay those that the named method is made of over its ``method`` section."""
     base, regularizers = parse_name(method)
-    known = {"states", base.name, *(r.name for r in regularizers)}
-    kept = {key: value for key, value in overlay.get("method", {}).items() if key in known}
-    return {**overlay, "method": kept} if "method" in overlay else dict(overlay)
+    section = overlay.get("method", {})
+    for component in (base, *regularizers):
+        section = merge(section, overlay.get("methods", {}).get(component.name, {}))
+    return {key: value for key, value in overlay.items() if key != "methods"} | {"method": section}
 
 
 def _published(key: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from infssm.data import (
 from infssm.data.loader import Loader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods import Method, build_method, method_options
+from infssm.methods import Method, build_method, method_options, parse_name
 from infssm.models import create_model, list_models
 from infssm.train.config import RunConfig
 from infssm.train.rng import seed_all
@@ -107,8 +107,19 @@ class Setup:
 def check_config(config: RunConfig) -> None:
     """Raise for names and options that no room knows, before any work is done."""
     method_options(config.method.name, config.method.options)
+    _check_targets(config)
     if config.model.name not in list_models():
         raise ConfigError(f"unknown model {config.model.name!r}{suggest(config.model.name, list_models())}")
+
+
+def _check_targets(config: RunConfig) -> None:
+    """Mixed and smoothed targets need a base that can train on them."""
+    base, train = parse_name(config.method.name)[0], config.train
+    if not base.mixes and (train.mixing != "none" or train.label_smoothing > 0):
+        raise ConfigError(
+            f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
+            f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"
+        )
 
 
 def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
@@ -161,7 +172,7 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
     method.context.augment, method.context.normalize = recipe.train, recipe.eval
     method.context.strong = strong_recipe(stream.dataset, recipe).train
     mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
-    return Setup(config, stream, recipe, mixing if method.base.mixes else None, method)
+    return Setup(config, stream, recipe, mixing, method)
 
 
 def _own_size(model: nn.Module) -> int | None:
