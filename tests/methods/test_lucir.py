@@ -133,6 +133,32 @@ def test_every_buffer_image_comes_once_per_epoch() -> None:
         assert sorted(torch.cat(due).tolist()) == list(range(8))
 
 
+@pytest.mark.parametrize("sizes", [(4, 4, 3), (4, 4), (4, 2)])
+def test_the_share_of_a_smaller_last_batch_is_replayed(sizes: tuple[int, ...]) -> None:
+    """Whether the loop leaves a smaller last batch out or not, the epoch shows the whole buffer once."""
+    method = build("lucir")
+    train(method, TASKS[0])
+    batches = [toys.batch(TASKS[1], n, seed=i) for i, n in enumerate(sizes)]
+    method.begin_task(TASKS[1], batches)
+    for trained in (batches, [b for b in batches if len(b.y) == 4]):
+        method.begin_epoch(0, 2)
+        due = [method.base._due(len(b.y)) for b in trained]
+        assert sorted(torch.cat(due).tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize(("option", "batch_size"), [(None, 3), (5, 5)])
+def test_fine_tuning_takes_the_batches_of_training(option: int | None, batch_size: int) -> None:
+    method = build("lucir", finetune_batch=option, finetune_epochs=1)
+    batches = [toys.batch(TASKS[0], 3, seed=i) for i in range(4)]
+    method.begin_task(TASKS[0], batches)
+    sizes: list[int] = []
+    handle = method.base.head.register_forward_hook(lambda _, args, __: sizes.append(len(args[0])))
+    method.end_task(TASKS[0], batches)
+    handle.remove()
+    whole, rest = divmod(len(method.base.buffer), batch_size)
+    assert sizes == [batch_size] * whole + [rest] * (rest > 0)
+
+
 def test_exemplars_are_herded_and_trimmed_to_the_quota() -> None:
     method = build("lucir", buffer_size=8, finetune_epochs=0)
     batches = toys.loader(TASKS[0], batches=3)

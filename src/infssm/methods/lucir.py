@@ -48,7 +48,9 @@ class LUCIRConfig(ReplayConfig):
     finetune_lr: float = Field(
         0.01, gt=0, description="SGD rate of these epochs, a tenth after 10 steps (Mammoth; not in the paper)"
     )
-    finetune_batch: int = Field(128, gt=0, description="images per step of these epochs (Tables 14-19: 64 or 128)")
+    finetune_batch: int | None = Field(
+        None, gt=0, description="images per step of these epochs; null: as many as a step of training has (Mammoth)"
+    )
 
 
 @register_method
@@ -140,9 +142,15 @@ class LUCIR(Replay):
         if self._position >= self._task_images:
             self._shuffle()
         world = rank_and_world()[1]  # every share is a multiple of it, so that all processes get equally many
-        before, self._position = self._position, self._position + stream * world
-        first, last = (p * len(self._order) // self._task_images // world * world for p in (before, self._position))
-        return rank_slice(self._order[first:last])
+        self._position += stream * world
+        left = max(self._task_images - self._position, 0)
+        if left < stream * world:  # a smaller last batch may be left out: what is due with it comes now
+            left = 0
+        total = len(self.buffer) // world * world
+        kept = total - (self._task_images - left) * total // self._task_images // world * world
+        given = len(self._order) - kept
+        due, self._order = self._order[:given], self._order[given:]
+        return rank_slice(due)
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """Freeze the reference, herd the task's exemplars, fine-tune the classifier on the balanced buffer."""
@@ -150,8 +158,8 @@ class LUCIR(Replay):
         if not self.trained:
             self._measure(loader, imprint=True)
         self._freeze_reference()
-        self._store(loader, classes_of(self.context, self.name), task)
-        self._finetune()
+        batch_size = self._store(loader, classes_of(self.context, self.name), task)
+        self._finetune(self.config.finetune_batch or batch_size)
 
     def _freeze_reference(self) -> None:
         self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
@@ -176,8 +184,8 @@ class LUCIR(Replay):
         """Features ``[b, d]`` of the images without augmentation."""
         return pooled(unwrap(self.context.module), self.context.normalized(raw_images(batch, self.name)))
 
-    def _store(self, loader: Loader, classes: range, task: TaskInfo) -> None:
-        """Trim old classes to the new quota and add the new ones in herding order.
+    def _store(self, loader: Loader, classes: range, task: TaskInfo) -> int:
+        """Trim old classes to the new quota and add the new ones in herding order; returns the images of a batch.
 
         All raw images of the task are held in memory meanwhile: herding must see a class whole.
         """
@@ -194,8 +202,9 @@ class LUCIR(Replay):
             mine = torch.nonzero(labels == label).flatten()
             chosen = mine[herd(features[mine], quota)] if len(mine) else mine
             self.buffer.append(image=images[chosen], label=labels[chosen])
+        return max(len(column[1]) for column in rows)
 
-    def _finetune(self) -> None:
+    def _finetune(self, batch_size: int) -> None:
         """Train the current block and the scale on the buffer; the features stay as they are.
 
         Every process does the same, on all of the buffer.
@@ -204,7 +213,7 @@ class LUCIR(Replay):
         optimizer = torch.optim.SGD(trainable, lr=self.config.finetune_lr)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[10], gamma=0.1)
         for _ in range(self.config.finetune_epochs):
-            for slots in torch.split(self.buffer.sample(len(self.buffer)), self.config.finetune_batch):
+            for slots in torch.split(self.buffer.sample(len(self.buffer)), batch_size):
                 entries = self.buffer.get(slots)
                 x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_rank=False))
                 with evaluating(self.context.module):
