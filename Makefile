@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
-.PHONY: help demo test lint docs bench format clean
+.PHONY: help demo test cells sanitize lint docs bench format clean
 help:     ## show this list
 	@grep -hE '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
@@ -20,8 +20,15 @@ $(STAMP) $(VENV)/.installed-bench: pyproject.toml constraints/dev.txt $(NATIVE)
 demo: $(DEMO) ## the main job: four methods on five tasks of digits, a table and an HTML report
 	$(BIN)/infssm run
 
-test: $(STAMP) lint docs ## format, lint, types, room table, documentation, all tests
+test: $(STAMP) lint docs ## format, lint, types, room table, documentation, all tests, on other instruction sets too
 	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m tests.cells
+
+cells: $(STAMP) ## the numerical rooms with older instruction sets, and the package without a compiler (part of test)
+	$(BIN)/python -m tests.cells
+
+sanitize: $(STAMP) ## kernels and geometry under the address and undefined-behaviour sanitizers (not part of test)
+	$(BIN)/python -m tests.cells sanitize
 
 lint: $(STAMP) ## format, lint, types, room table
 	$(BIN)/ruff format --check .

@@ -1,0 +1,123 @@
+"""The same tests on the other machines that users have, as far as this one can stand in for them.
+
+A cell is a part of the suite under other conditions: the numerical rooms with the oldest instruction set there is (and
+with AVX2, where this machine has more); the package installed without a compiler, where plain PyTorch serves; and, only
+when asked for, the compiled kernels under the address and undefined-behaviour sanitizers.
+`python -m tests.cells` runs those of `make test`, `python -m tests.cells NAME...` the named ones.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from infssm.kernels.backend import NATIVE
+
+ROOT = Path(__file__).resolve().parent.parent
+NUMERICAL = [f"tests/{room}" for room in ("kernels", "geometry", "states", "models", "methods")]
+KERNELS = ["tests/kernels", "tests/geometry"]
+# Triton's interpreter computes in numpy, whatever the instruction set of the others is.
+PYTEST = ("-m", "pytest", "-q", "--ignore-glob=*test_triton*")
+
+
+def oldest() -> int:
+    """The instruction set that every x86-64 machine has."""
+    return pytest(
+        sys.executable, NUMERICAL, INFSSM_ISA="baseline", ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE"
+    )
+
+
+def avx2() -> int:
+    """AVX2, where this machine would take more by itself."""
+    if NATIVE is None or NATIVE.isas()[0] in ("avx2", "baseline"):
+        return 0
+    return pytest(sys.executable, NUMERICAL, INFSSM_ISA="avx2", ATEN_CPU_CAPABILITY="avx2")
+
+
+def no_compiler() -> int:
+    """Installed where no compiler works: the reference serves, from the kernels to the command line."""
+    python = installed("no-compiler", {"CC": "no-such-compiler", "CXX": "no-such-compiler"})
+    found = "from infssm.kernels.backend import NATIVE; raise SystemExit(NATIVE is not None)"
+    subprocess.run([python, "-c", found], check=True, cwd=ROOT)
+    return pytest(python, [*KERNELS, "tests/states/test_recorder.py", "tests/train/test_loop.py"])
+
+
+def sanitize() -> int:
+    """Kernels and geometry with ASan and UBSan: a read out of bounds or an overflow ends the run."""
+    compiler = shutil.which("g++") or sys.exit("the sanitizers are those of g++: install it")
+    python = installed("sanitize", {"CXX": compiler}, "-Ccmake.define.INFSSM_SANITIZE=ON")
+    libraries = [
+        subprocess.run(
+            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so")
+    ]
+    # Python and torch keep memory to the end, so leaks are not looked for.
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+    return pytest(python, KERNELS, LD_PRELOAD=":".join(libraries), PYTHONMALLOC="malloc", **options)
+
+
+CELLS: Mapping[str, Callable[[], int]] = {
+    "oldest": oldest,
+    "avx2": avx2,
+    "no-compiler": no_compiler,
+    "sanitize": sanitize,
+}
+GATE = ("oldest", "avx2", "no-compiler")
+
+
+def pytest(python: str, paths: list[str], **variables: str) -> int:
+    """Run the tests under ``paths``, as many processes as cores; the exit code."""
+    workers = ("-n", str(min(os.cpu_count() or 1, 8)))
+    return subprocess.run(
+        [python, *PYTEST, *workers, *paths], cwd=ROOT, env=os.environ | variables, check=False
+    ).returncode
+
+
+def installed(name: str, variables: Mapping[str, str], *options: str) -> str:
+    """The interpreter of an environment of its own under build/, into which the package was installed.
+
+    Everything else is taken from the environment that runs this, so nothing is downloaded.
+    """
+    folder = ROOT / "build" / "cells" / name
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        shared = [path for path in sys.path if path.endswith("site-packages")]
+        (packages / "shared.pth").write_text("\n".join(shared) + "\n")
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    build = f"-Cbuild-dir={folder / 'build'}"
+    command = [*pip, "--force-reinstall", build, *options, str(ROOT)]
+    subprocess.run(command, env=os.environ | dict(variables), check=True)
+    return str(python)
+
+
+def main(names: list[str]) -> int:
+    """Run the named cells; 1 if any failed."""
+    unknown = [name for name in names if name not in CELLS]
+    if unknown:
+        sys.exit(f"no cell {unknown[0]!r}; there are {', '.join(CELLS)}")
+    failed = []
+    for name in names or GATE:
+        sys.stdout.write(f"\n--- cell {name}: {CELLS[name].__doc__}\n")
+        sys.stdout.flush()
+        if CELLS[name]():
+            failed.append(name)
+    sys.stdout.write(f"cells that failed: {', '.join(failed) or 'none'}\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
