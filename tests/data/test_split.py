@@ -1,13 +1,14 @@
 """Splits: sizes, disjointness, equality with torch's random_split, storage."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import random_split
 
-from infssm.data import Split, make_split
+from infssm.data import Split, TaskStream, load_dataset, make_split, write_synthetic
 from infssm.errors import ConfigError, DataError
 
 from .helpers import fake
@@ -116,3 +117,38 @@ def test_verify_notices_overlap_and_range(train, message):
     parts = [np.array(part) for part in (train, [2], [5])]
     with pytest.raises(DataError, match=message):
         Split("fake", dataset.classes, dataset.fingerprint, *parts).verify(dataset)
+
+
+@pytest.mark.parametrize("num_test", [0, 60])
+def test_own_data_are_divided_class_by_class(num_test):
+    """Sizes of classes from 1 to 40: every class of at least 3 images is in every part, in the same shares."""
+    counts = [40, 30, 20, 10, 5, 3, 2, 1]
+    labels = np.repeat(np.arange(8), counts)
+    if num_test:
+        labels = np.concatenate([labels, np.arange(num_test) % 8])
+    dataset = replace(fake(len(labels), 8, num_test), labels=labels, stratified=True)
+    split = make_split(dataset, seed=3)
+    assert np.array_equal(np.sort(np.concatenate([split.train, split.val, split.test])), np.arange(len(labels)))
+    sizes = {part: np.bincount(labels[getattr(split, part)], minlength=8).tolist() for part in split.sizes}
+    if num_test:
+        assert sizes["val"] == [4, 3, 2, 1, 1, 1, 1, 0]
+        assert split.test.tolist() == list(range(len(labels) - num_test, len(labels)))
+    else:
+        assert sizes["test"] == [8, 6, 4, 2, 1, 1, 1, 0]
+        assert sizes["val"] == [3, 2, 2, 1, 1, 1, 0, 0]
+    assert make_split(dataset, seed=3).hash == split.hash
+    assert make_split(dataset, seed=4).hash != split.hash
+
+
+def test_benchmarks_keep_the_protocol_and_stored_splits_keep_their_indices(tmp_path):
+    """A split stored before own data were divided by class is used as it is."""
+    write_synthetic("cub200", tmp_path, per_class=2, size=8)
+    assert not load_dataset("cub200", tmp_path).stratified
+    assert not load_dataset("digits").stratified
+    own = load_dataset(str(tmp_path / "cub200"))
+    assert own.stratified
+    old = make_split(replace(own, stratified=False))
+    assert old.hash != make_split(own).hash
+    old.save(tmp_path / "split.json")
+    stream = TaskStream(own, Split.load(tmp_path / "split.json"), 5)
+    assert stream.split.hash == old.hash

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infssm.data import TaskStream, make_split
+from infssm.data.division import divide_classes
 from infssm.errors import ConfigError, DataError
 
 from .helpers import fake
@@ -47,11 +48,83 @@ def test_class_order_is_numpys_seeded_permutation():
     assert TaskStream(dataset, make_split(dataset), 3, class_order_seed=11).class_names != stream.class_names
 
 
-@pytest.mark.parametrize("num_tasks", [5, 0, 24])
-def test_uneven_task_count_names_the_choices(num_tasks):
+@pytest.mark.parametrize("num_tasks", [0, 13])
+def test_a_task_needs_a_class(num_tasks):
     dataset = fake(240, 12, 60)
-    with pytest.raises(ConfigError, match=r"choose the number of tasks from 1, 2, 3, 4, 6, 12$"):
+    with pytest.raises(ConfigError, match=r"choose data\.num_tasks from 1 to 12$"):
         TaskStream(dataset, make_split(dataset), num_tasks)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 12), st.none() | st.integers(1, 12), st.none() | st.integers(0, 1000))
+def test_unequal_tasks_partition_the_classes(num_tasks, base, seed):
+    names = tuple(f"c{k}" for k in range(12))
+    others = 12 - (base or 0)
+    sharing = num_tasks - (base is not None)
+    if base is not None and (sharing > others or (others == 0) != (sharing == 0)):
+        with pytest.raises(ConfigError, match=r"in task 0 leave"):
+            divide_classes(names, num_tasks, base_classes=base)
+        return
+    tasks = divide_classes(names, num_tasks, base_classes=base, class_order_seed=seed)
+    assert sorted(label for task in tasks for label in task) == list(range(12))
+    sizes = [len(task) for task in tasks]
+    assert len(sizes) == num_tasks
+    if base is not None:
+        assert sizes.pop(0) == base
+    assert sizes == sorted(sizes, reverse=True)
+    assert not sizes or sizes[0] - sizes[-1] <= 1
+
+
+def test_ten_classes_in_three_tasks():
+    dataset = fake(240, 10, 60)
+    stream = TaskStream(dataset, make_split(dataset), 3)
+    assert stream.task_sizes == (4, 3, 3)
+    assert [task.classes for task in stream] == [range(4), range(4, 7), range(7, 10)]
+    assert stream.cumulative(1).classes == range(7)
+
+
+def test_base_classes_and_class_order():
+    dataset = fake(400, 20, 100)
+    stream = TaskStream(dataset, make_split(dataset), 6, base_classes=10, class_order_seed=1993)
+    assert stream.task_sizes == (10, 2, 2, 2, 2, 2)
+    assert stream.class_order.tolist() == np.random.RandomState(1993).permutation(20).tolist()
+
+
+def test_tasks_by_labels_and_names_leave_the_other_classes_out():
+    dataset = fake(240, 12, 60)
+    stream = TaskStream(dataset, make_split(dataset), tasks=[[3, "c0"], ["c7"], [1, 2, 11]])
+    assert stream.class_names == ("c3", "c0", "c7", "c1", "c2", "c11")
+    assert (stream.num_classes, stream.num_tasks, stream.task_sizes) == (6, 3, (2, 1, 3))
+    for task in stream:
+        for part in (task.train, task.val, task.test):
+            assert set(part.labels.tolist()) <= set(task.classes)
+            assert [stream.class_names[k] for k in part.labels] == [
+                dataset.classes[k] for k in dataset.labels[part.indices]
+            ]
+    kept = sum(len(part) for task in stream for part in (task.train, task.val, task.test))
+    assert kept == np.isin(dataset.labels, [3, 0, 7, 1, 2, 11]).sum()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([], "at least one class"),
+        ([[0], []], "at least one class"),
+        ([[0, 1], ["0"]], "0 named twice"),
+        ([[0], [12]], "no class 12; labels run from 0 to 11"),
+        ([["1O"]], "no class '1O'.*did you mean"),
+        ([[2]], "2 may be the class of that name or the label 2, which is '10'"),
+    ],
+)
+def test_bad_task_lists(tasks, message):
+    names = sorted(map(str, range(12)))
+    with pytest.raises(ConfigError, match=message):
+        divide_classes(names, 1, tasks=tasks)
+
+
+def test_task_lists_do_not_mix_with_other_ways():
+    with pytest.raises(ConfigError, match="leave out base_classes and class_order_seed"):
+        divide_classes(("a", "b"), 2, tasks=[[0], [1]], base_classes=1)
 
 
 def test_cumulative_task_holds_all_tasks_up_to_it():

@@ -50,10 +50,11 @@ def test_less_forget_is_one_minus_the_mean_cosine() -> None:
 
 
 def test_less_forget_weight_over_tasks() -> None:
-    mammoth = [less_forget_weight(5.0, t, "mammoth") for t in (1, 2, 3)]
-    paper = [less_forget_weight(5.0, t, "paper") for t in (1, 2, 3)]
+    mammoth = [less_forget_weight(5.0, t, "mammoth", range(2 * t, 2 * t + 2)) for t in (1, 2, 3)]
+    paper = [less_forget_weight(5.0, t, "paper", range(2 * t, 2 * t + 2)) for t in (1, 2, 3)]
     assert mammoth == pytest.approx([0.0, 5.0, 5.0 * math.sqrt(2)])
     assert paper == pytest.approx([5.0, 5.0 * math.sqrt(2), 5.0 * math.sqrt(3)])
+    assert less_forget_weight(5.0, 1, "paper", range(50, 60)) == pytest.approx(5.0 * math.sqrt(5))
 
 
 def test_margin_ranking_by_hand() -> None:

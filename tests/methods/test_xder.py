@@ -54,7 +54,7 @@ def test_consistency_is_the_mean_over_heads_and_images() -> None:
     by_head = [
         losses.supervised_contrast(F.normalize(logits[:, :, h : h + 2], dim=2), labels, **options) for h in (0, 2, 4)
     ]
-    got = losses.consistency(logits, labels, width=2, **options)
+    got = losses.consistency(logits, labels, widths=[2, 2, 2], **options)
     torch.testing.assert_close(got, sum(by_head) / (3 * 3))
 
 
@@ -62,7 +62,7 @@ def test_contrast_has_finite_gradients() -> None:
     logits = normal(3, 2, 4).requires_grad_()
     labels = torch.tensor([0, 1, 0])
     assert torch.autograd.gradcheck(
-        lambda z: losses.consistency(z, labels, width=2, temperature=0.5, base_temperature=0.5), logits
+        lambda z: losses.consistency(z, labels, widths=[2, 2], temperature=0.5, base_temperature=0.5), logits
     )
 
 
@@ -78,7 +78,7 @@ def test_distances_by_hand() -> None:
     assert float(losses.similarity_distance(z, y)) == pytest.approx(expected, rel=1e-12)
     views = torch.stack((z, normal(3, 4, seed=2)), dim=1)
     parts = [losses.similarity_distance(views[:, v, h], y[:, h]) for h in (slice(0, 2), slice(2, 4)) for v in (0, 1)]
-    torch.testing.assert_close(losses.distance_preservation(views, y, width=2), sum(parts) / 4)
+    torch.testing.assert_close(losses.distance_preservation(views, y, widths=[2, 2]), sum(parts) / 4)
 
 
 def test_margins_average_what_violates_them() -> None:
@@ -99,7 +99,9 @@ def test_margins_average_what_violates_them() -> None:
 
 def test_heads_and_repetitions() -> None:
     logits = torch.arange(12.0).view(2, 6)
-    assert losses.true_head(logits, torch.tensor([3, 0]), 2).tolist() == [[2.0, 3.0], [6.0, 7.0]]
+    assert losses.true_head(logits, torch.tensor([3, 0]), [2, 2, 2]).tolist() == [[2.0, 3.0], [6.0, 7.0]]
+    unequal = losses.true_head(logits, torch.tensor([2, 3]), [3, 1, 2])
+    assert unequal.tolist() == [[0.0, 1.0, 2.0], [9.0, -math.inf, -math.inf]]
     assert losses.first_occurrence(torch.tensor([4, 2, 4, 1, 2])).tolist() == [True, True, False, True, False]
 
 
@@ -134,7 +136,7 @@ def test_terms_of_a_step_by_hand() -> None:
     close(terms["logits"], 0.3 * (z1 - first["logits"]).square().mean())
     close(terms["labels"], 1.8 * F.cross_entropy(z2[:, :2], second["label"]))
     labels = torch.cat((third["label"], batch.y))
-    contrast = losses.consistency(views[:, :, 4:], labels, width=2, temperature=0.07, base_temperature=0.07)
+    contrast = losses.consistency(views[:, :, 4:], labels, widths=[2], temperature=0.07, base_temperature=0.07)
     close(terms["consistency"], config.lambda_cons * contrast)
     # The distance term compares with stored logits as this step has revised them: every first revision is accepted.
     now = dict(zip([*slots2.tolist(), *slots1.tolist()], torch.cat((z2, z1)).detach().float(), strict=True))

@@ -28,6 +28,7 @@ class ImageDataset:
         images: the pictures.
         labels: int64 [n] label of every picture.
         num_test: how many of the last pictures are the official test set; 0 when there is none.
+        stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ImageDataset:
     images: Images
     labels: Indices
     num_test: int = 0
+    stratified: bool = False
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)

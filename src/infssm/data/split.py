@@ -129,6 +129,10 @@ def make_split(
     Without: four fifths of a permutation of all images are the base and the rest is the test set, then a second
     permutation from the same generator divides the base nine to one.
 
+    The published benchmarks draw from all classes together, as the released code does. Where the data set is
+    ``stratified``, as your own data are, each class is divided by itself with the same shares, so that small classes
+    have images in every part.
+
     Args:
         dataset: the data.
         seed: of the generator; 0 is the protocol's, whatever the run's seed.
@@ -136,13 +140,17 @@ def make_split(
         test_per_class: keep only the first images of each class for validation and for testing.
     """
     generator = torch.Generator().manual_seed(seed)
-    if dataset.num_test:
-        base = np.arange(len(dataset) - dataset.num_test)
-        test = np.arange(len(dataset) - dataset.num_test, len(dataset))
-    else:
-        base, test = _cut(np.arange(len(dataset)), _BASE_SHARE, generator)
-    train, val = _cut(base, _TRAIN_SHARE, generator)
+    first_test = len(dataset) - dataset.num_test
+    base, test = np.arange(first_test), np.arange(first_test, len(dataset))
     labels = dataset.labels
+    if dataset.stratified:
+        if not dataset.num_test:
+            base, test = _cut_by_class(base, labels, _BASE_SHARE, generator)
+        train, val = _cut_by_class(base, labels, _TRAIN_SHARE, generator)
+    else:
+        if not dataset.num_test:
+            base, test = _cut(base, _BASE_SHARE, generator)
+        train, val = _cut(base, _TRAIN_SHARE, generator)
     return Split(
         dataset.name,
         dataset.classes,
@@ -160,14 +168,29 @@ def _cut(indices: Indices, share: float, generator: torch.Generator) -> tuple[In
     return shuffled[:end], shuffled[end:]
 
 
+def _cut_by_class(
+    indices: Indices, labels: Indices, share: float, generator: torch.Generator
+) -> tuple[Indices, Indices]:
+    """Cut every class by itself, at ``share`` of its images and at least one on each side; a single one stays left."""
+    shuffled = indices[torch.randperm(len(indices), generator=generator).numpy()]
+    counts = np.bincount(labels[indices], minlength=int(labels.max()) + 1)
+    left = np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1))
+    inside = _rank_in_class(shuffled, labels) < left[labels[shuffled]]
+    return shuffled[inside], shuffled[~inside]
+
+
 def _first_per_class(indices: Indices, labels: Indices, limit: int | None, option: str) -> Indices:
     if limit is None:
         return indices
     if limit < 1:
         raise ConfigError(f"{option} must be at least 1, got {limit}")
+    return indices[_rank_in_class(indices, labels) < limit]
+
+
+def _rank_in_class(indices: Indices, labels: Indices) -> Indices:
+    """For each index, how many before it in the list are of its class: int64 [n]."""
     of_class = labels[indices]
     order = np.argsort(of_class, kind="stable")
-    starts = np.searchsorted(of_class[order], of_class[order])
     rank = np.empty(len(indices), dtype=np.int64)
-    rank[order] = np.arange(len(indices)) - starts
-    return indices[rank < limit]
+    rank[order] = np.arange(len(indices)) - np.searchsorted(of_class[order], of_class[order])
+    return rank

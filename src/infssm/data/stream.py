@@ -1,17 +1,19 @@
-"""A data set as a sequence of tasks with equal class counts."""
+"""A data set as a sequence of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from infssm.data.dataset import ImageDataset, Indices
+from infssm.data.division import divide_classes
 from infssm.data.split import Split
-from infssm.errors import ConfigError, DataError
+from infssm.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,36 +58,46 @@ class Task:
 
 
 class TaskStream:
-    """Tasks in order; task t holds stream labels ``[t * k, (t + 1) * k)``.
+    """Tasks in order; stream labels count through them, so that every task has a contiguous range of labels.
 
     Args:
         dataset: the data.
         split: its train, validation and test indices.
-        num_tasks: must divide the number of classes.
+        num_tasks: number of tasks, which share the classes as equally as can be.
         class_order_seed: None keeps the natural order of classes; a number permutes them (NumPy's seeded permutation).
+        base_classes: classes of task 0; the other tasks share the rest.
+        tasks: labels or names of each task's classes, instead of the three above; classes not named are left out.
     """
 
     def __init__(
-        self, dataset: ImageDataset, split: Split, num_tasks: int, *, class_order_seed: int | None = None
+        self,
+        dataset: ImageDataset,
+        split: Split,
+        num_tasks: int = 1,
+        *,
+        class_order_seed: int | None = None,
+        base_classes: int | None = None,
+        tasks: Sequence[Sequence[int | str]] | None = None,
     ) -> None:
-        count = dataset.num_classes
-        if num_tasks < 1 or count % num_tasks:
-            choices = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-            raise ConfigError(
-                f"{dataset.name} has {count} classes, which {num_tasks} tasks cannot share equally; "
-                f"choose the number of tasks from {choices}"
-            )
         split.verify(dataset)
+        division = divide_classes(
+            dataset.classes, num_tasks, base_classes=base_classes, class_order_seed=class_order_seed, tasks=tasks
+        )
         self.dataset = dataset
         self.split = split
-        self.num_tasks = num_tasks
-        self.num_classes = count
-        self.class_order = _class_order(count, class_order_seed)
-        label_of_class = np.empty(count, dtype=np.int64)
-        label_of_class[self.class_order] = np.arange(count)
+        self.num_tasks = len(division)
+        self.class_order: Indices = np.array([label for task in division for label in task], dtype=np.int64)
+        self.num_classes = len(self.class_order)
+        label_of_class = np.full(dataset.num_classes, -1, dtype=np.int64)
+        label_of_class[self.class_order] = np.arange(self.num_classes)
         self._labels = label_of_class[dataset.labels]
-        per_task = count // num_tasks
-        self._tasks = [self._task(t, range(t * per_task, (t + 1) * per_task)) for t in range(num_tasks)]
+        ends = np.cumsum([len(task) for task in division]).tolist()
+        self._tasks = [self._task(t, range(a, b)) for t, (a, b) in enumerate(pairwise([0, *ends]))]
+
+    @property
+    def task_sizes(self) -> tuple[int, ...]:
+        """Number of classes of each task."""
+        return tuple(len(task.classes) for task in self._tasks)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -117,11 +129,3 @@ class TaskStream:
         labels = self._labels[indices]
         inside = (labels >= classes.start) & (labels < classes.stop)
         return TaskData(self.dataset, indices[inside], torch.from_numpy(labels[inside]))
-
-
-def _class_order(count: int, seed: int | None) -> Indices:
-    """``order[label]`` is the class that gets this stream label."""
-    if seed is None:
-        return np.arange(count)
-    # The legacy generator, because its permutation for a seed is fixed for ever and is the one in common use.
-    return np.random.RandomState(seed).permutation(count).astype(np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -88,13 +88,15 @@ def build_method(
     *,
     num_classes: int | None = None,
     num_tasks: int | None = None,
+    task_sizes: Sequence[int] | None = None,
     watching: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Method:
     """Compose the named method on ``model``; see :func:`infssm.attach` for the options.
 
-    ``seed`` is the run's: the draws of replay buffers follow from it.
+    ``seed`` is the run's: the draws of replay buffers follow from it. ``task_sizes`` are the classes of each task;
+    without them tasks share the classes equally.
     """
     base_cls, regularizer_classes = parse_name(name)
     configs = method_options(name, options)
@@ -104,6 +106,7 @@ def build_method(
         model,
         num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
         num_tasks=num_tasks,
+        task_sizes=None if task_sizes is None else tuple(task_sizes),
         states_options=states.model_dump(),
         watching=watching,
         seed=seed,

@@ -114,6 +114,8 @@ class Context:
     module: nn.Module
     num_classes: int | None = None
     num_tasks: int | None = None
+    task_sizes: tuple[int, ...] | None = None
+    """Classes of each task, where they are known beforehand; tasks may be unequal."""
     task: TaskInfo | None = None
     recorder: Recorder | None = None
     old: OldModel | None = None

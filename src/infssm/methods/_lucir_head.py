@@ -55,13 +55,13 @@ def less_forget(features: Tensor, old: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(features, old, dim=1).mean()
 
 
-def less_forget_weight(base: float, task: int, rule: Literal["paper", "mammoth"]) -> float:
-    """Weight of the less-forget term on task t: ``base·sqrt(t)`` (paper) or ``base·sqrt(t - 1)`` (Mammoth), t > 0.
+def less_forget_weight(base: float, task: int, rule: Literal["paper", "mammoth"], classes: range) -> float:
+    """Weight of the less-forget term on task t > 0, whose classes are given.
 
-    The LUCIR paper has sqrt(old classes / new classes), which is sqrt(t) for tasks of equal size. Mammoth updates the
-    weight at the end of a task, one task late: it is 0 on task 1.
+    The LUCIR paper has ``base·sqrt(old classes / new classes)``, which is sqrt(t) for tasks of equal size; Mammoth
+    ``base·sqrt(t - 1)``, as it updates the weight at the end of a task, one task late.
     """
-    return base * math.sqrt(task if rule == "paper" else task - 1)
+    return base * math.sqrt(classes.start / len(classes) if rule == "paper" else task - 1)
 
 
 def margin_ranking(cosines: Tensor, labels: Tensor, *, classes: range, count: int, margin: float) -> Tensor:

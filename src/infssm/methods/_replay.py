@@ -162,17 +162,24 @@ def raw_images(batch: BatchLike, method: str) -> Tensor:
 
 
 def classes_of(context: Context, method: str, task: TaskInfo | None = None) -> range:
-    """The classes of a task (the current one): told by the task itself, else an equal share of all classes."""
+    """The classes of a task (the current one): told by the task itself, else its share of all classes."""
     task = context.current if task is None else task
     if task.classes is not None:
         return task.classes
+    sizes = task_sizes(context, method)
+    return range(sum(sizes[: task.index]), sum(sizes[: task.index + 1]))
+
+
+def task_sizes(context: Context, method: str) -> tuple[int, ...]:
+    """Classes of each task of the stream: as told beforehand, else equal shares."""
+    if context.task_sizes is not None:
+        return context.task_sizes
     if context.num_classes is None or context.num_tasks is None or context.num_classes % context.num_tasks:
         raise ConfigError(
             f"{method} must know which classes belong to which task: begin tasks that have .classes, or give "
-            "num_classes and num_tasks that divide evenly"
+            "task_sizes, or num_classes and num_tasks that divide evenly"
         )
-    width = context.num_classes // context.num_tasks
-    return range(task.index * width, (task.index + 1) * width)
+    return (context.num_classes // context.num_tasks,) * context.num_tasks
 
 
 @contextlib.contextmanager

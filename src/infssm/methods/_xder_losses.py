@@ -1,9 +1,12 @@
 """X-DER's terms and its logit revision, as functions of logits.
 
-A head is a block of ``width`` logits, one per class of a task: past heads, the present one, future ones.
+A head is a block of logits, one per class of a task: past heads, the present one, future ones; ``widths`` are the
+classes of each.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -41,12 +44,14 @@ def supervised_contrast(views: Tensor, labels: Tensor, *, temperature: float, ba
     return -(temperature / base_temperature) * mean.sum() / count
 
 
-def consistency(logits: Tensor, labels: Tensor, *, width: int, temperature: float, base_temperature: float) -> Tensor:
+def consistency(
+    logits: Tensor, labels: Tensor, *, widths: Sequence[int], temperature: float, base_temperature: float
+) -> Tensor:
     """Supervised contrast of every future head's normalised logits, mean over heads and images.
 
-    logits: [b, v, heads·width] of v views, labels: [b].
+    logits: [b, v, sum of widths] of v views, labels: [b].
     """
-    heads = [F.normalize(head, dim=2) for head in torch.split(logits, width, dim=2)]
+    heads = [F.normalize(head, dim=2) for head in torch.split(logits, list(widths), dim=2)]
     contrast = {"temperature": temperature, "base_temperature": base_temperature}
     return torch.stack([supervised_contrast(head, labels, **contrast) for head in heads]).mean() / len(labels)
 
@@ -60,11 +65,12 @@ def similarity_distance(logits: Tensor, stored: Tensor) -> Tensor:
     return (new - old).square().sum() / len(logits) ** 2
 
 
-def distance_preservation(logits: Tensor, stored: Tensor, *, width: int) -> Tensor:
-    """Mean :func:`similarity_distance` over heads and views. logits: [m, v, heads·width], stored: [m, heads·width]."""
+def distance_preservation(logits: Tensor, stored: Tensor, *, widths: Sequence[int]) -> Tensor:
+    """Mean :func:`similarity_distance` over heads and views. logits: [m, v, sum of widths], stored: [m, sum]."""
+    sizes = list(widths)
     distances = [
         similarity_distance(view, old)
-        for head, old in zip(torch.split(logits, width, dim=2), torch.split(stored, width, dim=1), strict=True)
+        for head, old in zip(torch.split(logits, sizes, dim=2), torch.split(stored, sizes, dim=1), strict=True)
         for view in head.unbind(dim=1)
     ]
     return torch.stack(distances).mean()
@@ -82,10 +88,16 @@ def past_margin(logits: Tensor, past: slice, present: slice, margin: float) -> T
     return head_margin(probabilities[:, past].detach(), probabilities[:, present], margin)
 
 
-def true_head(logits: Tensor, labels: Tensor, width: int) -> Tensor:
-    """The head each label belongs to: ``logits: [m, heads·width]`` to ``[m, width]``."""
-    heads = logits.reshape(len(logits), -1, width)
-    return heads[torch.arange(len(labels), device=logits.device), labels // width]
+def true_head(logits: Tensor, labels: Tensor, widths: Sequence[int]) -> Tensor:
+    """The head each label belongs to: ``logits: [m, sum of widths]`` to ``[m, largest width]``, -inf beyond a head."""
+    most = max(widths)
+    heads = [
+        F.pad(head, (0, most - head.shape[1]), value=-torch.inf) for head in torch.split(logits, list(widths), dim=1)
+    ]
+    ends = torch.tensor(widths, device=labels.device).cumsum(0)
+    return torch.stack(heads, dim=1)[
+        torch.arange(len(labels), device=logits.device), torch.bucketize(labels, ends, right=True)
+    ]
 
 
 def first_occurrence(values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.methods._passes import evaluating, needed
-from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, raw_images
+from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
 from infssm.replay import BalancedBuffer, gather_rows, herd, rank_and_world, rank_slice, sum_over_ranks
 from infssm.states import unwrap
 
@@ -32,7 +32,8 @@ class LUCIRConfig(ReplayConfig):
     buffer_size: int = Field(500, gt=0, description="images kept; 500 on ImageNet-R, 1000 elsewhere (Tables 14-19)")
     lambda_base: float = Field(0.5, ge=0, description="less-forget weight before scaling by task (Mammoth: 5)")
     lambda_rule: Literal["mammoth", "paper"] = Field(
-        "mammoth", description="scale on task t: 'mammoth' sqrt(t - 1), so 0 on task 1; 'paper' (LUCIR's) sqrt(t)"
+        "mammoth",
+        description="scale on task t: 'mammoth' sqrt(t - 1), so 0 on task 1; 'paper' (LUCIR's) sqrt(old / new classes)",
     )
     lambda_mr: float = Field(0.1, ge=0, description="weight of the margin ranking term (Mammoth: 1)")
     k_mr: int = Field(2, ge=1, description="new classes each old-class image is ranked against (Mammoth: 2)")
@@ -79,11 +80,9 @@ class LUCIR(Replay):
             raise ConfigError(
                 "lucir replaces the head: the model needs forward_features, forward_head, num_features, head"
             )
-        classes, tasks = self.context.num_classes, self.context.num_tasks
-        if classes is None or tasks is None or classes % tasks:
-            raise ConfigError("lucir's head has a block per task: give num_classes and num_tasks that divide evenly")
+        blocks = list(task_sizes(self.context, self.name))
         place = next(module.parameters())
-        self.head = CosineHead(module.num_features, [classes // tasks] * tasks).to(place.device, place.dtype)  # type: ignore[arg-type]
+        self.head = CosineHead(module.num_features, blocks).to(place.device, place.dtype)  # type: ignore[arg-type]
         module.head = self.head
         return module
 
@@ -125,7 +124,8 @@ class LUCIR(Replay):
             return {}
         with torch.no_grad():
             old = pooled(self.reference, x)
-        weight = less_forget_weight(self.config.lambda_base, task, self.config.lambda_rule)
+        classes = classes_of(self.context, self.name)
+        weight = less_forget_weight(self.config.lambda_base, task, self.config.lambda_rule, classes)
         return {"less_forget": weight * less_forget(features, old), "margin": self._margin_term(features, y)}
 
     def _margin_term(self, features: Tensor, labels: Tensor) -> Tensor:

@@ -40,13 +40,13 @@ class XDERConfig(ReplayConfig):
 
 
 class _Heads(NamedTuple):
-    """Columns of the logits seen from the present task; ``width`` classes per head."""
+    """Columns of the logits seen from the present task; ``widths`` are the classes of all heads."""
 
-    width: int
+    widths: tuple[int, ...]
     past: slice
     present: slice
     future: slice
-    future_count: int
+    future_widths: tuple[int, ...]
 
 
 class _Views(NamedTuple):
@@ -79,12 +79,15 @@ class XDER(Replay):
     def heads(self) -> _Heads:
         """The heads seen from the current task."""
         classes, total = classes_of(self.context, self.name), self.context.num_classes
-        if total is None or total % len(classes):
-            raise ConfigError(
-                "x-der prepares heads of future tasks: give num_classes, a multiple of the task's classes"
-            )
-        width, past, seen = len(classes), classes.start, classes.stop
-        return _Heads(width, slice(0, past), slice(past, seen), slice(seen, total), (total - seen) // width)
+        widths = self.context.task_sizes
+        if widths is None:
+            if total is None or total % len(classes):
+                raise ConfigError(
+                    "x-der prepares heads of future tasks: give task_sizes, or num_classes, a multiple of the task's"
+                )
+            widths = (len(classes),) * (total // len(classes))
+        past, seen = slice(0, classes.start), slice(classes.start, classes.stop)
+        return _Heads(widths, past, seen, slice(seen.stop, sum(widths)), widths[self.context.current.index + 1 :])
 
     def columns(self, task: TaskInfo) -> slice:
         """The present head's."""
@@ -98,7 +101,7 @@ class XDER(Replay):
         """
         self.trained = True
         drawn = [self.replay(len(batch.y)) for _ in range(2)] if self.replays else []
-        views = self._views(batch) if self.heads.future_count else None
+        views = self._views(batch) if self.heads.future_widths else None
         parts = [batch.x, *[d.x for d in drawn], *([views.x] if views else [])]
         logits = self.context.forward(torch.cat(parts), stream=len(batch.y))
         stream, *others = torch.split(logits, [len(part) for part in parts])
@@ -123,11 +126,11 @@ class XDER(Replay):
     def _constraints(self, stream: Tensor, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> Terms:
         """The right head above future ones and the present above past ones, over all images of all processes."""
         heads, margin, terms = self.heads, self.config.margin, {}
-        if self.config.future_constraint and heads.future_count:
-            good, bad = [stream[:, heads.present]], [stream[:, heads.future]]
+        if self.config.future_constraint and heads.future_widths:
+            good, bad = [stream[:, heads.present].amax(dim=1, keepdim=True)], [stream[:, heads.future]]
             if drawn:
                 replayed, labels = self._once(logits, drawn)
-                good.append(losses.true_head(replayed, labels, heads.width))
+                good.append(losses.true_head(replayed, labels, heads.widths).amax(dim=1, keepdim=True))
                 bad.append(replayed[:, heads.future])
             terms["future"] = self.config.eta * losses.head_margin(torch.cat(bad), torch.cat(good), margin)
         if self.config.past_constraint and self.context.current.index > 0:
@@ -174,12 +177,12 @@ class XDER(Replay):
         Images are compared with those of all processes. Stored logits are read here, after this step's revision, as in
         the reference implementation.
         """
-        config, width = self.config, self.heads.width
+        config, widths = self.config, self.heads.future_widths
         future = logits[:, self.heads.future].reshape(len(views.labels), config.simclr_num_aug, -1)
         contrast = losses.consistency(
             gather_in_graph(future),
             gather_rows(views.labels),
-            width=width,
+            widths=widths,
             temperature=config.temperature,
             base_temperature=config.base_temperature,
         )
@@ -187,7 +190,7 @@ class XDER(Replay):
         if config.dp_weight and views.slots is not None:
             stored = self.to_device(self.buffer["logits"][views.slots])[:, self.heads.future].to(future.dtype)
             kept = gather_in_graph(future[: len(stored)])
-            distances = losses.distance_preservation(kept, gather_rows(stored), width=width)
+            distances = losses.distance_preservation(kept, gather_rows(stored), widths=widths)
             terms["distances"] = config.dp_weight * distances
         return terms
 
@@ -205,7 +208,9 @@ class XDER(Replay):
     def _store(self, loader: Loader) -> None:
         """Fill the buffer with equal numbers of each class, past columns of their logits revised."""
         heads, task = self.heads, self.context.current.index
-        wanted = spread(self.buffer.capacity - len(self.buffer), heads.width, self.buffer.generator)
+        wanted = spread(
+            self.buffer.capacity - len(self.buffer), heads.present.stop - heads.present.start, self.buffer.generator
+        )
         for batch in loader:
             if not wanted.any():
                 return

@@ -93,6 +93,7 @@ def _method(trained: TrainedRun, kind: str, weight: float) -> Method:
         name,
         num_classes=stream.num_classes,
         num_tasks=stream.num_tasks,
+        task_sizes=stream.task_sizes,
         weight=weight,
         **options,
     )

@@ -38,7 +38,17 @@ class DataConfig(_Named):
         default=None,
         description="folder that holds the data; null: $INFSSM_DATA, else ~/.cache/infssm/data (not part of the hash)",
     )
-    num_tasks: int = Field(default=5, ge=1, description="tasks; must divide the number of classes (paper: 5 and 10)")
+    num_tasks: int = Field(
+        default=5, ge=1, description="tasks, which share the classes as equally as can be (paper: 5 and 10)"
+    )
+    base_classes: int | None = Field(
+        default=None, ge=1, description="classes of task 0, the other num_tasks - 1 tasks share the rest; null: a share"
+    )
+    tasks: list[list[int | str]] | None = Field(
+        default=None,
+        description="labels or names of each task's classes, such as [[0, 1], [2]]; classes not named are left out; "
+        "null: by number",
+    )
     class_order_seed: int | None = Field(
         default=None,
         description="null: natural class order, as the release; else the seed of a permutation of the classes",
@@ -65,6 +75,14 @@ class DataConfig(_Named):
         default=False, description="go on without image files that cannot be read; false: list them and stop"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="further options of the data set")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_tasks(cls, value: Any) -> Any:
+        """Tasks given by their classes are as many as there are."""
+        if isinstance(value, dict) and isinstance(value.get("tasks"), list):
+            return {**value, "num_tasks": len(value["tasks"])}
+        return value
 
 
 class ModelConfig(_Named):

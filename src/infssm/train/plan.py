@@ -58,12 +58,17 @@ def plan(
 def describe(config: RunConfig) -> str:
     """One line on a run after loading its data and building its model: it would really start."""
     setup = build(config, torch.device("cpu"))
-    sizes = setup.stream.split.sizes
+    sizes = {part: sum(len(getattr(task, part)) for task in setup.stream) for part in ("train", "val", "test")}
     parameters = sum(p.numel() for p in setup.method.module.parameters())
     epochs = [setup.epochs(t) for t in range(setup.stream.num_tasks)]
     return (
         f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks of "
-        f"{setup.stream.num_classes // setup.stream.num_tasks} classes, {sizes['train']:,} / {sizes['val']:,} / "
+        f"{_shares(setup.stream.task_sizes)} classes, {sizes['train']:,} / {sizes['val']:,} / "
         f"{sizes['test']:,} images, {config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
         f"seed {config.seed} -> {run_path(config)}"
     )
+
+
+def _shares(sizes: Sequence[int]) -> str:
+    """``10`` where all tasks have as many, else ``50, 10, 10``."""
+    return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))

@@ -131,7 +131,14 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
         )
-    return TaskStream(dataset, split, data.num_tasks, class_order_seed=data.class_order_seed)
+    return TaskStream(
+        dataset,
+        split,
+        data.num_tasks,
+        class_order_seed=data.class_order_seed,
+        base_classes=data.base_classes,
+        tasks=data.tasks,
+    )
 
 
 def build(config: RunConfig, device: torch.device, split: Split | None = None, *, weights: bool = True) -> Setup:
@@ -165,6 +172,7 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
         config.method.name,
         num_classes=stream.num_classes,
         num_tasks=stream.num_tasks,
+        task_sizes=stream.task_sizes,
         seed=config.seed,
         **config.method.options,
     )

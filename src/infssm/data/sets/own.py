@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ _KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 
 
 def load_own(path: Path, *, name: str, max_classes: int | None = None) -> ImageDataset:
-    """Load a folder or an .npz.
+    """Load a folder or an .npz; its split will be stratified.
 
     Args:
         path: the folder or file.
@@ -25,8 +26,8 @@ def load_own(path: Path, *, name: str, max_classes: int | None = None) -> ImageD
         max_classes: keep only the first classes of the sorted folders.
     """
     if path.is_file():
-        return load_npz(path, name=name)
-    return load_folders(path, name=name, max_classes=max_classes)
+        return replace(load_npz(path, name=name), stratified=True)
+    return replace(load_folders(path, name=name, max_classes=max_classes), stratified=True)
 
 
 def load_npz(path: Path, *, name: str) -> ImageDataset:
