@@ -8,7 +8,7 @@ embeddings are resampled to the model's grid.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from infssm.models._backbone import Backbone
 from infssm.models._block import Block, RMSNorm, drop_path_rates, run_blocks
 from infssm.models._registry import register_model
 from infssm.models._selective import Direction, depthwise_conv
+from infssm.models._stem import ConvStem
 from infssm.models.mixer import SSMMixer, StateRows, check_state_set
 
 
@@ -87,7 +88,11 @@ class PatchEmbed(nn.Module):
 
 
 class VisionMamba(Backbone):
-    """Vim image classifier. Images [batch, in_chans, img_size, img_size] -> logits [batch, num_classes]."""
+    """Vim image classifier. Images [batch, in_chans, img_size, img_size] -> logits [batch, num_classes].
+
+    ``stem``: ``patch`` cuts the image into patches, as the public checkpoints do; ``conv`` convolves it down to the
+    same grid, which small images trained from scratch gain from.
+    """
 
     def __init__(
         self,
@@ -100,13 +105,17 @@ class VisionMamba(Backbone):
         depth: int = 24,
         d_state: int = 16,
         drop_path_rate: float = 0.0,
+        stem: Literal["patch", "conv"] = "patch",
     ) -> None:
         super().__init__()
+        if stem not in ("patch", "conv"):
+            raise ConfigError(f"stem must be 'patch' or 'conv', got {stem!r}")
         self.patch_size = patch_size
         self.num_features = embed_dim
         self.num_classes = num_classes
         self.img_size, self.grid_size = _grid(img_size, patch_size)
-        self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim)
+        make_stem = PatchEmbed if stem == "patch" else ConvStem
+        self.patch_embed = make_stem(patch_size, in_chans, embed_dim)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
         self.pos_embed = nn.Parameter(torch.empty(1, self.num_patches + 1, embed_dim))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
