@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 from collections import OrderedDict
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _NESTED = ("model", "state_dict", "module")
 
+PACKAGED: Mapping[str, str] = {}
+"""Weights inside the package by name, each with its sha256."""
+
 
 def weights_root() -> Path:
     """Folder in which weights are looked up by name: ``$INFSSM_WEIGHTS``, else ``~/.cache/infssm/weights``."""
@@ -37,7 +41,21 @@ def find_weights(weights: str | os.PathLike[str]) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    raise CheckpointError(f"no weights at {path}, and none named {str(weights)!r} in {weights_root()}; pass a path")
+    if str(weights) in PACKAGED:
+        return _packaged(str(weights))
+    raise CheckpointError(
+        f"no weights at {path}, and none named {str(weights)!r} in {weights_root()} or in the package "
+        f"({', '.join(PACKAGED) or 'which has none'}); pass a path"
+    )
+
+
+def _packaged(name: str) -> Path:
+    """The file of weights that the package carries, once its content was found to be what was published."""
+    path = Path(__file__).parent / "weights" / f"{name}.safetensors"
+    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+    if found != PACKAGED[name]:
+        raise CheckpointError(f"{path} is not the published file ({found[:12]}): install the package again")
+    return path
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
