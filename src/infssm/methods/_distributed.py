@@ -14,6 +14,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def process_rank() -> int:
+    """Number of this process among them."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
 def sum_over_processes(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The elementwise sum of each tensor over all processes, in one message; every process must call it."""
     if world_size() == 1 or not tensors:
