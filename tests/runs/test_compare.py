@@ -68,7 +68,7 @@ def test_verdict_of_one_seed_without_image_counts(tmp_path: Path) -> None:
     for name, shift in (("er", 0.0), ("ewc", -0.3)):
         run = fake_run(tmp_path / name, name, shift=shift)
         table = run.path / "accuracy_matrix.csv"
-        table.write_text(table.read_text().replace(",10.0,", ",,"))
+        run.write_text(table.name, table.read_text().replace(",10.0,", ",,"))
     assert compare(find_runs([tmp_path])).verdict().endswith("; one seed, so differences may be noise.")
 
 

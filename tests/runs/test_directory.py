@@ -30,7 +30,7 @@ def test_existing_runs_are_not_overwritten_unasked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unfinished run.*infssm resume.*--overwrite"):
         RunDirectory.create(tmp_path / "a")
     fresh = RunDirectory.create(tmp_path / "a", overwrite=True)
-    assert [p.name for p in fresh.path.iterdir()] == ["checkpoints"]
+    assert sorted(p.name for p in fresh.path.iterdir()) == ["checkpoints", "run.json"]
 
 
 def test_place_that_cannot_be_written(tmp_path: Path) -> None:

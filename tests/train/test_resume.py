@@ -138,6 +138,9 @@ def test_another_config_is_refused(tmp_path: Path) -> None:
         resume(path, ["train.lr=0.5"], quiet=True)
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("lr: 0.001", "lr: 0.01"))
+    with pytest.raises(ConfigError, match=r"config\.yaml was changed since the run began.*restore it"):
+        resume(path, quiet=True)
+    (path / "run.json").unlink()  # as a run of an earlier version, without checksums
     with pytest.raises(ConfigError, match="the checkpoint was written with configuration"):
         resume(path, quiet=True)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infssm.errors import ConfigError
+from infssm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from infssm.runs import RunDirectory
 
 
 def command(
@@ -33,8 +36,9 @@ def command(
 
     Each run's own `report.html` is written again, too.
     """
+    from infssm._files import write_text
     from infssm.cli.tables import print_comparison
-    from infssm.runs import FORMATS, compare, find_runs, render, write_report
+    from infssm.runs import FORMATS, compare, render
 
     form = "json" if as_json else form or (output.suffix.removeprefix(".") if output else "")
     if paper:
@@ -42,12 +46,9 @@ def command(
         return
     if form and form not in FORMATS:
         raise ConfigError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
-    runs = find_runs(paths)
-    comparison = compare(runs)
-    for run in runs:
-        write_report(run)
+    comparison = compare(_readable(paths))
     if output is not None:
-        output.write_text(render(comparison, form or "md"), encoding="utf-8")
+        write_text(output, render(comparison, form or "md"))
         typer.echo(f"wrote {output}")
     elif form:
         typer.echo(render(comparison, form), nl=False)
@@ -57,14 +58,26 @@ def command(
 
 
 def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:
+    from infssm._files import write_text
     from infssm.presets import PAPER_FORMATS, compare_with_paper, coverage, render_paper
-    from infssm.runs import find_runs
 
     if form not in PAPER_FORMATS:
         raise ConfigError(f"--paper has no format {form!r}; known: {', '.join(PAPER_FORMATS)}")
-    cells = compare_with_paper(find_runs(paths))
+    cells = compare_with_paper(_readable(paths))
     if output is None:
         typer.echo(render_paper(cells, form), nl=False)
         return
-    output.write_text(render_paper(cells, form), encoding="utf-8")
+    write_text(output, render_paper(cells, form))
     typer.echo(f"{coverage(cells)} wrote {output}")
+
+
+def _readable(paths: list[Path]) -> list[RunDirectory]:
+    """Complete runs, their own reports written again; what is left out is said on stderr."""
+    from infssm.runs import find_runs, write_reports
+
+    runs, problems = write_reports(find_runs(paths, complete=False))
+    if not runs and problems:
+        raise DataError("; ".join(problems))
+    for problem in problems:
+        typer.echo(f"warning: {problem}", err=True)
+    return runs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infssm._files import write_text
 from infssm.data.dataset import ImageDataset, Indices
 from infssm.errors import ConfigError, DataError
 
@@ -97,10 +97,7 @@ class Split:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, atomically."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.to_json()) + "\n")
-        os.replace(part, path)
+        write_text(Path(path), json.dumps(self.to_json()) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Split:
@@ -108,9 +105,11 @@ class Split:
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
         except OSError as error:
-            raise DataError(f"cannot read the split {path}: {error.strerror}") from error
-        except (json.JSONDecodeError, DataError) as error:
-            raise DataError(f"{path}: {error}") from error
+            raise DataError(
+                f"cannot read the split {path}: {error.strerror}; restore it, or start a new run"
+            ) from error
+        except (ValueError, RecursionError, DataError) as error:
+            raise DataError(f"the split {path} is damaged: {error}; restore it, or start a new run") from error
 
 
 _REMEDY = "restore the data, or start a new run"

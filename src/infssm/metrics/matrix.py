@@ -205,7 +205,7 @@ class AccuracyMatrix:
             for name, target in (("class_incremental", matrix._class), ("task_incremental", matrix._task)):
                 target[:] = np.array(data[name], dtype=np.float64)
             matrix._samples[:] = np.array(data["samples"], dtype=np.float64)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, MemoryError, ConfigError) as error:
             raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
         return matrix
 
@@ -224,16 +224,20 @@ class AccuracyMatrix:
     def from_csv(cls, source: str | Path) -> AccuracyMatrix:
         """Rebuild what :meth:`to_csv` wrote, from its text or from the file at a path."""
         text = source.read_text() if isinstance(source, Path) else source
-        rows = list(csv.DictReader(io.StringIO(text)))
         try:
+            rows = list(csv.DictReader(io.StringIO(text)))
             matrix = cls(int(rows[0]["num_tasks"]))
-            for row in rows:
+            for number, row in enumerate(rows):
                 step, task = int(row["step"]), int(row["task"])
+                if number != step * (step + 1) // 2 + task or not 0 <= task <= step:
+                    raise ValueError(f"line {number + 2} is for task {task} after task {step}")
                 matrix._class[step, task] = float(row["class_incremental"])
                 matrix._task[step, task] = float(row["task_incremental"] or "nan")
                 matrix._samples[task] = float(row["samples"] or "nan")
                 matrix.steps = max(matrix.steps, step + 1)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            if len(rows) != matrix.steps * (matrix.steps + 1) // 2:
+                raise ValueError(f"the row after task {matrix.steps - 1} is cut short")
+        except (KeyError, IndexError, TypeError, ValueError, MemoryError, ConfigError, csv.Error) as error:
             raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
         return matrix
 

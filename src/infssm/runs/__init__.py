@@ -3,7 +3,8 @@
 from infssm.runs.compare import Comparison, Row, compare
 from infssm.runs.directory import RunDirectory, find_runs
 from infssm.runs.env import commit_of, environment
-from infssm.runs.report import render_report, write_report
+from infssm.runs.manifest import read_checked
+from infssm.runs.report import render_report, write_report, write_reports
 from infssm.runs.tables import FORMATS, render
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "compare",
     "environment",
     "find_runs",
+    "read_checked",
     "render",
     "render_report",
     "write_report",
+    "write_reports",
 ]

@@ -13,18 +13,10 @@ import numpy as np
 from infssm.errors import ConfigError
 from infssm.metrics import AccuracyMatrix, Summary, summarize
 from infssm.runs.directory import RunDirectory
-from infssm.runs.page import flatten
+from infssm.runs.settings import counting
 
-_NOT_COMPARED = (
-    "seed",
-    "out",
-    "log.",
-    "data.root",
-    "method.name",
-    "train.num_workers",
-    "train.log_every",
-    "train.task0",
-)
+_NOT_COMPARED = ("seed", "method.name", "train.task0")
+"""Settings that decide results, but do not make another set-up, or stand in a column of their own."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +128,7 @@ def _label(config: dict[str, Any], others: list[dict[str, Any]]) -> str:
 
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        k: v
-        for k, v in flatten(config)
-        if not any(k == n or (n.endswith(".") and k.startswith(n)) for n in _NOT_COMPARED)
-    }
+    return {name: value for name, value in counting(config).items() if name not in _NOT_COMPARED}
 
 
 def _verdict(rows: list[Row]) -> str:

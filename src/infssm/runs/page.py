@@ -7,6 +7,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from infssm.runs.settings import flatten
+
 
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
     """A whole document."""
@@ -62,14 +64,3 @@ def settings(title: str, values: Mapping[str, Any]) -> str:
     pairs = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in flatten(values))
     inner = f"<details open><summary>{escape(title)}</summary><dl>{pairs}</dl></details>"
     return f'<section class="card wide">{inner}</section>'
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested mappings as (dotted name, value) pairs."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            pairs += flatten(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", value))
-    return pairs

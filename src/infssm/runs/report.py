@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from infssm.errors import InfssmError
 from infssm.metrics import AccuracyMatrix
-from infssm.runs import page, svg
+from infssm.runs import names, page, svg
 from infssm.runs.directory import RunDirectory
+
+
+def write_reports(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str]]:
+    """Write ``report.html`` of every complete run that can be read.
+
+    Returns those runs, and in words why others are left out.
+    """
+    readable, problems, unfinished = [], [], []
+    for run in runs:
+        if not run.complete:
+            unfinished.append(run)
+            continue
+        try:
+            text = render_report(RunDirectory.open(run.path))
+        except InfssmError as error:
+            problems.append(f"left out {run.path}: {error}")
+            continue
+        readable.append(run)
+        try:
+            run.write_text(run.report_path.name, text)
+        except InfssmError as error:
+            problems.append(str(error))
+    if unfinished:
+        first = unfinished[0].path
+        problems.append(f"left out {len(unfinished)} unfinished; continue the first with `infssm resume {first}`")
+    return readable, problems
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -19,7 +46,8 @@ def write_report(run: RunDirectory) -> Path:
 
 def render_report(run: RunDirectory) -> str:
     """The report as one self-contained HTML document."""
-    config, env, matrix, metrics = run.config(), run.env(), run.matrix(), run.metrics()
+    config, matrix, metrics = run.config(), run.matrix(), run.metrics()
+    env = run.env() if (run.path / names.ENV).exists() else {}
     method, model = config["method"]["name"], config["model"]["name"]
     state = "" if run.complete else f" · {matrix.steps} of {matrix.num_tasks} tasks so far"
     parts = [

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,10 +39,13 @@ class TrainedRun:
         changes = {} if data_root is None else {"data": {"root": data_root}}
         config = load_config(merge(directory.config(), changes))
         setup = build(config, torch.device("cpu"), Split.load(directory.split_path), weights=False)
-        tasks = sum(1 for _ in itertools.takewhile(lambda t: weights_file(directory, t).exists(), itertools.count()))
-        if not tasks:
+        last = directory.last_task
+        if last is None:
             raise ConfigError(f"{path} has no saved model: no task of it is complete")
-        return cls(directory, setup, tasks)
+        lost = sorted(set(range(last + 1)) - set(directory.saved_tasks))
+        if lost:
+            raise ConfigError(f"{path} has lost {directory.weights_path(lost[0])}: restore it, or run it again")
+        return cls(directory, setup, last + 1)
 
     @property
     def config(self) -> RunConfig:
@@ -59,7 +60,7 @@ class TrainedRun:
     def model(self, task: int) -> nn.Module:
         """A copy of the model as it was after a task, in evaluation mode."""
         module = self.setup.method.module
-        load_weights(module, weights_file(self.directory, task % self.tasks))
+        load_weights(module, self.directory.weights_path(task % self.tasks))
         return copy.deepcopy(module).eval()
 
     def images(self, count: int, *, task: int = 0) -> Tensor:
@@ -84,11 +85,6 @@ def _fabric() -> Any:
     from lightning_fabric import Fabric
 
     return Fabric(accelerator="cpu", devices=1)
-
-
-def weights_file(directory: RunDirectory, task: int) -> Path:
-    """Where a run saves the model after a task."""
-    return directory.checkpoints / f"task_{task:02}.safetensors"
 
 
 @torch.no_grad()

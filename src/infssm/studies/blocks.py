@@ -10,7 +10,6 @@ from infssm.metrics import summarize
 from infssm.models import create_model
 from infssm.runs import RunDirectory
 from infssm.states import find_mixers
-from infssm.studies._run import weights_file
 from infssm.studies._study import Study, axes, register_study
 from infssm.train import Result, RunConfig, load_config, merge, parse_overrides, to_dict
 from infssm.train.main_job import MAIN_JOB, run_side_by_side
@@ -57,7 +56,7 @@ def _configs(run: str | os.PathLike[str] | None, method: str, changes: dict[str,
     if run is not None:
         directory = RunDirectory.open(run)
         values = directory.config()
-        values["train"]["task0"] = str(weights_file(directory, 0).resolve())
+        values["train"]["task0"] = str(directory.weights_path(0).resolve())
     base = to_dict(load_config(merge({**values, "method": {"name": "seq"}}, changes)))
     depth = len(find_mixers(create_model(base["model"]["name"], **base["model"]["options"])))
     configs = {"none (seq)": load_config(base)}

@@ -23,15 +23,20 @@ def evaluate_run(
 ) -> list[Accuracy]:
     """Test accuracy on tasks 0..task of the weights a run saved after ``task`` (its last task unless given)."""
     run = RunDirectory.open(path)
-    saved = sorted(int(p.stem.removeprefix("task_")) for p in run.checkpoints.glob("task_*.safetensors"))
-    if not saved or (task is not None and task not in saved):
-        raise ConfigError(f"{path} has saved weights after tasks {saved or 'none'}, not after task {task}")
+    wanted = run.last_task if task is None else task
+    if wanted is None or wanted not in run.saved_tasks:
+        there = f"tasks {', '.join(map(str, run.saved_tasks))}" if run.saved_tasks else "no task"
+        missing = "" if wanted is None else f", not after {'the last one, ' if task is None else ''}task {wanted}"
+        raise ConfigError(
+            f"{path} has saved weights after {there}{missing}: restore the file or choose another task with --task; "
+            f"an unfinished run goes on with `infssm resume {path}`"
+        )
     changes = {} if data_root is None else {"data": {"root": data_root}}
     config = load_config(merge(run.config(), changes))
-    return launch(config.train, _evaluate, config, run, saved[-1] if task is None else task)  # type: ignore[no-any-return]
+    return launch(config.train, _evaluate, config, run, wanted)  # type: ignore[no-any-return]
 
 
 def _evaluate(fabric: Fabric, config: RunConfig, run: RunDirectory, task: int) -> list[Accuracy]:
     setup = build(config, fabric.device, Split.load(run.split_path), weights=False)
-    load_weights(setup.method.module, run.checkpoints / f"task_{task:02}.safetensors")
+    load_weights(setup.method.module, run.weights_path(task))
     return evaluate_seen(fabric, setup, task)

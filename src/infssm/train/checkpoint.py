@@ -6,22 +6,22 @@ file, synced, and renamed over the old one, whose content stays on as ``<name>.p
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import pickle
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 import torch
 
+from infssm._files import atomic_file
 from infssm.errors import CheckpointError
 
 _MAGIC = b"infssm-1"
 _TRAILER = struct.Struct("<Q32s8s")
+_REMEDY = "restore it, or repeat the run with `infssm run ... --overwrite`"
 
 
 class _Hashing(io.RawIOBase):
@@ -41,23 +41,6 @@ class _Hashing(io.RawIOBase):
         self.digest.update(view)
         self.length += len(view)
         return len(view)
-
-
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces ``path`` when the block ends well, and vanishes when it does not."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], *, keep_previous: bool = True) -> None:
@@ -113,8 +96,11 @@ def load_newest(path: Path) -> tuple[dict[str, Any], str | None]:
     except CheckpointError as error:
         older = previous(path)
         if not older.exists():
-            raise
-        return load_checkpoint(older), f"{error}; using the previous one, {older.name}"
+            raise CheckpointError(f"{error}; {_REMEDY}") from None
+        try:
+            return load_checkpoint(older), f"{error}; using the previous one, {older.name}"
+        except CheckpointError as second:
+            raise CheckpointError(f"{error}; {second}; {_REMEDY}") from None
 
 
 def previous(path: Path) -> Path:
@@ -124,7 +110,7 @@ def previous(path: Path) -> Path:
 
 def _link(path: Path, other: Path) -> None:
     """Make ``other`` a second name of ``path``'s content, so that no moment is without a whole checkpoint."""
-    temporary = other.with_name(f".{other.name}.writing")
+    temporary = other.with_name(f".{other.name}.{os.getpid()}.writing")
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
@@ -132,13 +118,3 @@ def _link(path: Path, other: Path) -> None:
         os.replace(path, other)
     else:
         os.replace(temporary, other)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable where folders can be synced (not on Windows)."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

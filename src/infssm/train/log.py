@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -10,9 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from infssm.errors import ConfigError
+from infssm._files import explained
+from infssm.errors import ConfigError, DataError
 from infssm.runs import RunDirectory
-from infssm.runs.page import flatten
+from infssm.runs.settings import flatten
 from infssm.train.config import RunConfig
 
 
@@ -25,24 +27,36 @@ class _Sink(Protocol):
 class Log:
     """Metric lines of a run: each a mapping with ``kind`` (step, epoch, task) and ``at``, the step of the whole run."""
 
-    def __init__(self, run: RunDirectory, config: RunConfig, *, keep: int = 0) -> None:
-        """Open the log; ``keep`` is how many bytes of an earlier part of the run are still true."""
+    def __init__(self, run: RunDirectory, config: RunConfig, *, keep: int = 0, digest: str | None = None) -> None:
+        """Open the log; ``keep`` is how many bytes of an earlier part of the run are still true, with their digest."""
         wanted = [name for name, on in config.log.model_dump().items() if on]
+        self._path = run.metrics_path
+        self._hash = hashlib.sha256(_earlier(self._path, keep, digest))
         self._sinks: list[_Sink] = [_SINKS[name](run.path, config) for name in wanted]
-        self._file = open(run.metrics_path, "ab")  # noqa: SIM115 - closed by close()
-        self._file.truncate(keep)
+        with explained(self._path):
+            self._file = open(self._path, "ab")  # noqa: SIM115 - closed by close()
+            self._file.truncate(min(keep, self._path.stat().st_size))
 
     @property
     def position(self) -> int:
         """Bytes written so far, all of them on disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
+        with explained(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            return self._file.tell()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all bytes written so far."""
+        return self._hash.hexdigest()
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line, and send its numbers to the other loggers."""
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
+        content = json.dumps(line).encode() + b"\n"
+        with explained(self._path):
+            self._file.write(content)
+            self._file.flush()
+        self._hash.update(content)
         for sink in self._sinks:
             sink.write(_numbers(line), line["at"])
 
@@ -51,6 +65,24 @@ class Log:
         self._file.close()
         for sink in self._sinks:
             sink.close()
+
+
+def _earlier(path: Path, keep: int, digest: str | None) -> bytes:
+    """The part of a log that is still true; empty where the user took the log away."""
+    if not keep or not os.path.lexists(path):
+        return b""
+    remedy = "restore it, or delete it to go on with a log that starts here"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; {remedy}") from None
+    if len(content) < keep:
+        raise DataError(
+            f"{path} is damaged: the checkpoint knows {keep} bytes of it, {len(content)} are left; {remedy}"
+        )
+    if digest not in (None, hashlib.sha256(content[:keep]).hexdigest()):
+        raise DataError(f"{path} is damaged: its checksum is not the one in the checkpoint; {remedy}")
+    return content[:keep]
 
 
 def _numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

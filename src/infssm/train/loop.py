@@ -12,14 +12,13 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from infssm.data import Batch, Loader, Task
-from infssm.runs import RunDirectory
+from infssm.runs import RunDirectory, names
 from infssm.train.devices import average_gradients
 from infssm.train.display import Display
 from infssm.train.evaluate import evaluate, evaluate_seen
@@ -63,6 +62,8 @@ class Loop:
             self.begin_task(task)
             if epochs := self.setup.epochs(task.index):
                 self.train_task(task, epochs)
+            else:
+                self.save(None)  # a run has a checkpoint before it has a model
             self.end_task(task)
 
     def begin_task(self, task: Task) -> None:
@@ -160,7 +161,7 @@ class Loop:
         )
         best = position.best["value"] if position.best else 0.0
         if train.select_best and value > best:
-            name = f"best_{task.index:02}_{epoch:03}.ckpt"
+            name = names.best_name(task.index, epoch)
             if self.fabric.is_global_zero:
                 save_best(self.run.checkpoints / name, self.setup)
             position.best = {"file": name, "value": value, "epoch": epoch}
@@ -190,8 +191,8 @@ class Loop:
         self.display.note(f"task {task.index} done: accuracy per task {shown}, AA {100 * state.matrix.aa:.2f} %")
         state.next_task()
         if self.fabric.is_global_zero:
-            self.run.write_text("accuracy_matrix.csv", state.matrix.to_csv())
-            save_weights(setup.method.module, self.run.checkpoints / f"task_{task.index:02}.safetensors")
+            self.run.write_text(names.MATRIX, state.matrix.to_csv())
+            self.run.write_weights(task.index, weights_of(setup.method.module))
         self.save(None)
         self.stop_if_asked(None, saved=True)
 
@@ -214,9 +215,9 @@ class Loop:
         """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
         self.state.optimizer = None if optimizer is None else optimizer.state_dict()
         if self.log is not None:
-            save_state(self.run, self.setup, self.state, log_position=self.log.position)
+            save_state(self.run, self.setup, self.state, self.log)
             self._note_best()
-            for path in self.run.checkpoints.glob("best_*.ckpt"):
+            for path in names.best_files(self.run.path):
                 if path.name not in self.named:
                     path.unlink(missing_ok=True)
         self.fabric.barrier()
@@ -250,11 +251,8 @@ class Loop:
         self.named.append(best["file"] if best else None)
 
 
-def save_weights(module: nn.Module, path: Path) -> None:
-    """Write a module's weights as safetensors, whole or not at all."""
+def weights_of(module: nn.Module) -> bytes:
+    """A module's weights as the content of a safetensors file."""
     from safetensors.torch import save
 
-    from infssm.train.checkpoint import atomic_file
-
-    with atomic_file(path) as file:
-        file.write(save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
+    return save({name: tensor.contiguous() for name, tensor in module.state_dict().items()})

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infssm._files import write_text
 from infssm.runs import Comparison, RunDirectory, compare, render
 from infssm.train.config import RunConfig
 from infssm.train.result import Result
@@ -50,7 +51,7 @@ def run_side_by_side(configs: Sequence[RunConfig], *, overwrite: bool = False, q
     results: list[Result] = []
     for config in configs:
         if results:
-            start = results[0].path.resolve() / "checkpoints" / "task_00.safetensors"
+            start = RunDirectory(results[0].path.resolve()).weights_path(0)
             config = config.model_copy(update={"train": config.train.model_copy(update={"task0": str(start)})})
         results.append(run(config, overwrite=overwrite, quiet=quiet))
     return results
@@ -61,5 +62,5 @@ def write_comparison(results: Sequence[Result], folder: Path) -> tuple[Compariso
     comparison = compare([RunDirectory(result.path) for result in results])
     folder.mkdir(parents=True, exist_ok=True)
     for form in ("html", "md", "csv", "tex"):
-        (folder / f"comparison.{form}").write_text(render(comparison, form), encoding="utf-8")
+        write_text(folder / f"comparison.{form}", render(comparison, form))
     return comparison, folder / "comparison.html"

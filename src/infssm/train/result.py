@@ -56,7 +56,7 @@ class Result:
     @property
     def weights(self) -> Path:
         """Weights after the last task, as safetensors."""
-        return self.path / "checkpoints" / f"task_{self.matrix.num_tasks - 1:02}.safetensors"
+        return RunDirectory(self.path).weights_path(self.matrix.num_tasks - 1)
 
     @cached_property
     def seconds(self) -> float:

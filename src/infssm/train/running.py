@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infssm.data import Split
-from infssm.errors import ConfigError
+from infssm.errors import CheckpointError, ConfigError
 from infssm.metrics import AccuracyMatrix
-from infssm.runs import RunDirectory, environment, write_report
+from infssm.runs import RunDirectory, environment, names, write_report
 from infssm.train._load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
-from infssm.train.checkpoint import load_newest
+from infssm.train.checkpoint import load_newest, previous
 from infssm.train.config import RunConfig
 from infssm.train.devices import launch
 from infssm.train.display import Display, choose_display
@@ -23,7 +24,7 @@ from infssm.train.loop import Loop
 from infssm.train.result import Result
 from infssm.train.setup import Setup, build, check_config
 from infssm.train.signals import Signals
-from infssm.train.state import Position, State, check_belongs, restore_state
+from infssm.train.state import Position, State, check_belongs, check_best, restore_state
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -42,6 +43,7 @@ def run(config: RunConfig, *, overwrite: bool = False, quiet: bool = False) -> R
 def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet: bool = False) -> Result:
     """Continue an interrupted run bit for bit; ``overrides`` may only touch what does not change its results."""
     directory = RunDirectory.open(path)
+    directory.verify()
     stored = load_config(directory.config())
     config = load_config(merge(directory.config(), parse_overrides(overrides)))
     if config_hash(config) != config_hash(stored) or config.seed != stored.seed:
@@ -59,22 +61,35 @@ def run_path(config: RunConfig) -> Path:
 def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet: bool) -> Path:
     """The run, on each process."""
     display = choose_display(quiet or not fabric.is_global_zero)
-    if fabric.broadcast(RunDirectory(path).complete and not overwrite):
+    run = RunDirectory(path)
+    if fabric.broadcast(run.complete and not overwrite):
         display.note(f"already complete: {path} (repeat it with --overwrite)")
+        if fabric.is_global_zero and not run.report_path.exists():
+            write_report(run)
         return path
-    saved, run = _open(fabric, path, config, overwrite=overwrite, display=display)
+    with _alone(fabric, run):
+        _train(fabric, config, run, _open(fabric, run, config, overwrite=overwrite, display=display), display)
+        fabric.barrier()
+    return path
+
+
+def _train(
+    fabric: Fabric, config: RunConfig, run: RunDirectory, saved: dict[str, Any] | None, display: Display
+) -> None:
+    """From the checkpoint, or from the beginning, to the result."""
     _set_threads(config, saved)
     split = Split.load(run.split_path) if saved is not None else None
     setup = build(config, fabric.device, split, weights=saved is None)
     if saved is None:
         state = State(Position(), AccuracyMatrix(setup.stream.num_tasks))
         if fabric.is_global_zero:
-            run.write_json("env.json", environment())
+            run.write_json(names.ENV, environment())
             setup.stream.split.save(run.split_path)
     else:
         check_belongs(saved, setup)
         state = restore_state(saved, setup)
-    log = Log(run, config, keep=saved["log"] if saved else 0) if fabric.is_global_zero else None
+        check_best(run, state)
+    log = _log(run, config, saved) if fabric.is_global_zero else None
     try:
         with Signals() as signals:
             display.start(f"{config.method.name} seed {config.seed}", _steps(setup), state.position.at)
@@ -85,28 +100,67 @@ def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet:
             log.close()
     if fabric.is_global_zero:
         _finish(run, state)
-    fabric.barrier()
-    return path
+
+
+@contextlib.contextmanager
+def _alone(fabric: Fabric, run: RunDirectory) -> Iterator[None]:
+    """Keep other processes out of the directory; process 0 holds the lock for all of its run."""
+    refusal: str | None = None
+    with contextlib.ExitStack() as stack:
+        if fabric.is_global_zero:
+            try:
+                run.check_usable()
+                run.make()
+                stack.enter_context(run.lock())
+            except ConfigError as error:
+                refusal = str(error)
+        refusal = fabric.broadcast(refusal)  # else the others would wait for a process that has left
+        if refusal is not None:
+            raise ConfigError(refusal)
+        yield
 
 
 def _open(
-    fabric: Fabric, path: Path, config: RunConfig, *, overwrite: bool, display: Display
-) -> tuple[dict[str, Any] | None, RunDirectory]:
-    """The run directory, and the checkpoint to continue from, if there is one."""
-    last = path / "checkpoints" / "last.ckpt"
-    unfinished = not overwrite and (last.exists() or last.with_name("last.ckpt.previous").exists())
+    fabric: Fabric, run: RunDirectory, config: RunConfig, *, overwrite: bool, display: Display
+) -> dict[str, Any] | None:
+    """Prepare the run directory; the checkpoint to continue from, if there is one."""
+    last = run.last_checkpoint
+    unfinished = not overwrite and (last.exists() or previous(last).exists())
     if not fabric.broadcast(unfinished):
         if fabric.is_global_zero:
-            RunDirectory.create(path, overwrite=True).write_text("config.yaml", to_yaml(config))
+            if not overwrite:
+                _check_nothing_lost(run)
+            RunDirectory.create(run.path, overwrite=True).write_text(names.CONFIG, to_yaml(config))
         fabric.barrier()
-        return None, RunDirectory(path)
+        return None
+    if fabric.is_global_zero:
+        run.adopt()
     saved, warning = load_newest(last)
     fabric.barrier()
     if warning and fabric.is_global_zero:
         display.note(f"warning: {warning}")
         if last.exists():
-            os.replace(last, last.with_name("last.ckpt.damaged"))
-    return saved, RunDirectory.open(path)
+            with contextlib.suppress(OSError):  # kept for a look at it; the next save replaces it otherwise
+                os.replace(last, last.with_name("last.ckpt.damaged"))
+    return saved
+
+
+def _check_nothing_lost(run: RunDirectory) -> None:
+    """Raise where the run has models but no checkpoint: to start over would be to remove them."""
+    if run.saved_tasks:
+        kept = ", ".join(run.weights_path(task).name for task in run.saved_tasks)
+        raise CheckpointError(
+            f"{run.path} has lost its {run.last_checkpoint.name}, so the run cannot be continued; its models ({kept}) "
+            f"are kept. Restore {run.last_checkpoint}, choose another --out, or start over with "
+            "`infssm run ... --overwrite`, which removes them"
+        )
+
+
+def _log(run: RunDirectory, config: RunConfig, saved: Mapping[str, Any] | None) -> Log:
+    """The log, cut back to where the checkpoint was written."""
+    if saved is None:
+        return Log(run, config)
+    return Log(run, config, keep=saved["log"], digest=saved.get("log_digest"))
 
 
 def _set_threads(config: RunConfig, saved: Mapping[str, Any] | None) -> None:
@@ -129,5 +183,6 @@ def _steps(setup: Setup) -> int:
 def _finish(run: RunDirectory, state: State) -> None:
     """Write the result, which marks the run as complete, and the report."""
     values = {name: None if value != value else value for name, value in state.matrix.summary().items()}
-    run.write_json("result.json", values | {"seconds": state.position.seconds, "matrix": state.matrix.to_json()})
+    run.seal_metrics()
+    run.write_json(names.RESULT, values | {"seconds": state.position.seconds, "matrix": state.matrix.to_json()})
     write_report(run)

@@ -26,6 +26,7 @@ from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
 from infssm.methods import Method, build_method, method_options, parse_name
 from infssm.models import create_model, list_models
+from infssm.runs import read_checked
 from infssm.train.config import RunConfig
 from infssm.train.rng import seed_all
 
@@ -192,10 +193,10 @@ def _own_size(model: nn.Module) -> int | None:
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load the weights that a run saved after a task (``task_00.safetensors``) into a model of the same make."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     try:
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(load(read_checked(path)))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the weights {path}: {error}") from None
     except RuntimeError as error:

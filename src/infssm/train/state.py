@@ -20,6 +20,7 @@ from infssm.train.setup import Setup
 
 if TYPE_CHECKING:
     from infssm.runs import RunDirectory
+    from infssm.train.log import Log
 
 
 class Meter:
@@ -90,12 +91,12 @@ class State:
         self.clock = now
 
 
-def save_state(run: RunDirectory, setup: Setup, state: State, *, log_position: int) -> None:
+def save_state(run: RunDirectory, setup: Setup, state: State, log: Log) -> None:
     """Write the checkpoint ``last.ckpt``."""
     state.tick()
     meter = state.meter
     save_checkpoint(
-        run.checkpoints / "last.ckpt",
+        run.last_checkpoint,
         {
             "config": config_hash(setup.config),
             "seed": setup.config.seed,
@@ -108,7 +109,8 @@ def save_state(run: RunDirectory, setup: Setup, state: State, *, log_position: i
             "method": setup.method.state_dict(),
             "optimizer": state.optimizer,
             "rng": rng_state() if state.position.step else None,
-            "log": log_position,
+            "log": log.position,
+            "log_digest": log.digest,
         },
     )
 
@@ -140,6 +142,15 @@ def save_best(path: Path, setup: Setup) -> None:
     """Write module and method as they are after the best epoch so far."""
     method = setup.method
     save_checkpoint(path, {"module": method.module.state_dict(), "method": method.state_dict()}, keep_previous=False)
+
+
+def check_best(run: RunDirectory, state: State) -> None:
+    """Raise now, not at the end of the task, if the best epoch so far cannot be read."""
+    if state.position.best is not None:
+        try:
+            load_checkpoint(run.checkpoints / state.position.best["file"])
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; restore it, or repeat the run with --overwrite") from None
 
 
 def load_best(path: Path, setup: Setup) -> None:

@@ -1,0 +1,55 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from infssm.errors import ConfigError
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces ``path`` when the block ends well, and vanishes when it does not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; a disk that refuses is a ConfigError that says why."""
+    with explained(path), atomic_file(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a disk that refuses to take ``path`` into an error that names the file and the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}; make room or choose another folder, then run it again"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable where folders can be synced (not on Windows)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,68 @@
+"""The names of a run's files. Nothing else that lies in a run directory is ever touched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+MARKER = "run.json"
+LOCK = "lock"
+CONFIG = "config.yaml"
+ENV = "env.json"
+SPLIT = "split.json"
+METRICS = "metrics.jsonl"
+MATRIX = "accuracy_matrix.csv"
+RESULT = "result.json"
+REPORT = "report.html"
+CHECKPOINTS = "checkpoints"
+LAST = f"{CHECKPOINTS}/last.ckpt"
+
+REMEDY = "restore it, or delete it if you can do without"
+"""The way out where one of a run's files is damaged."""
+BEFORE_MARKER = (CONFIG, ENV, SPLIT, CHECKPOINTS)
+"""What every run directory held before there was a marker, from its first second on."""
+
+_FILES = (MARKER, CONFIG, ENV, SPLIT, METRICS, MATRIX, RESULT, REPORT, "mlflow.txt")
+_CHECKPOINT = r"last\.ckpt(\.previous|\.damaged)?|best_\d{2,}_\d{3,}\.ckpt|task_\d{2,}\.safetensors"
+_NAME = "|".join([*map(re.escape, _FILES), _CHECKPOINT])
+_OURS = re.compile(
+    rf"({'|'.join(map(re.escape, _FILES))})"
+    rf"|{CHECKPOINTS}/({_CHECKPOINT})"
+    rf"|({CHECKPOINTS}/)?\.({_NAME})\.(\d+\.)?writing"
+    r"|tensorboard/events\.out\.tfevents\.[^/]+"
+)
+_WEIGHTS = re.compile(r"task_(\d{2,})\.safetensors")
+_BEST = re.compile(r"best_\d{2,}_\d{3,}\.ckpt")
+
+
+def weights_name(task: int) -> str:
+    """The model after a task, below the run directory."""
+    return f"{CHECKPOINTS}/task_{task:02}.safetensors"
+
+
+def best_name(task: int, epoch: int) -> str:
+    """The best epoch of a task so far, in the folder of the checkpoints."""
+    return f"best_{task:02}_{epoch:03}.ckpt"
+
+
+def saved_tasks(folder: Path) -> list[int]:
+    """Tasks whose model lies in a run directory, in order."""
+    found = (_WEIGHTS.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("task_*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def best_files(folder: Path) -> list[Path]:
+    """Best epochs that lie in a run directory."""
+    return [path for path in (folder / CHECKPOINTS).glob("best_*") if _BEST.fullmatch(path.name)]
+
+
+def our_files(folder: Path) -> list[Path]:
+    """Files of a folder that bear the name of a run's file, the lock left out."""
+    found = [*folder.glob("*"), *folder.glob(f"{CHECKPOINTS}/*"), *folder.glob("tensorboard/*")]
+    files = [path for path in found if path.is_symlink() or not path.is_dir()]
+    return sorted(path for path in files if _OURS.fullmatch(path.relative_to(folder).as_posix()))
+
+
+def is_unfinished_write(path: Path) -> bool:
+    """Whether one of our files is a temporary one, left behind by a process that was killed."""
+    return path.name.endswith(".writing")

@@ -1,0 +1,38 @@
+"""Which settings of a run decide its results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+NOT_COUNTING = ("out", "log", "data.root", "train.num_workers", "train.log_every")
+"""Settings that say where a run reads and writes, and how fast: its numbers do not depend on them."""
+
+
+def counting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that decide results, the seed among them, by their dotted names."""
+    return {name: value for name, value in flatten(config) if not is_one_of(name, NOT_COUNTING)}
+
+
+def settings_digest(config: Mapping[str, Any]) -> str:
+    """SHA-256 over the settings that decide results."""
+    text = json.dumps(sorted(counting(config).items()), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_one_of(name: str, settings: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of the settings or lies in a section of theirs."""
+    return any(name == setting or name.startswith(f"{setting}.") for setting in settings)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested mappings as (dotted name, value) pairs."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
