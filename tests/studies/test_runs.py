@@ -8,6 +8,7 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.models import create_model
+from infssm.runs import RunDirectory
 from infssm.studies import describe_study, list_studies, run_study
 
 TINY = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "d_state": 4}
@@ -18,9 +19,9 @@ def frozen_run(trained_run, tmp_path_factory):
     """A run whose model did not change after task 0."""
     path = tmp_path_factory.mktemp("frozen") / "run"
     shutil.copytree(trained_run, path)
-    first = path / "checkpoints" / "task_00.safetensors"
+    run = RunDirectory(path)
     for task in range(1, 5):
-        shutil.copy(first, path / "checkpoints" / f"task_{task:02}.safetensors")
+        run.write_weights(task, run.weights_path(0).read_bytes())
     return path
 
 
