@@ -10,6 +10,17 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 """Where Linux tells a container how much it may use."""
 
 
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def describe_bytes(size: float) -> str:
+    """``1.5 GiB`` and the like."""
+    steps = 0
+    while size >= 1024 and steps < len(_UNITS) - 1:
+        size, steps = size / 1024, steps + 1
+    return f"{size:,.1f} {_UNITS[steps]}" if steps else f"{size:.0f} bytes"
+
+
 def memory_here() -> int | None:
     """Bytes of memory this process may use: the machine's, or less where a container is limited; None if unknown."""
     try:

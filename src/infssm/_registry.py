@@ -12,6 +12,12 @@ from infssm.errors import ConfigError
 T = TypeVar("T")
 
 
+def shorten(text: str, most: int = 80) -> str:
+    """Text on one line of at most ``most`` characters, for messages that repeat what was given."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for a close name, else the list of known names."""
     names = sorted(known)
@@ -45,7 +51,7 @@ class Registry(Generic[T]):
         if name not in self._items:
             self._load_entry_points()
         if name not in self._items:
-            raise ConfigError(f"unknown {self.what} {name!r}{suggest(name, self._items)}")
+            raise ConfigError(f"unknown {self.what} {shorten(repr(name))}{suggest(name, self._items)}")
         return self._items[name]
 
     def describe(self, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -51,13 +52,25 @@ def _root(
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the application; return its exit code, errors told on stderr."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="infssm")
+        app(args=repeat_seeds(sys.argv[1:] if arguments is None else arguments), prog_name="infssm")
     except SystemExit as leaving:
         return 130 if _was_interrupted(leaving) else int(leaving.code or 0)
     except InfssmError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
         return error.exit_code
     return 0
+
+
+def repeat_seeds(arguments: Sequence[str]) -> list[str]:
+    """``--seed 0 10 100`` as ``--seed 0 --seed 10 --seed 100``: an option takes one value where it is parsed.
+
+    Only numbers right after ``--seed N`` are seeds.
+    """
+    spread: list[str] = []
+    for argument in arguments:
+        after_seed = len(spread) > 1 and spread[-2] == "--seed" and spread[-1].isdigit()
+        spread += ["--seed", argument] if after_seed and argument.isdigit() else [argument]
+    return spread
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -59,9 +59,8 @@ def command(
 
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
-    settings, seeds = _split_seeds(overrides or [], seed)
     source: Any = _preset(preset, variant) if preset else config
-    groups = plan(source, settings, seeds=seeds, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
+    groups = plan(source, overrides or (), seeds=seed or None, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
     if fast_dev_run and preset:
         groups, overwrite = _miniatures(groups), True
     if print_config or dry_run:
@@ -72,14 +71,6 @@ def command(
     results = [r for group in groups for r in run_side_by_side(group, overwrite=overwrite or demo, quiet=quiet)]
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
         _conclude(results, time.monotonic() - begun)
-
-
-def _split_seeds(arguments: list[str], seeds: list[int] | None) -> tuple[list[str], list[int] | None]:
-    """``--seed 0 10 100`` leaves 10 and 100 among the arguments: bare numbers after it are seeds."""
-    if not seeds:
-        return arguments, None
-    more = [int(a) for a in arguments if a.isdigit()]
-    return [a for a in arguments if not a.isdigit()], seeds + more
 
 
 def _preset(name: str, variant: str) -> Any:

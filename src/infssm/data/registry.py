@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infssm._registry import Registry, suggest
+from infssm._registry import Registry, shorten, suggest
 from infssm.data.dataset import ImageDataset
 from infssm.errors import ConfigError, DataError
 
@@ -83,7 +83,7 @@ def list_datasets() -> list[str]:
 def data_root(root: str | Path | None = None) -> Path:
     """The folder that holds data sets: ``root``, else ``$INFSSM_DATA``, else ``~/.cache/infssm/data``."""
     chosen = root or os.environ.get("INFSSM_DATA") or Path("~/.cache/infssm/data")
-    return Path(chosen).expanduser()
+    return Path(os.path.expanduser(chosen))
 
 
 def cache_root() -> Path:
@@ -132,9 +132,11 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> I
             if options and "unexpected keyword argument" in str(error):
                 raise ConfigError(f"data set {name!r}: {error}") from error
             raise
-    for candidate in (Path(name).expanduser(), place / name, place / f"{name}.npz"):
-        if candidate.is_dir() or (candidate.is_file() and candidate.suffix == ".npz"):
+    own = Path(os.path.expanduser(name))
+    for candidate in (own, place / name, place / f"{name}.npz"):
+        # os.path: False, not an error, for names that no system can hold
+        if os.path.isdir(candidate) or (os.path.isfile(candidate) and candidate.suffix == ".npz"):
             return load_own(candidate, name=candidate.stem, **options)
     if "/" in name or name.endswith(".npz"):
-        raise DataError(f"no data at {Path(name).expanduser()}: give a folder with one folder per class, or an .npz")
+        raise DataError(f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz")
     raise ConfigError(f"unknown data set {name!r}{suggest(name, known)}; neither is there {place / name}[.npz]")

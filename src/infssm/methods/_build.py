@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from torch import nn
 
-from infssm._registry import Registry, suggest
+from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
 from infssm.methods._contract import Base, Component, ComponentConfig, Context, Regularizer
 from infssm.methods._method import Method, StatesConfig
@@ -171,7 +171,7 @@ def resolve_options(
         owners = [owner for owner, schema in schemas.items() if key in schema.model_fields]
         if not owners:
             known = {field for schema in schemas.values() for field in schema.model_fields}
-            raise ConfigError(f"method {name!r} has no option {key!r}{suggest(key, known)}")
+            raise ConfigError(f"method {name!r} has no option {shorten(repr(key))}{suggest(key, known)}")
         if len(owners) > 1:
             raise ConfigError(f"option {key!r} of {name!r} belongs to {' and '.join(owners)}: say {owners[0]}.{key}")
         chosen[owners[0]][key] = value
@@ -181,9 +181,12 @@ def resolve_options(
 def _validate(owner: str, schema: type[ComponentConfig], values: Mapping[str, Any]) -> ComponentConfig:
     for key in values:
         if key not in schema.model_fields:
-            raise ConfigError(f"method {owner!r} has no option {key!r}{suggest(key, schema.model_fields)}")
+            raise ConfigError(f"method {owner!r} has no option {shorten(repr(key))}{suggest(key, schema.model_fields)}")
     try:
         return schema(**values)
     except ValidationError as error:
-        lines = [f"{owner}.{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()]
+        lines = [
+            f"{owner}.{'.'.join(map(str, e['loc']))}: {shorten(e['msg'], 300)} (got {shorten(repr(e['input']))})"
+            for e in error.errors()
+        ]
         raise ConfigError("; ".join(lines)) from None

@@ -4,6 +4,7 @@ from infssm.models._backbone import Backbone, create_model, from_pretrained
 from infssm.models._registry import describe_model, list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
 from infssm.models._timm import register_with_timm
+from infssm.models._weights import check_weights
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
 from infssm.models.mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
@@ -28,6 +29,7 @@ __all__ = [
     "VMamba",
     "VimMixer",
     "VisionMamba",
+    "check_weights",
     "create_model",
     "describe_model",
     "from_pretrained",

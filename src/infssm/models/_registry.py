@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from infssm._registry import Registry
-from infssm.errors import ConfigError
+from infssm.models._sizes import build_within_memory
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model", group="infssm.models")
 
@@ -31,10 +31,6 @@ def describe_model(name: str) -> str:
 
 def build(name: str, options: dict[str, Any]) -> nn.Module:
     """Build a registered model and note on it how it was built (``save_pretrained`` writes that down)."""
-    factory = MODELS[name]
-    try:
-        model = factory(**options)
-    except TypeError as error:
-        raise ConfigError(f"model {name!r} cannot be built with {options}: {error}") from error
+    model = build_within_memory(name, MODELS[name], options)
     model.model_name, model.model_options = name, dict(options)  # type: ignore[assignment]
     return model

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -34,12 +33,12 @@ def weights_root() -> Path:
 
 def find_weights(weights: str | os.PathLike[str]) -> Path:
     """Return the file meant by a path (a file, or a folder with ``model.safetensors``) or by a name."""
-    path = Path(weights).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(weights))
+    if os.path.isdir(path):  # os.path: False, not an error, for names no system can hold
         path = path / "model.safetensors"
     candidates = [path] + [weights_root() / f"{weights}{suffix}" for suffix in ("", *_SUFFIXES)]
     for candidate in candidates:
-        if candidate.is_file():
+        if os.path.isfile(candidate):
             return candidate
     if str(weights) in PACKAGED:
         return _packaged(str(weights))
@@ -58,11 +57,23 @@ def _packaged(name: str) -> Path:
     return path
 
 
+def check_weights(weights: str | os.PathLike[str]) -> None:
+    """Raise where there is no such file, or its first bytes are no checkpoint's; reads nothing else of it."""
+    path = find_weights(weights)
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise CheckpointError(f"cannot read the weights {path}: {error.strerror}") from None
+    if not start.startswith((b"PK\x03\x04", b"\x80")) and start[8:] != b"{":  # zip, pickle, safetensors
+        raise CheckpointError(f"{path} is not a checkpoint: give a .safetensors, .pth, .pt or .bin file of weights")
+
+
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint file without running any code it may hold."""
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _torch_load(path)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+    except Exception as error:  # readers of damaged files raise whatever the damage leads them to
         # torch's own message advises to load the file unsafely; that is no advice of ours.
         unsafe = isinstance(error, pickle.UnpicklingError)
         reason = "more than tensors in it" if unsafe else str(error).partition("\n")[0] or type(error).__name__
@@ -72,6 +83,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 def load_weights(model: Backbone, weights: str | os.PathLike[str]) -> None:
     """Load a checkpoint into ``model``: every key must fit, save a head made for another number of classes."""
+    check_weights(weights)
     path = find_weights(weights)
     state = model.adapt_state_dict(read_state_dict(path))
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

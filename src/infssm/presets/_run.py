@@ -16,8 +16,8 @@ def run(
     what: str | Mapping[str, Any],
     *,
     data_root: str | os.PathLike[str] | None = None,
-    out: str | os.PathLike[str] = "runs",
-    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
     variant: str = "paper",
     overrides: Iterable[str] = (),
 ) -> Result:
@@ -25,6 +25,8 @@ def run(
 
     what: the name of a preset (``"cifar100/5-task/inf-ssm"``), the path of a YAML config, or a nested mapping.
     data_root: folder that holds the data (default ``$INFSSM_DATA``, else ``~/.cache/infssm/data``).
+    out: folder for run directories (default ``"runs"``). seed: default 0. Both, and ``data_root``, go before what the
+    mapping, file or overrides say, and leave it alone where they are not given.
     variant: ``"paper"`` or ``"authors-code"``, for presets. overrides: ``"train.epochs=10"`` and the like.
     A run that was interrupted continues where it stopped.
     """
@@ -36,7 +38,11 @@ def run(
     else:
         source = load_preset(what, variant).values
     config = load_config(source, overrides)
-    changes: dict[str, Any] = {"seed": seed, "out": os.fspath(out)}
+    changes: dict[str, Any] = {}
+    if seed is not None:
+        changes["seed"] = seed
+    if out is not None:
+        changes["out"] = os.fspath(out)
     if data_root is not None:
         changes["data"] = {"root": os.fspath(data_root)}
     return run_config(load_config(merge(config.model_dump(mode="json"), changes)))

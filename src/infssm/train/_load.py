@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from infssm._registry import suggest
+from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
+from infssm.train._values import plain, read_yaml
 from infssm.train.config import RunConfig, one_spelling
 
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_DEEPEST = 12
+"""Dots of an override that lead deeper; no setting is so deep."""
 _NOT_HASHED = ("seed", "out", "log", "data.root", "train.num_workers", "train.log_every")
 
 
@@ -28,13 +29,16 @@ def load_config(
 
     Whatever is left out keeps its default. Unknown keys raise :class:`~infssm.errors.ConfigError` with a suggestion.
     """
-    values = dict(source) if isinstance(source, Mapping) else {} if source is None else _read_yaml(Path(source))
-    values = merge(_numbers(values), parse_overrides(overrides))
+    values = source if isinstance(source, Mapping) else {} if source is None else _read_file(Path(source))
+    values = merge(plain(values), parse_overrides(overrides))
     _check_keys(values, RunConfig, "")
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()]
+        lines = [
+            f"{'.'.join(map(str, e['loc']))}: {shorten(e['msg'], 300)} (got {shorten(repr(e['input']))})"
+            for e in error.errors()
+        ]
         raise ConfigError("; ".join(lines)) from None
 
 
@@ -49,16 +53,19 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         old = merged.get(key)
         if key in ("data", "model", "method"):
             old, new = _named(old), _named(new)
-            if key != "data" and old and "name" in new and not _same_name(key, old.get("name"), new["name"]):
+            if key != "data" and _renames(key, old, new):
                 old = {}
         merged[key] = merge(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
     return merged
 
 
-def _same_name(section: str, one: Any, other: Any) -> bool:
+def _renames(section: str, old: Any, new: Any) -> bool:
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or "name" not in new:
+        return False
+    one, other = old.get("name"), new["name"]
     if section == "method" and isinstance(one, str) and isinstance(other, str):
-        return one_spelling(one) == one_spelling(other)
-    return bool(one == other)
+        return one_spelling(one) != one_spelling(other)
+    return bool(one != other)
 
 
 def _named(value: Any) -> Any:
@@ -71,14 +78,13 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise ConfigError(f"cannot read {override!r}: overrides look like train.epochs=10")
-        try:
-            value = _numbers(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"cannot read the value of {override!r}: {error}") from None
-        for part in reversed(path.split(".")):
-            value = {part: value}
-        values = merge(values, value)
+            raise ConfigError(f"cannot read {shorten(repr(override))}: overrides look like train.epochs=10")
+        value = read_yaml(text, f"the value of {shorten(repr(override))}")
+        *parents, last = path.split(".", _DEEPEST)
+        value = {last: value}
+        for parent in reversed(parents):
+            value = {parent: value}
+        values = merge(values, plain(value))
     return values
 
 
@@ -101,10 +107,17 @@ def config_hash(config: RunConfig) -> str:
         for parent in parents:
             section = section[parent]
         section.pop(key)
-    start = Path(config.train.task0)
-    if config.train.task0 != "train" and start.is_file():  # what the weights are, not where they lie
-        values["train"]["task0"] = hashlib.sha256(start.read_bytes()).hexdigest()
+    start = config.train.task0
+    if start != "train" and os.path.isfile(start):  # what the weights are, not where they lie
+        values["train"]["task0"] = _digest(Path(start))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _digest(weights: Path) -> str:
+    try:
+        return hashlib.sha256(weights.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"train.task0: cannot read {weights}: {error.strerror}") from None
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -119,25 +132,17 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> Mapping[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+        raise ConfigError(f"cannot read the config {shorten(str(path))}: {error.strerror}") from None
+    except ValueError as error:  # bytes that are no text, or a name that no file can have
+        raise ConfigError(f"{shorten(str(path))} is not YAML: {error}") from None
+    values = read_yaml(text, str(path))
     if values is not None and not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a mapping of sections such as `train:`, not {type(values).__name__}")
     return values or {}
-
-
-def _numbers(value: Any) -> Any:
-    """Read ``2e5`` as a number everywhere: YAML 1.1 takes it for a string."""
-    if isinstance(value, Mapping):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _check_keys(values: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
@@ -145,9 +150,9 @@ def _check_keys(values: Mapping[str, Any], model: type[BaseModel], prefix: str) 
     if model.model_config.get("extra") == "allow":
         return
     for key, value in values.items():
-        field = model.model_fields.get(str(key))
+        field = model.model_fields.get(key)
         if field is None:
-            raise ConfigError(f"unknown setting {prefix}{key}{suggest(str(key), model.model_fields)}")
+            raise ConfigError(f"unknown setting {shorten(prefix + key)}{suggest(key, model.model_fields)}")
         kind = field.annotation
         if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
             _check_keys(value, kind, f"{prefix}{key}.")

@@ -5,18 +5,49 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from infssm.errors import ConfigError
 from infssm.methods import canonical_name
 
 
-class Section(BaseModel):
-    """Base of all sections: frozen, and unknown fields are errors."""
+def _path(text: str) -> str:
+    """Refuse what no file system takes: Linux, macOS and Windows hold 255 bytes a name, Linux 4,096 in all."""
+    if not text.strip():
+        raise ValueError("is empty")
+    if len(os.fsencode(text)) > 4000 or any(len(os.fsencode(part)) > 255 for part in text.split("/")):
+        raise ValueError("is longer than any path can be")
+    if os.path.expanduser(text).startswith("~"):
+        raise ValueError("begins with the home of a user who is not there")
+    return text
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+def _name_of_folder(text: str) -> str:
+    """Refuse a folder name that leads elsewhere."""
+    if text.startswith(("/", "~")) or ".." in text.split("/"):
+        raise ValueError("leads out of the folder `out`")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_path)]
+Size = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen; unknown fields, infinities and true or false for a number are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None and field.annotation is not bool:
+            raise ValueError("true or false is no value here")
+        return value
 
 
 class _Named(Section):
@@ -31,18 +62,18 @@ class _Named(Section):
 class DataConfig(_Named):
     """The stream of tasks."""
 
-    name: str = Field(
+    name: PathText = Field(
         default="digits", description="data set: see `infssm list datasets`, or a path to a folder or .npz"
     )
-    root: str | None = Field(
+    root: PathText | None = Field(
         default=None,
         description="folder that holds the data; null: $INFSSM_DATA, else ~/.cache/infssm/data (not part of the hash)",
     )
-    num_tasks: int = Field(
-        default=5, ge=1, description="tasks, which share the classes as equally as can be (paper: 5 and 10)"
+    num_tasks: Size = Field(
+        default=5, description="tasks, which share the classes as equally as can be (paper: 5 and 10)"
     )
-    base_classes: int | None = Field(
-        default=None, ge=1, description="classes of task 0, the other num_tasks - 1 tasks share the rest; null: a share"
+    base_classes: Size | None = Field(
+        default=None, description="classes of task 0, the other num_tasks - 1 tasks share the rest; null: a share"
     )
     tasks: list[list[int | str]] | None = Field(
         default=None,
@@ -56,13 +87,16 @@ class DataConfig(_Named):
     split_seed: int = Field(
         default=0, description="seed of the train/val/test split; the release uses 0 for every run seed"
     )
-    train_per_class: int | None = Field(default=None, ge=1, description="images per class kept for training; null: all")
-    test_per_class: int | None = Field(default=None, ge=1, description="images per class kept for testing; null: all")
+    train_per_class: Size | None = Field(default=None, description="images per class kept for training; null: all")
+    test_per_class: Size | None = Field(default=None, description="images per class kept for testing; null: all")
     recipe: str = Field(
         default="light", description="training augmentation: 'light' for small images, 'deit' as the release, 'none'"
     )
     image_size: int | None = Field(
-        default=None, ge=1, description="pixels; null: the data set's own size, with 'deit' the model's (release: 224)"
+        default=None,
+        ge=1,
+        le=8192,
+        description="pixels; null: the data set's own size, with 'deit' the model's (release: 224)",
     )
     eval_normalization: Literal["same", "authors"] = Field(
         default="same",
@@ -89,7 +123,7 @@ class ModelConfig(_Named):
     """The backbone."""
 
     name: str = Field(default="vim_nano", description="model: see `infssm list models`")
-    weights: str | None = Field(
+    weights: PathText | None = Field(
         default=None, description="file or name of pre-trained weights (release: public ImageNet-1k Vim)"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="constructor options of the model, such as depth")
@@ -106,7 +140,7 @@ def one_spelling(method: str) -> str:
 class MethodConfig(_Named):
     """The continual-learning method: its name, and its components' options flat or by component."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
     name: str = Field(
         default="inf-ssm-exact", description="method, or base and regularizers joined by '+': see `infssm list methods`"
     )
@@ -125,12 +159,10 @@ class MethodConfig(_Named):
 class TrainConfig(Section):
     """Optimiser, schedule, start, devices."""
 
-    epochs: int = Field(default=4, ge=1, description="epochs per task (Tables 12-19: 20 or 40)")
-    batch_size: int = Field(
-        default=32, ge=1, description="images per step over all processes (Tables 12-19: 32, 64 or 128)"
-    )
-    eval_batch_size: int | None = Field(
-        default=None, ge=1, description="images per evaluation batch; null: twice batch_size (release)"
+    epochs: Size = Field(default=4, description="epochs per task (Tables 12-19: 20 or 40)")
+    batch_size: Size = Field(default=32, description="images per step over all processes (Tables 12-19: 32, 64 or 128)")
+    eval_batch_size: Size | None = Field(
+        default=None, description="images per evaluation batch; null: twice batch_size (release)"
     )
     lr: float = Field(default=1e-3, gt=0, description="base learning rate of AdamW (Tables 12-19)")
     warmup_lr: float = Field(default=1e-5, ge=0, description="learning rate at which warm-up starts (Tables 12-19)")
@@ -162,29 +194,32 @@ class TrainConfig(Section):
         description="end each task with the epoch of best validation accuracy on that task (release), which favours "
         "the new task over the old ones; false: with the last",
     )
-    task0: str = Field(
+    task0: PathText = Field(
         default="train",
         description="'train', or weights to start from, in which case task 0 is only evaluated (release)",
     )
-    task0_epochs: int | None = Field(default=None, ge=1, description="epochs of task 0 where trained; null: epochs")
-    limit_batches: int | None = Field(
-        default=None, ge=1, description="steps per epoch and evaluation batches at most; null: all"
+    task0_epochs: Size | None = Field(default=None, description="epochs of task 0 where trained; null: epochs")
+    limit_batches: Size | None = Field(
+        default=None, description="steps per epoch and evaluation batches at most; null: all"
     )
     precision: Literal["32-true", "bf16-mixed"] = Field(
         default="32-true", description="arithmetic; states and distances stay in float32 at least (release: 32)"
     )
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="device kind")
     devices: int = Field(
-        default=1, ge=1, description="processes, one device each; under torchrun its world size decides"
+        default=1, ge=1, le=4096, description="processes, one device each; under torchrun its world size decides"
     )
     threads: int | None = Field(
-        default=None, ge=1, description="CPU threads per process; null: torch's choice. Recorded, kept on resume"
+        default=None,
+        ge=1,
+        le=4096,
+        description="CPU threads per process; null: torch's choice. Recorded, kept on resume",
     )
     num_workers: int = Field(
-        default=0, ge=0, description="loader processes; results do not depend on it (not part of the hash)"
+        default=0, ge=0, le=4096, description="loader processes; results do not depend on it (not part of the hash)"
     )
-    log_every: int = Field(
-        default=10, ge=1, description="steps between two step lines of metrics.jsonl (not part of the hash)"
+    log_every: Size = Field(
+        default=10, description="steps between two step lines of metrics.jsonl (not part of the hash)"
     )
 
 
@@ -199,7 +234,7 @@ class LogConfig(Section):
 class RunConfig(Section):
     """One run: one stream, one model, one method, one seed."""
 
-    benchmark: str | None = Field(
+    benchmark: Annotated[PathText, AfterValidator(_name_of_folder)] | None = Field(
         default=None, description="name of the run directory's first level; null: <data>-<tasks>"
     )
     data: DataConfig = DataConfig()
@@ -208,9 +243,11 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()
     log: LogConfig = LogConfig()
     seed: int = Field(default=0, ge=0, description="seeds initialisation, order and augmentation (paper: 0, 10, 100)")
-    out: str = Field(default="runs", description="folder under which run directories are made (not part of the hash)")
+    out: PathText = Field(
+        default="runs", description="folder under which run directories are made (not part of the hash)"
+    )
 
     @property
     def benchmark_name(self) -> str:
         """``benchmark``, or the data set and the number of tasks."""
-        return self.benchmark or f"{self.data.name.strip('/').split('/')[-1]}-{self.data.num_tasks}"
+        return self.benchmark or f"{self.data.name.strip('/').split('/')[-1][:60]}-{self.data.num_tasks}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from infssm._registry import suggest
+from infssm._memory import describe_bytes, memory_here
 from infssm.data import (
     Split,
     Task,
@@ -25,7 +27,7 @@ from infssm.data.loader import Loader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
 from infssm.methods import Method, build_method, method_options, parse_name
-from infssm.models import create_model, list_models
+from infssm.models import check_weights, create_model
 from infssm.runs import read_checked
 from infssm.train.config import RunConfig
 from infssm.train.rng import seed_all
@@ -106,11 +108,24 @@ class Setup:
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise for names and options that no room knows, before any work is done."""
+    """Raise for names and options that no room knows, and for models that cannot be built, before any work is done."""
     method_options(config.method.name, config.method.options)
     _check_targets(config)
-    if config.model.name not in list_models():
-        raise ConfigError(f"unknown model {config.model.name!r}{suggest(config.model.name, list_models())}")
+    _check_model(config.model.name, json.dumps(config.model.options, sort_keys=True))
+
+
+@lru_cache(maxsize=32)
+def _check_model(name: str, options: str) -> None:
+    """Build the model once, to see that it can be; training takes its gradients and AdamW's two moments besides."""
+    with torch.random.fork_rng(devices=[]):
+        model = create_model(name, **json.loads(options))
+    needed = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+    there = memory_here()
+    if there is not None and needed > there:
+        raise ConfigError(
+            f"to train model {name!r} with {options} takes {describe_bytes(needed)} or more, and this machine has "
+            f"{describe_bytes(there)}: make it smaller"
+        )
 
 
 def _check_targets(config: RunConfig) -> None:
@@ -148,6 +163,8 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
     ``weights=False`` leaves out the weights to start from, for a run that loads its own.
     """
     check_config(config)
+    if weights and config.model.weights is not None:
+        check_weights(config.model.weights)
     stream = load_stream(config, split)
     data, train = config.data, config.train
     seed_all(config.seed, "model")
