@@ -23,6 +23,7 @@ from infssm.methods._contract import (
     Terms,
 )
 from infssm.methods._method import Method, StatesConfig
+from infssm.methods._step import total_loss, train_step
 
 __all__ = [
     "Base",
@@ -55,6 +56,8 @@ __all__ = [
     "register_method",
     "seq",
     "si",
+    "total_loss",
+    "train_step",
     "ucl",
     "xder",
 ]

@@ -12,6 +12,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from infssm.errors import ConfigError
 from infssm.methods._contract import Batch, BatchLike, Context, Loader, StatePair, TaskInfo, _logits
 from infssm.methods._distributed import sum_over_processes, world_size
 from infssm.methods._losses import cross_entropy
+from infssm.methods._step import train_step
 from infssm.states import Recorder
 
 TARGET = 60.0
@@ -73,9 +75,7 @@ class AutoWeight:
             if step >= self._steps - _MEASURED:
                 with torch.no_grad():
                     values.append(float(self._drift(StatePair(context.old.states(batch.x), recorder.flat()))))
-            cross_entropy(logits, batch, context.columns(task)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
+            train_step(partial(_plain, logits, batch, context.columns(task)), optimizer)
         return values
 
     def _set(self, values: list[float]) -> None:
@@ -101,6 +101,10 @@ class AutoWeight:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.weight, self._seen = state["weight"], list(state["seen"])
+
+
+def _plain(logits: Tensor, batch: BatchLike, columns: slice) -> dict[str, Tensor]:
+    return {"ce": cross_entropy(logits, batch, columns)}
 
 
 def _forever(loader: Loader, device: torch.device) -> Iterator[BatchLike]:

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from infssm._memory import memory_here
 from infssm.data import Batch, Task
+from infssm.methods import train_step
 from infssm.presets._fast import shorter_measurements
 from infssm.train import RunConfig, load_config, merge, to_dict
 from infssm.train.optim import build_optimizer, decay_groups
@@ -95,11 +96,7 @@ def _time_task(setup: Setup, task: Task, *, after: Task | None = None) -> tuple[
     counted: dict[int, int] = {}
 
     def step(batch: Batch) -> None:
-        total = torch.stack([term.float() for term in method.loss(batch).values()]).sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        method.after_step()
-        optimizer.zero_grad(set_to_none=True)
+        train_step(lambda: method.loss(batch), optimizer, after_update=method.after_step)
 
     with saved_tensors_hooks(_counting(counted, setup), lambda x: x):
         step(batch)

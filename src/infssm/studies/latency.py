@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.methods import Batch, Method, TaskInfo, build_method
+from infssm.methods import Batch, Method, TaskInfo, build_method, total_loss
 from infssm.models import create_model
 from infssm.presets import paper_numbers
 from infssm.studies._study import Study, axes, choose_kinds, register_study
@@ -116,7 +115,7 @@ def _time(methods: Mapping[str, Method], batch: Batch, repeats: int) -> tuple[di
     for turn in range(repeats + 1):
         for label, method in methods.items():
             start = time.perf_counter()
-            total = _total(method.loss(batch))
+            total = total_loss(method.loss(batch))
             middle = time.perf_counter()
             total.backward()  # type: ignore[no-untyped-call]
             end = time.perf_counter()
@@ -126,10 +125,6 @@ def _time(methods: Mapping[str, Method], batch: Batch, repeats: int) -> tuple[di
                 both[label].append(end - start)
     median: Callable[[list[float]], float] = statistics.median
     return {k: median(v) for k, v in forward.items()}, {k: median(v) for k, v in both.items()}
-
-
-def _total(terms: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack(list(terms.values())).sum()
 
 
 def _text(data: dict[str, Any]) -> str:

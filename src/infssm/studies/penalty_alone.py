@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.methods import Batch, Method, build_method
+from infssm.methods import Batch, Method, build_method, train_step
 from infssm.studies._run import TrainedRun, states_of
 from infssm.studies._study import Study, axes, choose_kinds, register_study
 from infssm.train import build_optimizer, decay_groups
@@ -79,9 +80,7 @@ def _train(
         if step == at[-1]:
             return
         method.module.train()
-        _penalty(method, next(batches)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        train_step(partial(_terms, method, next(batches)), optimizer)
 
 
 def _method(trained: TrainedRun, kind: str, weight: float) -> Method:
@@ -97,6 +96,10 @@ def _method(trained: TrainedRun, kind: str, weight: float) -> Method:
         weight=weight,
         **options,
     )
+
+
+def _terms(method: Method, x: Tensor) -> dict[str, Tensor]:
+    return {"penalty": _penalty(method, x)}
 
 
 def _penalty(method: Method, x: Tensor) -> Tensor:

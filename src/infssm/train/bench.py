@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from infssm.methods import Batch, TaskInfo, build_method
+from infssm.methods import Batch, TaskInfo, build_method, train_step
 from infssm.models import create_model
 from infssm.train.optim import build_optimizer, decay_groups, set_learning_rate
 
@@ -55,10 +55,7 @@ def _time(name: str, model: str, size: int, batch_size: int, steps: int, options
     seconds = []
     for _ in range(steps + 2):
         begun = time.perf_counter()
-        torch.stack(list(method.loss(batch).values())).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        method.after_step()
-        optimizer.zero_grad(set_to_none=True)
+        train_step(lambda: method.loss(batch), optimizer, after_update=method.after_step)
         seconds.append(time.perf_counter() - begun)
     median = statistics.median(seconds[2:])
     return Timing(name, 1000 * median, batch_size / median)

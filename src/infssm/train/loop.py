@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.data import Batch, Loader, Task
+from infssm.methods import train_step
 from infssm.runs import RunDirectory, names
 from infssm.train.devices import average_gradients
 from infssm.train.display import Display
@@ -127,20 +128,23 @@ class Loop:
         """Forward, backward, update: the weighted loss terms of the step."""
         method = self.setup.method
         batch = batch.to(self.fabric.device)
-        with self.fabric.autocast():
-            terms = method.loss(batch)
-        total = torch.stack([term.float() for term in terms.values()]).sum()
-        self.fabric.backward(total)
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
-        average_gradients(self.fabric, parameters)
-        if not math.isfinite(health(total, parameters).item()):
-            position = self.state.position
-            where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
-            raise diagnose(method.module, terms, lambda: method.loss(batch), where)
-        optimizer.step()
-        method.after_step()
-        optimizer.zero_grad(set_to_none=True)
-        return terms
+
+        def check(total: Tensor, terms: dict[str, Tensor]) -> None:
+            average_gradients(self.fabric, parameters)
+            if not math.isfinite(health(total, parameters).item()):
+                position = self.state.position
+                where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
+                raise diagnose(method.module, terms, lambda: method.loss(batch), where)
+
+        return train_step(
+            lambda: method.loss(batch),
+            optimizer,
+            precision=self.fabric.autocast,
+            backward=self.fabric.backward,
+            before_update=check,
+            after_update=method.after_step,
+        )
 
     def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
         """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
