@@ -108,7 +108,7 @@ def _validation_aa(path: Path) -> float:
     from infssm.train.setup import load_weights
 
     run = TrainedRun.open(path)
-    load_weights(run.setup.method.module, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")
+    load_weights(run.setup.method, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")
     stream = run.setup.stream
     seen = stream[run.tasks - 1].classes.stop
     values = [evaluate(_fabric(), run.setup, stream[t], seen=seen, part="val") for t in range(run.tasks)]

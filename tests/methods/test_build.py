@@ -62,7 +62,8 @@ def test_joint_training_cannot_be_attached() -> None:
 
 
 def test_regularizers_alone_stand_on_seq() -> None:
-    base, regularizers = parse_name("ewc+inf-ssm-exact")
+    base, regularizers, head = parse_name("ewc+inf-ssm-exact")
+    assert head.name == "linear"
     assert base.name == "seq"
     assert [r.name for r in regularizers] == ["ewc", "inf-ssm-exact"]
     assert all(issubclass(r, Regularizer) for r in regularizers)
@@ -122,8 +123,7 @@ def test_paper_values_are_the_defaults() -> None:
 
 def test_every_option_is_described() -> None:
     for name in list_methods():
-        base, regularizers = parse_name(name)
-        for component in (base, *regularizers):
+        for component in parse_name(name).classes:
             for field, info in component.Config.model_fields.items():
                 assert info.description, f"{component.name}.{field}"
 

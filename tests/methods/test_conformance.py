@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.methods import Batch, Method, build_method, list_methods, parse_name
+from infssm.methods import (
+    Base,
+    Batch,
+    Head,
+    Method,
+    Regularizer,
+    build_method,
+    canonical_name,
+    list_methods,
+    parse_name,
+)
+from infssm.methods._build import components
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS, Task
@@ -31,8 +42,10 @@ COMPOSED = [
     "x-der+inf-ssm-exact",
     "l2p-r+lwf-ac",
     "clfd+inf-ssm-exact",
+    "er+inf-ssm-exact+ncm",
 ]
 METHODS = [*list_methods(), *COMPOSED]
+KINDS = {kind: [n for n in list_methods() if issubclass(components[n], kind)] for kind in (Base, Regularizer, Head)}
 STEPS = 2
 SMALL = {"buffer_size": 8, "probe_steps": 2, "fisher_samples": 3}
 
@@ -40,9 +53,12 @@ SMALL = {"buffer_size": 8, "probe_steps": 2, "fisher_samples": 3}
 def start(name: str, seed: int = 0, **options: Any) -> Method:
     """A fresh method on a fresh model, with small buffers."""
     model = toys.vim(dtype=torch.float32, seed=seed, img_size=16, depth=1)
-    base, regularizers = parse_name(name)
-    known = {field for component in (base, *regularizers) for field in component.Config.model_fields}
-    small = {key: value for key, value in SMALL.items() if key in known}
+    small = {
+        f"{component.name}.{key}": value
+        for component in parse_name(name).classes
+        for key, value in SMALL.items()
+        if key in component.Config.model_fields
+    }
     return build_method(model, name, num_classes=CLASSES, num_tasks=len(TASKS), **small, **options)
 
 
@@ -102,6 +118,37 @@ def test_two_tasks_run_and_the_first_is_not_regularized(name: str) -> None:
         assert any(float(v) > 0 for terms in second for v in regularizer_terms(terms, method).values())
     method.module.eval()
     assert method.module(batch(TASKS[1], 9).x).shape == (4, CLASSES)
+
+
+def compatible_regularizers() -> list[list[str]]:
+    """All regularizers in groups: of each family one per group, those without a family in every group."""
+    families: dict[str, list[str]] = {}
+    for name in KINDS[Regularizer]:
+        families.setdefault(components[name].family or name, []).append(name)
+    rounds = max(map(len, families.values()))
+    return [sorted(members[i % len(members)] for members in families.values()) for i in range(rounds)]
+
+
+@pytest.mark.parametrize("head", KINDS[Head])
+@pytest.mark.parametrize("base", KINDS[Base])
+@pytest.mark.parametrize("group", compatible_regularizers(), ids=lambda group: "+".join(group))
+def test_every_base_with_every_regularizer_and_every_head(base: str, head: str, group: list[str]) -> None:
+    regularizers = [] if components[base].joint else group
+    if components[base].own_classifier and not components[head].fitted:
+        with pytest.raises(ConfigError, match="a classifier of its own"):
+            parse_name(f"{base}+{head}")
+        return
+    method = start("+".join([base, *regularizers, head]))
+    run(method, TASKS[0])
+    terms = run(method, TASKS[1])
+    assert all(torch.isfinite(value) for one in terms for value in one.values())
+    assert {key.split("/")[0] for key in terms[-1] if "/" in key} == set(regularizers)
+    method.module.eval()
+    with torch.no_grad():
+        logits = method.module(batch(TASKS[1], 9).x)
+    assert logits.shape == (4, CLASSES)
+    known = slice(2 if components[base].joint else 0, 4)  # joint training was given the images of its last task alone
+    assert logits[:, known].isfinite().all()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -215,6 +262,6 @@ def test_unknown_options_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_states_of_another_method_are_refused(name: str) -> None:
     method = start(name)
-    other = start("seq" if name != "seq" else "joint")
+    other = start("joint" if canonical_name(name) == "seq" else "seq")
     with pytest.raises(ConfigError, match="is the state of method"):
         method.load_state_dict(copy.deepcopy(other.state_dict()))

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from infssm.errors import ConfigError
 from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
-from infssm.methods.lucir import LUCIR, pooled
+from infssm.methods.lucir import LUCIR
+from infssm.models.features import features as features_of
 from infssm.replay import herd
 from tests.compare import identical
 from tests.methods import toys
@@ -87,7 +88,7 @@ def test_a_new_task_is_imprinted_and_old_blocks_stay() -> None:
     head, batches = method.base.head, toys.loader(TASKS[1])
     old = head.weights[0].detach().clone()
     method.begin_task(TASKS[1], batches)
-    features = F.normalize(pooled(method.module, torch.cat([b.x for b in batches])), dim=1)
+    features = F.normalize(features_of(method.module, torch.cat([b.x for b in batches])), dim=1)
     labels = torch.cat([b.y for b in batches])
     means = torch.stack([features[labels == c].mean(0) for c in (2, 3)])
     expected = F.normalize(means, dim=1) * old.norm(dim=1).mean()
@@ -112,7 +113,7 @@ def test_terms_of_a_step_by_hand() -> None:
     due = base.buffer.get(base._order[:4])  # 8 buffer images for 8 of the stream: half of them with half the stream
     x = torch.cat((batches[0].x, due["image"].double() / 255))
     y = torch.cat((batches[0].y, due["label"]))
-    new, old = pooled(method.module, x), pooled(base.reference, x)
+    new, old = features_of(method.module, x), features_of(base.reference, x)
     weights = torch.cat(list(base.head.weights))
     cosines = F.normalize(new, dim=1) @ F.normalize(weights, dim=1).T
     terms = method.loss(batches[0])
@@ -166,7 +167,7 @@ def test_exemplars_are_herded_and_trimmed_to_the_quota() -> None:
     method.begin_task(TASKS[0], batches)
     method.end_task(TASKS[0], batches)
     raw, labels = torch.cat([b.raw for b in batches]), torch.cat([b.y for b in batches])
-    features = pooled(method.module, raw.double() / 255).detach()
+    features = features_of(method.module, raw.double() / 255).detach()
     chosen = {c: raw[labels == c][herd(features[labels == c], 4)] for c in (0, 1)}
     assert identical(method.base.buffer["image"], torch.cat([chosen[0], chosen[1]]))
     train(method, TASKS[1])
@@ -192,14 +193,14 @@ def test_a_first_task_from_a_checkpoint_is_imprinted() -> None:
     batches = toys.loader(TASKS[0])
     method.begin_task(TASKS[0], batches)
     method.end_task(TASKS[0], batches)
-    features = F.normalize(pooled(method.module, torch.cat([b.x for b in batches])), dim=1)
+    features = F.normalize(features_of(method.module, torch.cat([b.x for b in batches])), dim=1)
     labels = torch.cat([b.y for b in batches])
     expected = F.normalize(torch.stack([features[labels == c].mean(0) for c in (0, 1)]), dim=1)
     torch.testing.assert_close(method.base.head.weights[0].detach(), expected.detach())
 
 
 def test_what_lucir_cannot_do_without_is_named() -> None:
-    with pytest.raises(ConfigError, match="forward_features"):
+    with pytest.raises(ConfigError, match="has no classifier layer"):
         build("lucir", model=torch.nn.Linear(2, 6))
     method = build("lucir")
     train(method, TASKS[0])

@@ -185,7 +185,7 @@ def test_pairs_without_meaning_are_refused() -> None:
         parse_name("joint+inf-ssm")
     with pytest.raises(ConfigError, match="twice"):
         parse_name("er+inf-ssm+inf-ssm")
-    base, regularizers = parse_name("der+++inf-ssm+")
+    base, regularizers, _ = parse_name("der+++inf-ssm+")
     assert (base.name, [r.name for r in regularizers]) == ("der++", ["inf-ssm+"])
 
 

@@ -60,8 +60,8 @@ def config_of(name: str, variant: str = "paper") -> RunConfig:
 
 
 def options_of(config: RunConfig, component: str) -> dict:
-    base, regularizers = parse_name(config.method.name)
-    return dict(resolve_options(config.method.name, [base, *regularizers], config.method.options)[component])
+    classes = parse_name(config.method.name).classes
+    return dict(resolve_options(config.method.name, classes, config.method.options)[component])
 
 
 def benchmark(entry: dict) -> str:

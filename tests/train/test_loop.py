@@ -63,9 +63,9 @@ def test_best_epoch_is_restored_before_the_task_ends(tmp_path: Path, monkeypatch
             patch.setattr(loop_module, "evaluate", pretend)
             validate(self, task, epoch, optimizer)
 
-    def noted(self: Method, task: Any, loader: Any = None) -> None:
+    def noted(self: Method, task: Any, loader: Any = None, images: Any = None) -> None:
         at_end.append(self.module.head.weight.detach().clone())  # type: ignore[union-attr]
-        end_task(self, task, loader)
+        end_task(self, task, loader, images)
 
     monkeypatch.setattr(Loop, "validate", judged)
     monkeypatch.setattr(Method, "end_task", noted)

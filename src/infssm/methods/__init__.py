@@ -1,6 +1,6 @@
-"""Continual-learning methods: one contract, one file per method, composition by name."""
+"""Continual-learning methods: one contract, one file per method or head, composition by name."""
 
-from infssm.methods import clfd, der, er, ewc, inf_ssm, l2p, lucir, lwf, mas, seq, si, ucl, xder
+from infssm.methods import clfd, der, er, ewc, heads, inf_ssm, l2p, lucir, lwf, mas, seq, si, ucl, xder
 from infssm.methods._build import (
     attach,
     build_method,
@@ -22,6 +22,7 @@ from infssm.methods._contract import (
     TaskInfo,
     Terms,
 )
+from infssm.methods._head import FeatureBatch, Features, FittedHead, Head
 from infssm.methods._method import Method, StatesConfig
 from infssm.methods._step import total_loss, train_step
 
@@ -31,6 +32,10 @@ __all__ = [
     "BatchLike",
     "ComponentConfig",
     "Context",
+    "FeatureBatch",
+    "Features",
+    "FittedHead",
+    "Head",
     "Method",
     "Regularizer",
     "StatePair",
@@ -45,6 +50,7 @@ __all__ = [
     "describe_method",
     "er",
     "ewc",
+    "heads",
     "inf_ssm",
     "l2p",
     "list_methods",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
 from infssm.methods._contract import Base, Component, ComponentConfig, Context, Regularizer
+from infssm.methods._head import Head
 from infssm.methods._method import Method, StatesConfig
 
 C = TypeVar("C", bound=type[Component])
@@ -20,13 +21,13 @@ components: Registry[type[Component]] = Registry("method", group="infssm.methods
 
 
 def register_method(cls: C) -> C:
-    """Class decorator: make a :class:`Base` or :class:`Regularizer` available under its ``name``."""
+    """Class decorator: make a :class:`Base`, :class:`Regularizer` or :class:`Head` available under its ``name``."""
     components.register(cls.name)(cls)
     return cls
 
 
 def list_methods() -> list[str]:
-    """Names of all single methods; join a base and regularizers with ``+`` to compose them."""
+    """Names of all bases, regularizers and heads; join one base, regularizers and one head with ``+``."""
     return list(components)
 
 
@@ -47,30 +48,47 @@ def split_name(name: str) -> list[str]:
 
 
 def canonical_name(name: str) -> str:
-    """The one spelling of a method: its base, then its regularizers by name; ``seq`` under regularizers goes unsaid."""
-    base, regularizers = parse_name(name)
-    said = [] if regularizers and base is components["seq"] else [base.name]
-    return "+".join([*said, *(r.name for r in regularizers)])
+    """The one spelling: base, regularizers by name, head; ``linear``, and ``seq`` beside others, go unsaid."""
+    base, regularizers, head = parse_name(name)
+    named = [r.name for r in regularizers] + ([head.name] if head is not components["linear"] else [])
+    return "+".join([*([] if named and base is components["seq"] else [base.name]), *named])
 
 
-def parse_name(name: str) -> tuple[type[Base], list[type[Regularizer]]]:
-    """The base and the regularizers, sorted, that a name stands for; regularizers alone stand on ``seq``."""
-    parts = split_name(name)
-    classes = [components[part] for part in parts]
-    bases = [c for c in classes if issubclass(c, Base)]
-    regularizers = sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name)
-    if len(bases) > 1:
-        raise ConfigError(
-            f"{name!r}: only one base method can form the loss, got {' and '.join(b.name for b in bases)}"
-        )
+class Parts(NamedTuple):
+    """The components that a name stands for."""
+
+    base: type[Base]
+    regularizers: list[type[Regularizer]]
+    head: type[Head]
+
+    @property
+    def classes(self) -> list[type[Component]]:
+        """All of them: base, regularizers, head."""
+        return [self.base, *self.regularizers, self.head]
+
+
+def parse_name(name: str) -> Parts:
+    """What a name stands for, regularizers sorted; no base means ``seq``, no head ``linear``."""
+    classes = [components[part] for part in split_name(name)]
     if len({c.name for c in classes}) < len(classes):
         raise ConfigError(f"{name!r} names a method twice")
-    _check_families(name, regularizers)
-    base = bases[0] if bases else components["seq"]
+    base = _only(name, [c for c in classes if issubclass(c, Base)], components["seq"], "base method can form the loss")
+    head = _only(name, [c for c in classes if issubclass(c, Head)], components["linear"], "head can make the logits")
     assert issubclass(base, Base)
+    assert issubclass(head, Head)
+    regularizers = sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name)
+    _check_families(name, regularizers)
     if base.joint and regularizers:
         raise ConfigError(f"{name!r}: joint training sees all data at once, so there is nothing to regularize")
-    return base, regularizers
+    if base.own_classifier and not head.fitted and head in classes:
+        raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
+    return Parts(base, regularizers, head)
+
+
+def _only(name: str, found: list[type[Component]], default: type[Component], what: str) -> type[Component]:
+    if len(found) > 1:
+        raise ConfigError(f"{name!r}: only one {what}, got {' and '.join(c.name for c in found)}")
+    return found[0] if found else default
 
 
 def _check_families(name: str, regularizers: list[type[Regularizer]]) -> None:
@@ -98,7 +116,7 @@ def build_method(
     ``seed`` is the run's: the draws of replay buffers follow from it. ``task_sizes`` are the classes of each task;
     without them tasks share the classes equally.
     """
-    base_cls, regularizer_classes = parse_name(name)
+    parts = parse_name(name)
     configs = method_options(name, options)
     states = configs.pop("states")
     assert isinstance(states, StatesConfig)
@@ -111,9 +129,12 @@ def build_method(
         watching=watching,
         seed=seed,
     )
-    base = base_cls(configs[base_cls.name], context)
+    base = parts.base(configs[parts.base.name], context)
     context.module, context.columns = base.prepare(model), base.columns
-    return Method(canonical_name(name), context, base, [cls(configs[cls.name], context) for cls in regularizer_classes])
+    head = parts.head(configs[parts.head.name], context)
+    head.prepare(context.module)
+    regularizers = [cls(configs[cls.name], context) for cls in parts.regularizers]
+    return Method(canonical_name(name), context, base, regularizers, head)
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
@@ -150,8 +171,7 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
 
 def method_options(name: str, options: Mapping[str, Any]) -> dict[str, ComponentConfig]:
     """The validated options of every component that a method's name stands for, and those of ``states``."""
-    base, regularizers = parse_name(name)
-    return resolve_options(name, [base, *regularizers], options)
+    return resolve_options(name, parse_name(name).classes, options)
 
 
 def resolve_options(

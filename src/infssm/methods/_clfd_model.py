@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.models.features import find_classifier, require
 
 
 class Bands(NamedTuple):
@@ -106,9 +107,8 @@ class FrequencyModel(nn.Module):
 
     def __init__(self, model: nn.Module, *, ratio: float, adapt: Literal["auto", "native", "upsample"]) -> None:
         super().__init__()
-        needed = ("forward_features", "forward_head", "head", "num_features", "img_size")
-        if not all(hasattr(model, name) for name in needed):
-            raise ConfigError(f"clfd wraps a vision backbone: the model needs {', '.join(needed)}")
+        require(model, "clfd", "forward_features", "forward_head", "img_size")
+        self._classifier = find_classifier(model)
         size = model.img_size if isinstance(model.img_size, tuple) else (model.img_size, model.img_size)
         self.image_size: tuple[int, int] = size  # type: ignore[assignment]
         self.upsample = adapt == "upsample" or (adapt == "auto" and not _enough_patches(model))
@@ -128,8 +128,12 @@ class FrequencyModel(nn.Module):
         model: Any = self.model
         pooled = model.forward_head(model.forward_features(maps), pre_logits=True)
         selected: Selected = self.selection(pooled, allowed)
-        logits: Tensor = model.head(selected.features)
+        logits: Tensor = self._classifier.module(selected.features)
         return logits
+
+    def get_classifier(self) -> nn.Module:
+        """The backbone's classifier, which is given the selected features."""
+        return self._classifier.module
 
 
 def _enough_patches(model: nn.Module) -> bool:

@@ -1,8 +1,8 @@
-"""What every continual-learning method is made of: one base, any number of regularizers, one shared context.
+"""What every continual-learning method is made of: one base, any number of regularizers, one head, one shared context.
 
 A *base* forms the classification loss of a step (seq, er, lucir, ...). A *regularizer* adds terms that hold the new
-model to the old one (ewc, lwf-ac, inf-ssm, ...). Both are components with the same few hooks, each of which may be
-left out:
+model to the old one (ewc, lwf-ac, inf-ssm, ...). A *head* turns features into logits (linear, ncm, ...; see
+``_head.py``). All are components with the same few hooks, each of which may be left out:
 
     begin_task -> [begin_epoch -> [loss / penalty -> after_step]* -> end_epoch]* -> end_task
 """
@@ -244,7 +244,7 @@ def _logits(output: Any) -> Tensor:
 
 
 class Component:
-    """Hooks shared by bases and regularizers. ``Config`` holds the component's options."""
+    """Hooks shared by bases, regularizers and heads. ``Config`` holds the component's options."""
 
     name: ClassVar[str]
     Config: ClassVar[type[ComponentConfig]] = ComponentConfig
@@ -313,6 +313,8 @@ class Base(Component, ABC):
     """Whether mixup and label smoothing may be applied to its batches."""
     joint: ClassVar[bool] = False
     """Whether every task's data includes all earlier tasks' (upper bound)."""
+    own_classifier: ClassVar[bool] = False
+    """Whether :meth:`prepare` replaces the classifier that is trained, so that no other trained head fits."""
 
     def columns(self, task: TaskInfo) -> slice:
         """Columns of the logits over which the softmax of the task's own images runs."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infssm.errors import ConfigError
+from infssm.models.features import find_classifier, require
 
 
 class Selection(NamedTuple):
@@ -64,7 +64,7 @@ class _Frozen:
 
 
 class PromptedModel(nn.Module):
-    """A backbone whose head sees the mean of its prompts' outputs.
+    """A backbone whose classifier sees the mean of its prompts' outputs.
 
     Selected prompts come before all tokens of the image; the class token stays where it was among these, frozen. The
     query is the pooled feature of a frozen copy of the backbone as it is given here, without prompts.
@@ -72,11 +72,11 @@ class PromptedModel(nn.Module):
 
     def __init__(self, model: nn.Module, *, size: int, length: int, select: int) -> None:
         super().__init__()
-        if not all(hasattr(model, name) for name in ("embed", "encode", "pool", "head", "num_features")):
-            raise ConfigError("l2p-r puts prompts before the tokens: the model needs embed, encode, pool and head")
+        require(model, "l2p-r", "embed", "encode", "pool")
+        self._classifier = find_classifier(model)
         self._query = _Frozen(copy.deepcopy(model))
         self.model = model
-        self.prompt_pool = PromptPool(size, length, int(model.num_features), select)  # type: ignore[arg-type]
+        self.prompt_pool = PromptPool(size, length, self._classifier.in_features, select)
         if isinstance(token := getattr(model, "cls_token", None), nn.Parameter):
             token.requires_grad_(False)
 
@@ -85,8 +85,12 @@ class PromptedModel(nn.Module):
         selection: Selection = self.prompt_pool(None if indices is not None else self.query(x), indices)
         tokens = torch.cat((selection.tokens, self.model.embed(x)), dim=1)  # type: ignore[operator]
         features = self.model.encode(tokens)  # type: ignore[operator]
-        logits: Tensor = self.model.head(features[:, : selection.tokens.shape[1]].mean(dim=1))  # type: ignore[operator]
+        logits: Tensor = self._classifier.module(features[:, : selection.tokens.shape[1]].mean(dim=1))
         return logits
+
+    def get_classifier(self) -> nn.Module:
+        """The backbone's classifier, which is given the mean of the prompts' outputs."""
+        return self._classifier.module
 
     @torch.no_grad()
     def query(self, x: Tensor) -> Tensor:

@@ -25,6 +25,11 @@ class CosineHead(nn.Module):
         self.train_block(0)
 
     @property
+    def in_features(self) -> int:
+        """Width of the features."""
+        return int(self.weights[0].shape[1])
+
+    @property
     def out_features(self) -> int:
         """Number of classes."""
         return sum(len(block) for block in self.weights)

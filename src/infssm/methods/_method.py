@@ -1,4 +1,4 @@
-"""`Method`: a base and its regularizers as one object, for the library's loop and for anyone's own."""
+"""`Method`: a base, its regularizers and its head as one object, for the library's loop and for anyone's own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from infssm.methods._contract import (
     TaskInfo,
     Terms,
 )
+from infssm.methods._head import Head
 from infssm.methods._passes import Batches
-from infssm.states import OldModel, Recorder
+from infssm.models.features import TRAINED, classifier_prefix, trained_classifier
+from infssm.states import OldModel, Recorder, unwrap
 
 
 class StatesConfig(ComponentConfig):
@@ -38,7 +40,7 @@ class StatesConfig(ComponentConfig):
 
 
 class Method:
-    """One base plus regularizers. Built by :func:`infssm.attach`; see there for the loop it fits into."""
+    """One base, any regularizers, one head. Built by :func:`infssm.attach`; see there for the loop it fits into."""
 
     def __init__(
         self,
@@ -46,11 +48,13 @@ class Method:
         context: Context,
         base: Base,
         regularizers: Sequence[Regularizer],
+        head: Head,
     ) -> None:
         self.name = name
         self.context = context
         self.base = base
         self.regularizers = list(regularizers)
+        self.head = head
         self._recording = contextlib.ExitStack()
         if self.needs_states:
             context.recorder = Recorder(context.module, **context.states_options)
@@ -62,13 +66,18 @@ class Method:
 
     @property
     def components(self) -> list[Component]:
-        """Base first, then the regularizers."""
-        return [self.base, *self.regularizers]
+        """Base first, then the regularizers, the head last."""
+        return [self.base, *self.regularizers, self.head]
 
     @property
     def needs_states(self) -> bool:
-        """Whether an old model and recorded states are used."""
+        """Whether states are recorded and compared with the old model's."""
         return any(r.needs_states for r in self.regularizers)
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether a frozen old model is kept."""
+        return self.needs_states or self.head.needs_old
 
     def begin_task(self, task: Any, loader: Any = None) -> None:
         """Start a task: its 0-based index, or an object with ``index`` and ``classes``.
@@ -79,7 +88,8 @@ class Method:
         info = TaskInfo.of(task)
         context = self.context
         context.task = info
-        if self.needs_states and info.index > 0:
+        self.head.withdraw()
+        if self.needs_old and info.index > 0:
             context.old = (context.old or self._copy()).to(context.device)
         loader = None if loader is None else Batches(loader)
         for component in self.components:
@@ -135,19 +145,25 @@ class Method:
         for component in self.components:
             component.after_step()
 
-    def end_task(self, task: Any, loader: Any = None) -> None:
-        """Consolidate: statistics, buffers, and the frozen old model for the next task.
+    def end_task(self, task: Any, loader: Any = None, images: Any = None) -> None:
+        """Consolidate: statistics, buffers, the frozen old model for the next task, and a fitted head.
 
-        ``loader`` yields the task's training batches, without mixup, for the methods that measure on them.
+        ``loader`` yields the task's training batches, without mixup, for the methods that measure on them; ``images``
+        the same images without augmentation, for heads (``loader`` serves where it is not given).
         """
         info = TaskInfo.of(task)
         self._recording.close()
         self.context.forget()
-        loader = None if loader is None else Batches(loader)
-        for component in self.components:
-            component.end_task(info, loader)
-        if self.needs_states:
+        self.head.withdraw()
+        images = loader if images is None else images
+        for component in (self.base, *self.regularizers):
+            component.end_task(info, None if loader is None else Batches(loader))
+        if self.base.joint:
+            self.head.reset()
+        self.head.end_task(info, None if images is None else Batches(images))
+        if self.needs_old:
             self.context.old = self._copy()
+        self.head.install()  # last, so that the old model keeps the classifier that is trained
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Let the components rewrite the optimiser's parameter groups."""
@@ -165,6 +181,7 @@ class Method:
             else [task.index, *((task.classes.start, task.classes.stop) if task.classes else ())],
             "old": None if old is None else old.state_dict(),
             "components": {c.name: c.state_dict() for c in self.components},
+            "head": self.head.reached(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -175,13 +192,30 @@ class Method:
             self.context.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)
         self.context.forget()
         self._recording.close()
+        self.head.withdraw()
         self.context.old = None
         if state["old"] is not None:
             self.context.old = self._copy()
             self.context.old.load_state_dict(state["old"])
         for component in self.components:
             component.load_state_dict(state["components"][component.name])
+        self.head.restore(state["head"])
         self._watch()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The module's tensors by name; where a fitted head is installed, also those of the classifier in training."""
+        reached = self.head.reached()
+        trained = {} if reached is None else reached["trained"]
+        return self.module.state_dict() | {TRAINED + key: value for key, value in trained.items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load :meth:`weights`, and with them the head that was reached."""
+        self.head.withdraw()
+        if trained := trained_classifier(weights):
+            prefix = classifier_prefix(self.module, unwrap(self.module))
+            fitted = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+            self.head.restore({"fitted": fitted, "trained": trained})
+        self.module.load_state_dict({k: v for k, v in weights.items() if not k.startswith(TRAINED)})
 
 
 def _rows(x: Tensor | Mapping[str, Any]) -> int:

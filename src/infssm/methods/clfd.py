@@ -22,6 +22,7 @@ from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods._passes import evaluating, needed
 from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of
+from infssm.models.features import find_classifier
 from infssm.replay import ReservoirBuffer, sum_over_ranks
 
 
@@ -71,7 +72,7 @@ class CLFD(StreamReplay):
         wrapped = parts.FrequencyModel(module, ratio=self.config.ratio, adapt=self.config.adapt)
         wrapped.encoder.to(place.device, place.dtype)
         self.encoder, self.selection = wrapped.encoder, wrapped.selection
-        shape = (self.context.num_classes or 0, int(module.num_features))  # type: ignore[arg-type]
+        shape = (self.context.num_classes or 0, find_classifier(module).in_features)
         height, width = wrapped.image_size
         channels = self.encoder.all.in_channels // 4
         self._blank = torch.zeros(1, channels, height, width, dtype=torch.uint8)

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from infssm.errors import ConfigError
 from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.methods._passes import evaluating, needed
 from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
+from infssm.models.features import features as features_of
+from infssm.models.features import find_classifier
 from infssm.replay import BalancedBuffer, gather_rows, herd, rank_and_world, rank_slice, sum_over_ranks
 from infssm.states import unwrap
 
@@ -61,6 +62,7 @@ class LUCIR(Replay):
     name = "lucir"
     Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
     config: LUCIRConfig
+    own_classifier: ClassVar[bool] = True
     buffer: BalancedBuffer
 
     def __init__(self, config: LUCIRConfig, context: Context) -> None:
@@ -76,14 +78,10 @@ class LUCIR(Replay):
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """Replace the linear head by a cosine head with one block per task."""
-        if not all(hasattr(module, name) for name in ("forward_features", "forward_head", "head", "num_features")):
-            raise ConfigError(
-                "lucir replaces the head: the model needs forward_features, forward_head, num_features, head"
-            )
+        place, like = find_classifier(module), next(module.parameters())
         blocks = list(task_sizes(self.context, self.name))
-        place = next(module.parameters())
-        self.head = CosineHead(module.num_features, blocks).to(place.device, place.dtype)  # type: ignore[arg-type]
-        module.head = self.head
+        self.head = CosineHead(place.in_features, blocks).to(like.device, like.dtype)
+        place.replace(self.head)
         return module
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -123,7 +121,7 @@ class LUCIR(Replay):
         if self.reference is None or task == 0:
             return {}
         with torch.no_grad():
-            old = pooled(self.reference, x)
+            old = features_of(self.reference, x)
         classes = classes_of(self.context, self.name)
         weight = less_forget_weight(self.config.lambda_base, task, self.config.lambda_rule, classes)
         return {"less_forget": weight * less_forget(features, old), "margin": self._margin_term(features, y)}
@@ -182,7 +180,7 @@ class LUCIR(Replay):
 
     def _features(self, batch: BatchLike) -> Tensor:
         """Features ``[b, d]`` of the images without augmentation."""
-        return pooled(unwrap(self.context.module), self.context.normalized(raw_images(batch, self.name)))
+        return features_of(unwrap(self.context.module), self.context.normalized(raw_images(batch, self.name)))
 
     def _store(self, loader: Loader, classes: range, task: TaskInfo) -> int:
         """Trim old classes to the new quota and add the new ones in herding order; returns the images of a batch.
@@ -217,7 +215,7 @@ class LUCIR(Replay):
                 entries = self.buffer.get(slots)
                 x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_rank=False))
                 with evaluating(self.context.module):
-                    features = pooled(unwrap(self.context.module), x)
+                    features = features_of(unwrap(self.context.module), x)
                 labels = self.to_device(entries["label"])
                 loss = F.cross_entropy(self.head(features), labels)
                 if self.context.current.index:
@@ -247,9 +245,3 @@ class LUCIR(Replay):
         self._task_images, self._position, self._order = state["task_images"], state["position"], state["order"]
         if self.context.task is not None:
             self.head.train_block(self.context.task.index)
-
-
-def pooled(model: nn.Module, x: Tensor) -> Tensor:
-    """Features ``[b, d]`` that the head of a model sees."""
-    features: Tensor = model.forward_head(model.forward_features(x), pre_logits=True)  # type: ignore[operator]
-    return features

@@ -5,6 +5,7 @@ from infssm.models._registry import describe_model, list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
 from infssm.models._timm import register_with_timm
 from infssm.models._weights import check_weights
+from infssm.models.features import Classifier, find_classifier
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
 from infssm.models.mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
@@ -16,6 +17,7 @@ __all__ = [
     "SS2D",
     "STATE_SETS",
     "Backbone",
+    "Classifier",
     "LanguageModel",
     "Mamba2Mixer",
     "MambaMixer",
@@ -32,6 +34,7 @@ __all__ = [
     "check_weights",
     "create_model",
     "describe_model",
+    "find_classifier",
     "from_pretrained",
     "list_models",
     "register_model",

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from infssm.errors import CheckpointError
+from infssm.models.features import plain_weights
 
 if TYPE_CHECKING:
     from infssm.models._backbone import Backbone
@@ -85,7 +86,7 @@ def load_weights(model: Backbone, weights: str | os.PathLike[str]) -> None:
     """Load a checkpoint into ``model``: every key must fit, save a head made for another number of classes."""
     check_weights(weights)
     path = find_weights(weights)
-    state = model.adapt_state_dict(read_state_dict(path))
+    state = model.adapt_state_dict(plain_weights(model, read_state_dict(path)))
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model.head_shape_differs(state):
         head = [name for name in expected if name.startswith("head.")]

@@ -57,8 +57,7 @@ def _write_pictures(name: str, folder: Path) -> None:
 
 def shorter_measurements(config: RunConfig) -> dict[str, Any]:
     """Changes to a method's options that make it measure for a moment only."""
-    base, regularizers = parse_name(config.method.name)
-    return {c.name: _SMALLER[c.name] for c in (base, *regularizers) if c.name in _SMALLER}
+    return {c.name: _SMALLER[c.name] for c in parse_name(config.method.name).classes if c.name in _SMALLER}
 
 
 def _smaller_method(config: RunConfig) -> dict[str, Any]:

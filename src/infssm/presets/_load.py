@@ -138,9 +138,8 @@ def _yamls(folder: Traversable) -> list[Traversable]:
 
 def _for_method(overlay: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Of an overlay's ``methods``, lay those that the named method is made of over its ``method`` section."""
-    base, regularizers = parse_name(method)
     section = overlay.get("method", {})
-    for component in (base, *regularizers):
+    for component in parse_name(method).classes:
         section = merge(section, overlay.get("methods", {}).get(component.name, {}))
     return {key: value for key, value in overlay.items() if key != "methods"} | {"method": section}
 

@@ -1,15 +1,17 @@
-"""The old model: a frozen copy that computes states and nothing after them."""
+"""The old model: a frozen copy that computes states and nothing after them, or features."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from infssm.geometry import StateSpace
+from infssm.models.features import features
 from infssm.states._mixers import Layers, unwrap
 from infssm.states._probe import BMode
 from infssm.states._recorder import Recorder, StopForward
@@ -33,7 +35,14 @@ class OldModel:
         config: Any = getattr(self.module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # the old model never generates: caches would be dead weight
-        self._recorder = Recorder(self.module, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers)
+        self._make_recorder = partial(
+            Recorder, self.module, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers
+        )
+
+    @cached_property
+    def _recorder(self) -> Recorder:
+        """Made when states are first asked for: features need no state space layers."""
+        return self._make_recorder()
 
     def states(self, x: Tensor | Mapping[str, Any], **kwargs: Any) -> list[StateSpace]:
         """States of ``module(x, **kwargs)``, layer by layer; a mapping ``x`` is passed as keyword arguments."""
@@ -48,6 +57,11 @@ class OldModel:
             states = self._recorder.flat()
             self._recorder.clear()
         return states
+
+    @torch.no_grad()
+    def features(self, x: Tensor | Mapping[str, Any]) -> Tensor:
+        """Features ``[b, d]`` of ``x``: what the copy's classifier is given."""
+        return features(self.module, x)
 
     def to(self, device: torch.device | str) -> OldModel:
         """Move the copy to a device."""

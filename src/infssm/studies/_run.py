@@ -59,9 +59,9 @@ class TrainedRun:
 
     def model(self, task: int) -> nn.Module:
         """A copy of the model as it was after a task, in evaluation mode."""
-        module = self.setup.method.module
-        load_weights(module, self.directory.weights_path(task % self.tasks))
-        return copy.deepcopy(module).eval()
+        method = self.setup.method
+        load_weights(method, self.directory.weights_path(task % self.tasks))
+        return copy.deepcopy(method.module).eval()
 
     def images(self, count: int, *, task: int = 0) -> Tensor:
         """The first test images of a task through the evaluation transform: [count, channels, height, width]."""

@@ -38,5 +38,5 @@ def evaluate_run(
 
 def _evaluate(fabric: Fabric, config: RunConfig, run: RunDirectory, task: int) -> list[Accuracy]:
     setup = build(config, fabric.device, Split.load(run.split_path), weights=False)
-    load_weights(setup.method.module, run.weights_path(task))
+    load_weights(setup.method, run.weights_path(task))
     return evaluate_seen(fabric, setup, task)

@@ -11,6 +11,7 @@ import itertools
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,8 @@ class Loop:
         """Let the method consolidate, test on all tasks so far, save."""
         setup, state = self.setup, self.state
         seed_all(setup.config.seed, task.index, "end")
-        setup.method.end_task(task, self.statistics(task))
+        images = setup.plain_loader(task, rank=self.fabric.global_rank, world=self.fabric.world_size)
+        setup.method.end_task(task, self.statistics(task), images)
         row = evaluate_seen(self.fabric, setup, task.index)
         accuracies, inside = [a.class_incremental for a in row], [a.task_incremental for a in row]
         state.matrix.update(accuracies, inside, samples=[a.images for a in row])
@@ -196,7 +198,7 @@ class Loop:
         state.next_task()
         if self.fabric.is_global_zero:
             self.run.write_text(names.MATRIX, state.matrix.to_csv())
-            self.run.write_weights(task.index, weights_of(setup.method.module))
+            self.run.write_weights(task.index, weights_of(setup.method.weights()))
         self.save(None)
         self.stop_if_asked(None, saved=True)
 
@@ -255,8 +257,8 @@ class Loop:
         self.named.append(best["file"] if best else None)
 
 
-def weights_of(module: nn.Module) -> bytes:
-    """A module's weights as the content of a safetensors file."""
+def weights_of(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors by name as the content of a safetensors file."""
     from safetensors.torch import save
 
-    return save({name: tensor.contiguous() for name, tensor in module.state_dict().items()})
+    return save({name: tensor.contiguous() for name, tensor in tensors.items()})

@@ -28,6 +28,7 @@ from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
 from infssm.methods import Method, build_method, method_options, parse_name
 from infssm.models import check_weights, create_model
+from infssm.models.features import training_weights
 from infssm.runs import read_checked
 from infssm.train.config import RunConfig
 from infssm.train.rng import seed_all
@@ -90,6 +91,10 @@ class Setup:
             world=world,
             with_raw=self.method.base.needs_raw,
         )
+
+    def plain_loader(self, task: Task, *, rank: int = 0, world: int = 1) -> Loader:
+        """All training images of a task through the evaluation transform, for heads: every image on one rank."""
+        return self.eval_loader(task, "train", rank=rank, world=world)
 
     def eval_loader(self, task: Task, part: Part, *, rank: int = 0, world: int = 1) -> Loader:
         """Images of a task to evaluate on: every image on exactly one rank."""
@@ -207,13 +212,21 @@ def _own_size(model: nn.Module) -> int | None:
     return height if height == width else None
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load the weights that a run saved after a task (``task_00.safetensors``) into a model of the same make."""
+def load_weights(into: nn.Module | Method, path: Path) -> None:
+    """Load the weights that a run saved after a task (``task_00.safetensors``).
+
+    A method built like the run's gets the head that the run had reached; a model, to train on, the classifier that was
+    in training.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        model.load_state_dict(load(read_checked(path)))
+        weights = load(read_checked(path))
+        if isinstance(into, Method):
+            into.load_weights(weights)
+        else:
+            into.load_state_dict(training_weights(into, weights))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the weights {path}: {error}") from None
     except RuntimeError as error:

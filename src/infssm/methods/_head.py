@@ -1,0 +1,189 @@
+"""Heads: how features ``f(x): [b, d]`` become logits ``[b, K]``.
+
+A *trained* head is the classifier that the loss is taken of. A *fitted* head is computed at the end of each task from
+features of the task's images, without augmentation, and stands in the classifier's place until the next task begins;
+then the classifier in training is put back. What fitted heads keep are statistics, never images.
+
+A new fitted head is one file in ``methods/heads``: a class with ``name``, ``Config``, ``Module``, ``reset``, ``fit``,
+``state_dict``, ``load_state_dict``, and ``@register_method`` above it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.methods._contract import Component, Context, Loader, TaskInfo
+from infssm.methods._passes import evaluating, needed
+from infssm.models.features import Classifier, features, find_classifier
+from infssm.states import unwrap
+
+
+class Head(Component, ABC):
+    """The component that turns features into logits; at most one of a method."""
+
+    fitted: ClassVar[bool] = False
+    """Whether it is computed at the end of tasks, on top of the classifier that is trained."""
+
+    needs_old: bool = False
+    """Whether features of the model before the task are asked for; the method then keeps a frozen old model."""
+
+    def prepare(self, module: nn.Module) -> None:
+        """Put the head's classifier into the module (trained heads); called once, before training."""
+
+    def reset(self) -> None:
+        """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
+
+    def install(self) -> None:
+        """Put the fitted module in the place of the classifier in training."""
+
+    def withdraw(self) -> None:
+        """Put the classifier in training back."""
+
+    def reached(self) -> dict[str, dict[str, Tensor]] | None:
+        """Tensors of the fitted module and of the classifier in training, while the fitted one is installed."""
+        return None
+
+    def restore(self, reached: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Stand where :meth:`reached` was called."""
+        if reached is not None:
+            raise ConfigError(
+                f"the state has a fitted head, and {self.name} is none: build the method by its full name"
+            )
+
+
+class FeatureBatch(NamedTuple):
+    """Features of some images: ``new: [b, d]`` of the model now, ``old: [b, d]`` of the model before the task.
+
+    ``y: [b]`` labels. ``old`` is ``None`` on the first task and where the head does not ask for it.
+    """
+
+    new: Tensor
+    y: Tensor
+    old: Tensor | None
+
+
+class Features:
+    """Features of a task's images, batch by batch, on the module's device; iterating again runs the models again.
+
+    Under several processes each has its share of the images, some maybe none: add up with ``sum_over_processes``.
+    """
+
+    def __init__(self, context: Context, loader: Loader, *, old: bool) -> None:
+        self._context = context
+        self._loader = loader
+        self._old = context.old if old else None
+
+    def __iter__(self) -> Iterator[FeatureBatch]:
+        device = self._context.device
+        module = unwrap(self._context.module)
+        with evaluating(module):
+            for batch in self._loader:
+                x = batch.x.to(device)
+                old = None if self._old is None else self._old.features(x)
+                yield FeatureBatch(features(module, x), batch.y.to(device), old)
+
+
+class FittedHead(Head):
+    """A head computed from features at the end of each task."""
+
+    fitted: ClassVar[bool] = True
+    Module: ClassVar[Callable[..., nn.Module]]
+    """Builds the fitted module from its tensors: ``Module(**module.state_dict())`` is the module again."""
+
+    def __init__(self, config: Any, context: Context) -> None:
+        super().__init__(config, context)
+        self._trained: nn.Module | None = None
+        self._fitted: nn.Module | None = None
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
+
+    @abstractmethod
+    def fit(self, rows: Features, task: TaskInfo) -> nn.Module:
+        """Take in the features of the task's images and return ``Module(...)``: ``[b, d]`` to logits ``[b, K]``.
+
+        Called under ``torch.no_grad``, alike on all processes. A class without images so far scores ``-inf``.
+        """
+
+    @property
+    def classifier(self) -> Classifier:
+        """The place of the classifier in the module."""
+        return find_classifier(unwrap(self.context.module))
+
+    @property
+    def num_features(self) -> int:
+        """Width d of the features."""
+        return self.classifier.in_features
+
+    @property
+    def num_classes(self) -> int:
+        """Number K of classes."""
+        count = self.context.num_classes or getattr(self.classifier.module, "out_features", None)
+        if not isinstance(count, int):
+            raise ConfigError(f"{self.name} scores every class: give num_classes")
+        return count
+
+    def prepare(self, module: nn.Module) -> None:
+        """Nothing is replaced before the first fit; a model without a classifier is refused now."""
+        find_classifier(unwrap(module))
+
+    @torch.no_grad()
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Fit; the method installs what was fitted once the old model is copied."""
+        loader = needed(loader, self.name, "is fitted to features of the task's images, without augmentation")
+        rows = Features(self.context, loader, old=self.needs_old)
+        self._fitted = self._built(self.fit(rows, task).state_dict())
+
+    def _built(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The fitted module of these tensors, in the model's precision, on its device."""
+        like = next(self.context.module.parameters())
+        return type(self).Module(**tensors).to(like.device, like.dtype).eval().requires_grad_(False)
+
+    @property
+    def installed(self) -> bool:
+        """Whether the fitted module stands in the classifier's place."""
+        return self._trained is not None
+
+    def install(self) -> None:
+        """Put the fitted module in the place of the classifier in training."""
+        if self._fitted is None or self.installed:
+            return
+        place = self.classifier
+        self._trained = place.module
+        place.replace(self._fitted)
+
+    def withdraw(self) -> None:
+        """Put the classifier in training back."""
+        if self._trained is not None:
+            self.classifier.replace(self._trained)
+        self._trained = self._fitted = None
+
+    def reached(self) -> dict[str, dict[str, Tensor]] | None:
+        """Tensors of the fitted module and of the classifier in training, while the fitted one is installed."""
+        if self._trained is None or self._fitted is None:
+            return None
+        return {"fitted": self._fitted.state_dict(), "trained": self._trained.state_dict()}
+
+    def restore(self, reached: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Stand where :meth:`reached` was called."""
+        self.withdraw()
+        if reached is None:
+            return
+        self.classifier.module.load_state_dict(reached["trained"])
+        self._fitted = self._built(reached["fitted"])
+        self.install()
+
+
+def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """``nn.Linear`` with these ``weight: [K, d]`` and ``bias: [K]``: the ``Module`` of heads that are linear."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+    layer.load_state_dict({"weight": weight, "bias": bias})
+    return layer

@@ -1,0 +1,7 @@
+"""One file per head. Every module of this folder is imported, so that adding a head touches its own file alone."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

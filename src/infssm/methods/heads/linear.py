@@ -1,0 +1,13 @@
+"""The classifier that the model came with, trained like the rest of it."""
+
+from __future__ import annotations
+
+from infssm.methods._build import register_method
+from infssm.methods._head import Head
+
+
+@register_method
+class Linear(Head):
+    """The model's own classifier, trained with it; what a method has where no head is named."""
+
+    name = "linear"
