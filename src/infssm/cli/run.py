@@ -66,11 +66,42 @@ def command(
     if print_config or dry_run:
         _show(groups, dry_run=dry_run)
         return
+    if source is None and not fast_dev_run and "RANK" not in os.environ:  # not once per process of torchrun
+        _announce([config for group in groups for config in group], quiet=quiet)
     begun = time.monotonic()
     demo = source is None and any(len(group) > 1 for group in groups)
     results = [r for group in groups for r in run_side_by_side(group, overwrite=overwrite or demo, quiet=quiet)]
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
         _conclude(results, time.monotonic() - begun)
+
+
+def _announce(configs: list[Any], *, quiet: bool) -> None:
+    """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
+    from infssm.presets import estimate
+    from infssm.runs import RunDirectory
+    from infssm.train.running import run_path
+
+    config = configs[-1]
+    if config.data.name == "digits" or all(RunDirectory(run_path(c)).complete for c in configs):
+        return
+    found = estimate(config)
+    options = ", ".join(f"{key} {value}" for key, value in config.model.options.items())
+    model = f"{config.model.name} ({options})" if options else config.model.name
+    if not found.fits:
+        raise ConfigError(
+            f"{model} on {config.data.name} would take {found.memory / 2**30:.1f} GiB of memory, more than there is: "
+            "choose a smaller data.image_size, train.batch_size or model"
+        )
+    if quiet:
+        return
+    images, classes = (sum(task[n] for task in found.tasks) for n in (1, 0))
+    runs = f", {len(configs)} runs" if len(configs) > 1 else ""
+    typer.echo(
+        f"{config.data.name}: {images:,} training images of {classes} classes in {len(found.tasks)} tasks\n"
+        f"{model} at {config.data.image_size or 'their own'} pixels: about {found.duration}{runs and ' a run'} and "
+        f"{found.memory / 2**30:.2f} GiB on this CPU{runs}\n"
+        "other choices: model=NAME data.image_size=PIXELS data.num_tasks=N train.epochs=N"
+    )
 
 
 def _preset(name: str, variant: str) -> Any:

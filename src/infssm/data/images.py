@@ -114,6 +114,16 @@ class FileImages:
                 f"cannot read the image {path}: {error}; replace or delete it (`infssm data check` lists all such)"
             ) from error
 
+    def size_of(self, index: int) -> tuple[int, int] | None:
+        """Width and height of image ``index`` by its header, without decoding it; None where it cannot be read."""
+        from PIL import Image as pil
+
+        try:
+            with pil.open(self.root / self.paths[index]) as image:
+                return image.size
+        except _pil_errors():
+            return None
+
     def why_unreadable(self, index: int) -> str | None:
         """Why picture ``index`` cannot be read; None when it can. Decodes at low resolution, to the last byte."""
         from PIL import Image as pil

@@ -72,7 +72,9 @@ def require_readable(
     if skip_unreadable:
         warnings.warn(f"{dataset.name}: {len(bad)} files cannot be read and are left out", UserWarning, stacklevel=2)
         return _without(dataset, images, set(bad))
-    shown = "\n".join(f"  {images.root / images.paths[n]}: {reason}" for n, reason in list(bad.items())[:_SHOWN])
+    shown = "\n".join(
+        f"  cannot read the image {images.root / images.paths[n]}: {reason}" for n, reason in list(bad.items())[:_SHOWN]
+    )
     more = f"\n  and {len(bad) - _SHOWN} more: infssm data check {images.root} lists all" if len(bad) > _SHOWN else ""
     raise DataError(
         f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read\n{shown}{more}\n"

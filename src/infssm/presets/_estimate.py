@@ -39,6 +39,17 @@ class Estimate:
     seconds: float
 
     @property
+    def fits(self) -> bool:
+        """Whether this machine has the memory, as far as the system tells."""
+        there = memory_here()
+        return there is None or self.memory <= there
+
+    @property
+    def duration(self) -> str:
+        """The seconds in words."""
+        return _duration(self.seconds)
+
+    @property
     def steps(self) -> int:
         """Optimiser steps of the whole run."""
         return sum(task[-1] for task in self.tasks)
@@ -58,6 +69,15 @@ class Estimate:
 
 def estimate(config: RunConfig) -> Estimate:
     """Load the data, build model and method, time a few steps of the first and of a later task."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.train.threads or before)
+    try:
+        return _measure(config)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(config: RunConfig) -> Estimate:
     shorter = merge(to_dict(config), {"method": shorter_measurements(config)})
     setup = build(load_config(shorter), torch.device("cpu"))
     stream, train = setup.stream, config.train

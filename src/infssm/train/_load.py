@@ -46,9 +46,12 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     """Return ``base`` with ``changes`` laid over it, mappings merged key by key.
 
     A section given by its name alone (``method: ewc``) is a mapping with that ``name``; a new
-    ``method.name`` or ``model.name`` drops the options and weights of what it replaces.
+    ``method.name`` or ``model.name`` drops the options and weights of what it replaces. ``train.epochs`` alone
+    holds for task 0 too.
     """
     merged = dict(base)
+    if "epochs" in changes and "task0_epochs" not in changes:
+        merged.pop("task0_epochs", None)
     for key, new in changes.items():
         old = merged.get(key)
         if key in ("data", "model", "method"):

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from infssm.train._load import load_config, merge, parse_overrides, to_dict
+from infssm.train._load import load_config, merge, parse_overrides
 from infssm.train.config import RunConfig
+from infssm.train.fitting import fitted
 from infssm.train.main_job import MAIN_JOB, MAIN_METHODS
 from infssm.train.running import run_path
 from infssm.train.setup import build, check_config
@@ -28,13 +29,14 @@ def plan(
 ) -> list[list[RunConfig]]:
     """Validated configurations, one group per seed; the runs of a group share the first one's task-0 model.
 
-    Without a ``source`` and without a method among the ``overrides``, a group is the main job's methods.
+    Without a ``source`` and without a method among the ``overrides``, a group is the main job's methods. Data without a
+    model get one that fits (see :func:`~infssm.train.fitting.fitted`).
     """
     changes = parse_overrides(overrides)
-    if source is None:
-        base: Mapping[str, Any] = MAIN_JOB
-    else:
-        base = source if isinstance(source, Mapping) else to_dict(load_config(source))
+    given: Mapping[str, Any] = {}
+    if source is not None:
+        given = source if isinstance(source, Mapping) else load_config(source).model_dump(exclude_unset=True)
+    base = merge(MAIN_JOB if source is None else given, fitted(merge(given, changes), data_root))
     methods = MAIN_METHODS if source is None and "method" not in changes else (None,)
     fixed: dict[str, Any] = {}
     if out is not None:
