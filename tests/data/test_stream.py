@@ -122,6 +122,12 @@ def test_bad_task_lists(tasks, message):
         divide_classes(names, 1, tasks=tasks)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_class_orders_have_seeds_that_numpy_takes(seed):
+    with pytest.raises(ConfigError, match="from 0 to"):
+        divide_classes(("a", "b"), 2, class_order_seed=seed)
+
+
 def test_task_lists_do_not_mix_with_other_ways():
     with pytest.raises(ConfigError, match="leave out base_classes and class_order_seed"):
         divide_classes(("a", "b"), 2, tasks=[[0], [1]], base_classes=1)

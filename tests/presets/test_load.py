@@ -1,13 +1,15 @@
 """Presets by name: variants, rows that build on others, errors."""
 
+import numpy as np
 import pytest
 
+from infssm.data import write_synthetic
 from infssm.errors import ConfigError
 from infssm.methods import method_options
 from infssm.presets import list_presets, load_preset
 from infssm.train import load_config, to_dict
 from infssm.train.plan import plan
-from infssm.train.setup import check_config
+from infssm.train.setup import check_config, load_stream
 
 
 def test_variants_settle_the_divergences_as_one_choice():
@@ -88,6 +90,18 @@ def test_summaries_show_the_published_result():
         "inf-ssm; paper, Table 11: AA 49.34 ± 3.36, AIA 67.51 ± 1.47, FM 25.14 ± 3.86"
     )
     assert load_preset("cub200/10-task/seq").summary == "seq; no published result"
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("b50-5", (50,) + 5 * (10,)), ("b50-10", (50,) + 10 * (5,))])
+def test_base_classes_then_equal_tasks(tmp_path, name, sizes):
+    write_synthetic("cifar100", tmp_path, per_class=3)
+    preset = load_preset(f"cifar100/{name}/seq")
+    assert preset.paper is None
+    stream = load_stream(load_config(preset.values, [f"data.root={tmp_path}"]))
+    assert stream.task_sizes == sizes
+    assert stream.class_order.tolist() == np.random.RandomState(0).permutation(100).tolist()
+    by_run = load_config(preset.values, [f"data.root={tmp_path}", "data.class_order_seed=run", "seed=7"])
+    assert load_stream(by_run).class_order.tolist() == np.random.RandomState(7).permutation(100).tolist()
 
 
 def test_the_main_job_is_a_benchmark_too():

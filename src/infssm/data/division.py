@@ -55,6 +55,8 @@ def _class_order(count: int, seed: int | None) -> np.ndarray[tuple[int], np.dtyp
     """``order[label]`` is the class that gets this stream label."""
     if seed is None:
         return np.arange(count)
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"a class order's seed must be from 0 to 2**32 - 1, got {seed}")
     # The legacy generator, because its permutation for a seed is fixed for ever and is the one in common use.
     return np.random.RandomState(seed).permutation(count).astype(np.int64)
 

@@ -31,7 +31,7 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
         _write_pictures(config.data.name, Path(folder))
     data: dict[str, Any] = {"train_per_class": 1, "test_per_class": 1, "image_size": 32}
     if known:
-        data |= {"root": os.fspath(folder), "num_tasks": 2}
+        data |= {"root": os.fspath(folder), "num_tasks": 2, "base_classes": None, "tasks": None}
     elif config.data.name in ("digits", "synthetic"):
         data["num_tasks"] = 2
     changes = {

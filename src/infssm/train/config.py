@@ -80,9 +80,10 @@ class DataConfig(_Named):
         description="labels or names of each task's classes, such as [[0, 1], [2]]; classes not named are left out; "
         "null: by number",
     )
-    class_order_seed: int | None = Field(
+    class_order_seed: int | Literal["run"] | None = Field(
         default=None,
-        description="null: natural class order, as the release; else the seed of a permutation of the classes",
+        description="null: natural class order, as the release; else the seed of a permutation of the classes; 'run': "
+        "the run's own seed, so that seeds repeat the stream in other orders",
     )
     split_seed: int = Field(
         default=0, description="seed of the train/val/test split; the release uses 0 for every run seed"

@@ -156,7 +156,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         dataset,
         split,
         data.num_tasks,
-        class_order_seed=data.class_order_seed,
+        class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
         base_classes=data.base_classes,
         tasks=data.tasks,
     )
