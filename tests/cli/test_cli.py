@@ -128,6 +128,24 @@ def test_doctor(infssm: Any) -> None:
     assert "kernels" in found
 
 
+def test_doctor_imports_what_it_reports_on(infssm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infssm.cli import doctor
+
+    def broken(name: str) -> None:
+        if name == "sklearn":
+            raise RuntimeError("undefined symbol: zzz")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    found = json.loads(infssm("doctor", "--json").out)["optional packages"]
+    assert (
+        "cannot be imported (undefined symbol: zzz): pip install --force-reinstall scikit-learn"
+        in (found["scikit-learn"])
+    )
+    monkeypatch.setattr("infssm.integrations.mend_torchvision", lambda: True)
+    found = json.loads(infssm("doctor", "--json").out)["optional packages"]
+    assert "made for another torch" in found["torchvision"]
+
+
 def test_bench(infssm: Any) -> None:
     done = infssm("bench", "seq", "lwf-ac", "--image-size", 32, "--batch-size", 2, "--steps", 1, "--json")
     assert [t["method"] for t in json.loads(done.out)] == ["seq", "lwf-ac"]

@@ -1,5 +1,6 @@
 """The guarded import of torchvision and timm."""
 
+import subprocess
 import sys
 import types
 
@@ -14,6 +15,24 @@ def test_both_packages_import_and_transform():
     assert guarded.torchvision("transforms").CenterCrop(2)(torch.zeros(1, 4, 4)).shape == (1, 2, 2)
     assert guarded.timm("data").create_transform is not None
     assert guarded.timm() is sys.modules["timm"]
+
+
+def test_others_import_torchvision_after_mending():
+    """In a process of its own, where nothing has imported it yet."""
+    code = (
+        "from infssm.integrations import mend_torchvision; first = mend_torchvision()\n"
+        "import torchvision, timm\n"
+        "from transformers import MambaForCausalLM\n"
+        "assert mend_torchvision() == first"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mending_what_is_not_there(monkeypatch):
+    monkeypatch.setattr(guarded, "find_spec", lambda _: None)
+    monkeypatch.setattr(guarded, "_declared", set())
+    assert not guarded.mend()
 
 
 @pytest.mark.parametrize(("call", "package"), [("torchvision", "torchvision"), ("timm", "timm")])

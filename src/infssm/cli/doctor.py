@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import warnings
 from typing import Annotated, Any
 
 import typer
 
-_OPTIONAL = {
-    **dict.fromkeys(("timm", "torchvision", "scikit-learn", "lightning-fabric", "matplotlib", "tensorboard"), "bench"),
-    "transformers": "hf",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "ray": "ray",
+from infssm._registry import shorten
+
+_OPTIONAL = {  # distribution: (module to import, extra that installs it)
+    "torchvision": ("torchvision", "bench"),
+    "timm": ("timm", "bench"),
+    "scikit-learn": ("sklearn", "bench"),
+    "lightning-fabric": ("lightning_fabric", "bench"),
+    "matplotlib": ("matplotlib", "bench"),
+    "tensorboard": ("torch.utils.tensorboard", "bench"),
+    "transformers": ("transformers.models.mamba.modeling_mamba", "hf"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
 }
+_WRONG_WHEEL = (
+    "made for another torch; infssm works with it, other libraries after infssm.integrations.mend_torchvision(). "
+    "To mend it for good, reinstall torch and torchvision together: https://pytorch.org/get-started"
+)
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -34,7 +46,6 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def _examine() -> dict[str, Any]:
     from infssm.data import data_root
     from infssm.runs import environment
-    from infssm.runs.env import package_version
 
     env = environment()
     kernels = env["kernels"]
@@ -54,8 +65,23 @@ def _examine() -> dict[str, Any]:
         "kernels": f"{runs}{', ' + kernels['isa'] if kernels.get('isa') else ''}",
         "kernels on a GPU": on_gpu,
         "data root": f"{root} ({'exists' if root.is_dir() else 'not there yet'})",
-        "optional packages": {
-            name: package_version(name) or f"missing: pip install 'infssm[{extra}]'"
-            for name, extra in _OPTIONAL.items()
-        },
+        "optional packages": {name: _state_of(name, *how) for name, how in _OPTIONAL.items()},
     }
+
+
+def _state_of(name: str, module: str, extra: str) -> str:
+    """The version of a package that can be imported, or what to do about it: what is installed need not work."""
+    from infssm.integrations import mend_torchvision
+    from infssm.runs.env import package_version
+
+    version = package_version(name)
+    if version is None:
+        return f"missing: pip install 'infssm[{extra}]'"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mended = mend_torchvision()
+            importlib.import_module(module)
+    except Exception as error:  # whatever a broken installation raises
+        return f"{version}, cannot be imported ({shorten(str(error))}): pip install --force-reinstall {name}"
+    return f"{version}, {_WRONG_WHEEL}" if name == "torchvision" and mended else version

@@ -6,6 +6,7 @@ import importlib
 from importlib.util import find_spec
 from types import ModuleType
 
+from infssm.data.torchvision import mend
 from infssm.errors import ConfigError
 
 
@@ -13,5 +14,6 @@ def require(*names: str, install: str) -> ModuleType:
     """The first of these modules that is installed; ConfigError says how to install it where none is."""
     for name in names:
         if find_spec(name.split(".")[0]) is not None:
+            mend()
             return importlib.import_module(name)
     raise ConfigError(f"{names[0].split('.')[0]} is not installed: {install}")
