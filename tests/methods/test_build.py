@@ -76,6 +76,7 @@ def test_regularizers_alone_stand_on_seq() -> None:
         ("seq+joint", "only one base"),
         ("ewc+ewc", "twice"),
         ("joint+ewc", "nothing to regularize"),
+        ("frozen+ewc", "the features of frozen do not move, so there is nothing to regularize"),
         ("inf-ssm+inf-ssm-exact", "hold the same states; choose one"),
         ("er+inf-ssm++inf-ssm", "inf-ssm and inf-ssm[+] hold the same states"),
         ("lwf-ac+lwf-abc", "lwf-abc and lwf-ac hold the same states"),

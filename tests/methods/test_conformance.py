@@ -133,7 +133,7 @@ def compatible_regularizers() -> list[list[str]]:
 @pytest.mark.parametrize("base", KINDS[Base])
 @pytest.mark.parametrize("group", compatible_regularizers(), ids=lambda group: "+".join(group))
 def test_every_base_with_every_regularizer_and_every_head(base: str, head: str, group: list[str]) -> None:
-    regularizers = [] if components[base].joint else group
+    regularizers = [] if components[base].joint or components[base].freezes else group
     if components[base].own_classifier and not components[head].fitted:
         with pytest.raises(ConfigError, match="a classifier of its own"):
             parse_name(f"{base}+{head}")

@@ -1,6 +1,6 @@
 """Continual-learning methods: one contract, one file per method or head, composition by name."""
 
-from infssm.methods import clfd, der, er, ewc, heads, inf_ssm, l2p, lucir, lwf, mas, seq, si, ucl, xder
+from infssm.methods import clfd, der, er, ewc, frozen, heads, inf_ssm, l2p, lucir, lwf, mas, seq, si, ucl, xder
 from infssm.methods._build import (
     attach,
     build_method,
@@ -50,6 +50,7 @@ __all__ = [
     "describe_method",
     "er",
     "ewc",
+    "frozen",
     "heads",
     "inf_ssm",
     "l2p",

@@ -80,6 +80,8 @@ def parse_name(name: str) -> Parts:
     _check_families(name, regularizers)
     if base.joint and regularizers:
         raise ConfigError(f"{name!r}: joint training sees all data at once, so there is nothing to regularize")
+    if base.freezes and regularizers:
+        raise ConfigError(f"{name!r}: the features of {base.name} do not move, so there is nothing to regularize")
     if base.own_classifier and not head.fitted and head in classes:
         raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
     return Parts(base, regularizers, head)

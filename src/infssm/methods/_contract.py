@@ -313,6 +313,8 @@ class Base(Component, ABC):
     """Whether mixup and label smoothing may be applied to its batches."""
     joint: ClassVar[bool] = False
     """Whether every task's data includes all earlier tasks' (upper bound)."""
+    freezes: ClassVar[bool] = False
+    """Whether the features stay as they are after the first task."""
     own_classifier: ClassVar[bool] = False
     """Whether :meth:`prepare` replaces the classifier that is trained, so that no other trained head fits."""
 

@@ -79,6 +79,10 @@ class Method:
         """Whether a frozen old model is kept."""
         return self.needs_states or self.head.needs_old
 
+    def trains(self, task: int) -> bool:
+        """Whether steps on a task make a difference; with frozen features and a fitted head only the first do."""
+        return task == 0 or not (self.base.freezes and self.head.fitted)
+
     def begin_task(self, task: Any, loader: Any = None) -> None:
         """Start a task: its 0-based index, or an object with ``index`` and ``classes``.
 

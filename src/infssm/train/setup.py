@@ -49,10 +49,10 @@ class Setup:
         return self.stream.cumulative(index) if self.method.base.joint else self.stream[index]
 
     def epochs(self, task: int) -> int:
-        """Epochs to train on a task; 0 where it starts from given weights."""
+        """Epochs to train on a task; 0 where it starts from given weights, or where training makes no difference."""
         train = self.config.train
         if task > 0:
-            return train.epochs
+            return train.epochs if self.method.trains(task) else 0
         return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0, rank: int = 0, world: int = 1) -> Loader:
