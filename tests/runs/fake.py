@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from infssm.metrics import AccuracyMatrix
+from infssm.metrics import AccuracyMatrix, Confusion
 from infssm.runs import RunDirectory
 
 ROWS = [[0.9], [0.5, 0.8], [0.3, 0.6, 0.7]]
@@ -26,6 +26,12 @@ def config(method: str, seed: int = 0, *, data: str = "digits", **options: Any) 
     }
 
 
+def confusion(seen: int = 6) -> Confusion:
+    """Ten images a class, of which the class's own number goes to the next one."""
+    counts = [[10 - i if j == i else i if j == (i + 1) % seen else 0 for j in range(seen)] for i in range(seen)]
+    return Confusion.of(counts, ("zero", "one", "two", "three", "four", "five"), (2, 2, 2))
+
+
 def fake_run(
     path: Path, method: str = "seq", seed: int = 0, *, shift: float = 0.0, complete: bool = True, **more: Any
 ) -> RunDirectory:
@@ -37,6 +43,7 @@ def fake_run(
     for row, inside in list(zip(ROWS, INSIDE, strict=True))[:rows]:
         matrix.update([v + shift for v in row], inside, samples=[10] * len(row))
     run.write_text("accuracy_matrix.csv", matrix.to_csv())
+    run.write_json("confusion.json", confusion(2 * rows).to_json())
     lines: list[dict[str, Any]] = []
     for epoch in range(4):
         lines.append({"kind": "step", "at": epoch + 1, "task": 0, "epoch": epoch, "step": 1, "lr": 1e-3, "loss": {}})

@@ -3,10 +3,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from infssm.errors import ConfigError
 from infssm.runs import compare, find_runs, render
@@ -147,7 +151,7 @@ def test_json(tmp_path: Path) -> None:
 def test_html(tmp_path: Path) -> None:
     three_methods(tmp_path)
     text = render(compare(find_runs([tmp_path])), "html")
-    assert text.count("<svg") == 5
+    assert text.count('role="img"') == 5
     assert text.count("polyline") == 2 * 3
     assert '<td class="best">58.33 ± 7.07</td>' in text
     assert "<script" not in text
@@ -156,3 +160,38 @@ def test_html(tmp_path: Path) -> None:
 def test_nothing_to_compare() -> None:
     with pytest.raises(ConfigError, match="no complete runs"):
         compare([])
+
+
+def test_unlike_runs_are_never_ranked_against_each_other(tmp_path: Path) -> None:
+    for epochs, shift in ((1, 0.0), (50, 0.1)):
+        for method in ("seq", "lwf-ac"):
+            run = fake_run(tmp_path / f"{method}{epochs}", method, shift=shift)
+            config = run.config()
+            config["train"]["epochs"] = epochs
+            run.write_text("config.yaml", yaml.safe_dump(config))
+    found = compare(find_runs([tmp_path]))
+    assert [row.label for row in found.rows] == ["lwf-ac", "seq", "lwf-ac", "seq"]
+    names = [f"digits, 3 tasks, vim_nano (train.epochs={e})" for e in (1, 50)]
+    assert sorted(found.benchmarks) == names
+    assert all(len(found.of(name)) == 2 for name in names)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_table_at_80_columns_shows_every_number(tmp_path: Path, encoding: str) -> None:
+    """With long labels, on terminals that know "±" and on those that do not."""
+    for weight in (1.0, 123456789.125):
+        for seed in (0, 1):
+            path = tmp_path / f"{weight}-{seed}"
+            fake_run(path, "inf-ssm-exact", seed, shift=seed / 100, distance="martin+0.125*c", weight=weight)
+    done = subprocess.run(
+        [sys.executable, "-m", "infssm", "report", str(tmp_path)],
+        capture_output=True,
+        env=os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        check=False,
+    )
+    text = done.stdout.decode(encoding)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, text.splitlines()[:-1])) <= 80  # the last line is a sentence
+    sign = "±" if encoding == "utf-8" else "?"
+    assert text.count(f"53.8 {sign} 0.7") == 2
+    assert "…" not in text

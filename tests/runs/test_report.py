@@ -15,7 +15,7 @@ from tests.runs.fake import fake_run
 
 def charts(html: str) -> list[ET.Element]:
     """All charts of a page; parsing fails on anything that is not well formed."""
-    return [ET.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+    return [ET.fromstring(text) for text in re.findall(r"<svg[^>]*role=\"img\".*?</svg>", html, re.DOTALL)]
 
 
 def test_report_is_self_contained_and_whole(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_report_is_self_contained_and_whole(tmp_path: Path) -> None:
     assert "http" not in html
     for text in ("AA, %", "53.33", "Forgetting per task", "Loss terms", "method.weight", "1000.0", "packages.torch"):
         assert text in html, text
-    assert len(charts(html)) == 6
+    assert len(charts(html)) == 7
     assert len(html) < 60_000
 
 
@@ -43,7 +43,7 @@ def test_heat_map_shows_every_known_cell(tmp_path: Path) -> None:
     cells = [e for e in heat.iter("rect") if e.get("class") == "cell"]
     titles = [e.findtext("title") for e in cells]
     assert len(cells) == 6
-    assert "after task 2, on task 1: 60.00 %" in titles
+    assert "after task 2, on task 1 (two, three): 60.00 %" in titles
     assert [t.text for t in heat.iter("text") if t.get("class") in ("on-dark", "on-light")] == [
         "90.0", "50.0", "80.0", "30.0", "60.0", "70.0",
     ]  # fmt: skip
@@ -82,5 +82,51 @@ def test_line_goes_where_it_should() -> None:
     points = re.search(r'points="([^"]*)"', picture)
     assert points is not None
     (x0, y0), (x1, y1) = (map(float, p.split(",")) for p in points[1].split())
-    assert (x0, y0) == (56.0, 256.0)
+    assert (x0, y0) == (66.0, 256.0)
     assert (x1, y1) == pytest.approx((546.0, 12.0))
+
+
+def test_classes_and_what_they_are_taken_for(tmp_path: Path) -> None:
+    html = render_report(fake_run(tmp_path / "a"))
+    titles = [e.findtext("title") for e in charts(html)[6].iter("rect")]
+    assert "three taken for four: 30.00 %" in titles
+    assert "zero taken for zero: 100.00 %" in titles
+    assert '<span title="five">five</span><i style="width:50.0%"></i><em>50.0</em>' in html
+    assert "<li><b>task 1</b> two, three</li>" in html
+
+
+def test_report_of_a_run_without_recorded_classes(tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "a")
+    (run.path / "confusion.json").unlink()
+    html = render_report(run)
+    assert len(charts(html)) == 6
+    assert "after task 2, on task 1: 60.00 %" in html
+
+
+def test_forgetting_below_zero_is_drawn_below_the_axis() -> None:
+    chart = svg.bar_chart(["0", "1"], [("s", [10.0, -5.0])], x_label="task", y_label="points")
+    up, down = [e for e in ET.fromstring(chart).iter("rect") if "bar" in e.get("class", "")]
+    zero = float(up.get("y", 0)) + float(up.get("height", 0))
+    assert float(down.get("y", 0)) == pytest.approx(zero, abs=0.11)
+    assert float(down.get("height", 0)) == pytest.approx(float(up.get("height", 0)) / 2, abs=0.11)
+
+
+def test_equal_curves_differ_in_dashes_and_markers() -> None:
+    series = [svg.Series(name, [0, 1], [50, 40]) for name in "ab"]
+    picture = svg.line_chart(series, x_label="x", y_label="y")
+    chart = ET.fromstring(picture[: picture.index("</svg>") + 6])
+    one, other = chart.iter("polyline")
+    assert one.get("points") == other.get("points")
+    assert one.get("class") != other.get("class")
+    assert len({e.get("d") for e in chart.iter("path")}) == 2
+
+
+def test_seeds_make_a_band() -> None:
+    picture = svg.line_chart(
+        [svg.Series("s", [0, 1], [50, 40], [45, 35], [55, 60])], x_label="x", y_label="y", y_range=(0, 100)
+    )
+    points = re.search(r'band" points="([^"]*)"', picture)
+    assert points is not None
+    heights = [float(p.split(",")[1]) for p in points[1].split()]
+    scale = [256 - 2.44 * v for v in (55, 60, 35, 45)]
+    assert heights == pytest.approx(scale, abs=0.06)

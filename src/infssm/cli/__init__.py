@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_fail(f"the command line needs {error.name}: pip install 'infssm[bench]'", 2))
     from infssm.cli.app import invoke
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without "±" shows "?", and the run goes on
     sys.exit(invoke(arguments))
 
 

@@ -19,16 +19,21 @@ _NOT_COMPARED = ("seed", "method.name", "train.task0")
 """Settings that decide results, but do not make another set-up, or stand in a column of their own."""
 
 
+_PROTOCOL = ("data.", "model.", "train.epochs", "train.task0_epochs", "train.limit_batches")
+"""Settings that say what is learnt from what; runs that differ in them are never ranked against each other."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One set-up over its seeds.
 
     Attributes:
-        benchmark: data set, tasks and model.
+        benchmark: data set, tasks and model, with what tells its protocol from others of that name.
         label: the method, with the settings that tell it from others of that name.
         seeds: of the runs behind it.
         measures: every measure as mean and spread, fractions.
         matrices: one accuracy matrix per seed.
+        names_per_task: class names of each task; empty where they were not recorded or differ between seeds.
     """
 
     benchmark: str
@@ -36,11 +41,20 @@ class Row:
     seeds: tuple[int, ...]
     measures: dict[str, Summary]
     matrices: tuple[AccuracyMatrix, ...]
+    names_per_task: tuple[tuple[str, ...], ...] = ()
 
     @property
     def aa_curve(self) -> list[float]:
         """AA after every task, mean over seeds, in percent."""
         return [100 * float(v) for v in np.mean([m.aa_curve for m in self.matrices], axis=0)]
+
+    @property
+    def aa_range(self) -> tuple[list[float], list[float]] | tuple[()]:
+        """Lowest and highest AA of the seeds after every task, in percent; empty for one seed."""
+        if len(self.matrices) < 2:
+            return ()
+        curves = 100 * np.array([m.aa_curve for m in self.matrices])
+        return curves.min(0).tolist(), curves.max(0).tolist()
 
     @property
     def aa_error(self) -> float | None:
@@ -93,38 +107,53 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
         config = run.config()
         groups.setdefault(_setup(config), []).append((run, config))
     configs = [members[0][1] for members in groups.values()]
-    rows = [_row(members, _label(members[0][1], configs)) for members in groups.values()]
+    rows = [
+        _row(members, _benchmark(members[0][1], configs), _label(members[0][1], configs)) for members in groups.values()
+    ]
     order = list(dict.fromkeys(row.benchmark for row in rows))
     return Comparison(tuple(sorted(rows, key=lambda row: order.index(row.benchmark))))
 
 
-def _row(members: list[tuple[RunDirectory, dict[str, Any]]], label: str) -> Row:
+def _row(members: list[tuple[RunDirectory, dict[str, Any]]], benchmark: str, label: str) -> Row:
     matrices = tuple(run.matrix() for run, _ in members)
     seeds = tuple(config["seed"] for _, config in members)
-    return Row(_benchmark(members[0][1]), label, seeds, summarize(matrices), matrices)
+    found = {tuple(c.names_per_task) if (c := run.confusion()) else () for run, _ in members}
+    return Row(benchmark, label, seeds, summarize(matrices), matrices, found.pop() if len(found) == 1 else ())
 
 
-def _benchmark(config: dict[str, Any]) -> str:
+def _task(config: dict[str, Any]) -> str:
     return f"{config['data']['name']}, {config['data']['num_tasks']} tasks, {config['model']['name']}"
+
+
+def _benchmark(config: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """Data set, tasks and model, and in brackets what tells its protocol from others with the same ones."""
+    alike = [_protocol(other) for other in others if _task(other) == _task(config)]
+    shown = _differing(_protocol(config), alike)
+    return f"{_task(config)} ({', '.join(shown)})" if shown else _task(config)
 
 
 def _setup(config: dict[str, Any]) -> str:
     """Key under which the seeds of one set-up meet."""
-    return json.dumps([config["method"]["name"], _benchmark(config), sorted(_compared(config).items())], default=str)
+    return json.dumps([config["method"]["name"], _task(config), sorted(_compared(config).items())], default=str)
 
 
 def _label(config: dict[str, Any], others: list[dict[str, Any]]) -> str:
     """The method's name, and in brackets what tells it from other set-ups of the same method and benchmark."""
     name: str = config["method"]["name"]
-    same = [c for c in others if c["method"]["name"] == name and _benchmark(c) == _benchmark(config)]
-    mine = _compared(config)
-    theirs = [_compared(c) for c in same]
+    same = [c for c in others if c["method"]["name"] == name and _protocol(c) == _protocol(config)]
+    shown = _differing(_compared(config), [_compared(c) for c in same])
+    return f"{name} ({', '.join(shown)})" if shown else name
+
+
+def _differing(mine: dict[str, Any], theirs: list[dict[str, Any]]) -> list[str]:
+    """``key=value`` of those settings in which a set-up differs from others."""
     keys = dict.fromkeys(key for values in theirs for key in values)
     differing = [k for k in keys if len({str(values.get(k)) for values in theirs}) > 1 and k in mine]
-    if not differing:
-        return name
-    shown = [f"{key.removeprefix('method.')}={mine[key]}" for key in differing]
-    return f"{name} ({', '.join(shown)})"
+    return [f"{key.removeprefix('method.')}={mine[key]}" for key in differing]
+
+
+def _protocol(config: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in _compared(config).items() if k.startswith(_PROTOCOL)}
 
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import yaml
 
 from infssm._files import atomic_file, explained, write_text
 from infssm.errors import ConfigError, DataError
-from infssm.metrics import AccuracyMatrix
+from infssm.metrics import AccuracyMatrix, Confusion
 from infssm.runs import names
 from infssm.runs.lock import locked
 from infssm.runs.manifest import Manifest, digest_of, read_checked
@@ -34,6 +34,7 @@ class RunDirectory:
     | ``split.json`` | data set indices of train, validation and test, with a hash |
     | ``metrics.jsonl`` | one line per logged step, epoch and task |
     | ``accuracy_matrix.csv`` | accuracy on every task after every task |
+    | ``confusion.json`` | test images by true and predicted class, after the last task done |
     | ``result.json`` | the measures; written when the run is complete |
     | ``checkpoints/`` | ``last.ckpt`` to resume from, ``task_00.safetensors`` ... to use |
     | ``report.html`` | all of it to look at |
@@ -232,6 +233,13 @@ class RunDirectory:
             listed = {names.weights_name(task): task for task in range(len(manifest.files))}
             known += [listed[name] for name in manifest.files if name in listed]
         return max(known, default=None)
+
+    def confusion(self) -> Confusion | None:
+        """Which classes are taken for which; None for a run that did not record it."""
+        if not os.path.lexists(self.path / names.CONFUSION):
+            return None
+        values = self._json(names.CONFUSION)
+        return self._parsed(names.CONFUSION, lambda: Confusion.from_json(values))
 
     def metrics(self) -> list[dict[str, Any]]:
         """All metric lines, oldest first; a last line cut short by a crash is left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -43,6 +44,29 @@ def wide(content: str) -> str:
 def columns(cards: Iterable[str]) -> str:
     """Boxes side by side while there is room."""
     return f'<div class="columns">{"".join(cards)}</div>'
+
+
+def tasks(names: Sequence[Sequence[str]]) -> str:
+    """The classes of each task, in small print."""
+    items = "".join(f"<li><b>task {t}</b> {escape(shortened(classes))}</li>" for t, classes in enumerate(names))
+    return f'<ul class="tasks">{items}</ul>' if items else ""
+
+
+def shortened(classes: Sequence[str], most: int = 6) -> str:
+    """Some names and how many more there are."""
+    rest = f" and {len(classes) - most} more" if len(classes) > most else ""
+    return ", ".join(classes[:most]) + rest
+
+
+def bars(values: Sequence[tuple[str, float]]) -> str:
+    """Percentages by name, each with a bar; NaN has none."""
+    rows = []
+    for name, value in values:
+        known = not math.isnan(value)
+        width, text = (f"{value:.1f}%", f"{value:.1f}") if known else ("0", "-")
+        shown = escape(name)
+        rows.append(f'<div><span title="{shown}">{shown}</span><i style="width:{width}"></i><em>{text}</em></div>')
+    return f'<div class="classes">{"".join(rows)}</div>'
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], best: Iterable[tuple[int, int]] = ()) -> str:

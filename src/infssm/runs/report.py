@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from infssm.errors import InfssmError
-from infssm.metrics import AccuracyMatrix
+from infssm.metrics import AccuracyMatrix, Confusion
 from infssm.runs import names, page, svg
 from infssm.runs.directory import RunDirectory
 
@@ -50,18 +52,20 @@ def render_report(run: RunDirectory) -> str:
     env = run.env() if (run.path / names.ENV).exists() else {}
     method, model = config["method"]["name"], config["model"]["name"]
     state = "" if run.complete else f" · {matrix.steps} of {matrix.num_tasks} tasks so far"
+    confusion = run.confusion()
+    classes = confusion.names_per_task if confusion else []
     parts = [
         page.tiles(_headline(matrix, metrics)),
         page.columns(
             [
                 page.card(
                     "Accuracy after each task, %",
-                    _heat(matrix.class_incremental.values),
+                    accuracy_map(matrix.class_incremental.values, classes) + page.tasks(classes),
                     "Decided among all classes seen so far.",
                 ),
                 page.card(
                     "Task-incremental accuracy, %",
-                    _heat(matrix.task_incremental.values),
+                    accuracy_map(matrix.task_incremental.values, classes),
                     "Decided inside the image's own task.",
                 ),
                 page.card("Average accuracy, %", _curves(matrix)),
@@ -72,6 +76,7 @@ def render_report(run: RunDirectory) -> str:
                 page.card("Learning rate", _rates(metrics)),
             ]
         ),
+        "" if confusion is None else page.columns(_classes(confusion)),
         page.settings("Configuration", config),
         page.settings("Environment", env),
     ]
@@ -93,10 +98,31 @@ def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list
     return tiles
 
 
-def _heat(values: Any) -> str:
-    return svg.heat_map(
-        [[100 * float(v) for v in row] for row in values], x_label="accuracy on task", y_label="after task"
+def accuracy_map(values: Any, names: Sequence[Sequence[str]] = ()) -> str:
+    """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, where they are known."""
+
+    def where(i: int, j: int) -> str:
+        return f"after task {i}, on task {j}" + (f" ({page.shortened(names[j])})" if j < len(names) else "")
+
+    percent = [[100 * float(v) for v in row] for row in values]
+    return svg.heat_map(percent, x_label="accuracy on task", y_label="after task", where=where)
+
+
+def _classes(confusion: Confusion) -> list[str]:
+    """What each class is taken for, and how often it is right."""
+    totals = confusion.counts.sum(1, keepdims=True)
+    share = 100 * confusion.counts / np.maximum(totals, 1)
+    names = confusion.classes
+    chart = svg.heat_map(
+        np.where(totals > 0, share, np.nan).tolist(),
+        x_label="predicted",
+        y_label="true",
+        where=lambda i, j: f"{names[i]} taken for {names[j]}",
+        names=names if len(names) <= 20 else None,
     )
+    note = "Share of each class's test images, after the last task. Point at a cell for its classes."
+    bars = page.bars(list(zip(names, (100 * confusion.per_class).tolist(), strict=True)))
+    return [page.card("What is taken for what, %", chart, note), page.card("Accuracy on each class, %", bars)]
 
 
 def _curves(matrix: AccuracyMatrix) -> str:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 560, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 12, 44
-SERIES_COLOURS = 8
-"""Classes ``s0`` to ``s7`` that the page's style must colour."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 12, 44
+SERIES_COLOURS, DASHES = 8, 4
+"""Classes ``s0`` to ``s7`` that the page's style must colour, and ``d0`` to ``d3`` that it must dash."""
 
 
 class Series(NamedTuple):
-    """One line of a chart."""
+    """One line of a chart; ``low`` and ``high``, where given, are the edges of a band around it (seeds, say)."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
 
 
 class _Scale(NamedTuple):
@@ -44,12 +46,13 @@ def line_chart(
     """Lines over common axes; ``log`` draws log10 of positive values (others are left out)."""
     lines = [_clean(s, log=log) for s in series]
     xs = [x for s in lines for x in s.x] or [0.0, 1.0]
-    ys = [y for s in lines for y in s.y] or [0.0, 1.0]
+    ys = [y for s in lines for part in (s.y, s.low or (), s.high or ()) for y in part] or [0.0, 1.0]
     low, high = y_range or _padded(min(ys), max(ys))
     x_scale = _Scale(*_distinct(min(xs), max(xs)), _LEFT, _WIDTH - _RIGHT)
     y_scale = _Scale(low, high, _HEIGHT - _BOTTOM, _TOP)
     y_ticks = _log_ticks(low, high) if log else ticks(low, high)
     parts = _axes(x_scale, y_scale, x_ticks or ticks(x_scale.low, x_scale.high), y_ticks, x_label, y_label, log=log)
+    parts += [_band(line, number, x_scale, y_scale) for number, line in enumerate(lines)]
     for number, line in enumerate(lines):
         parts.append(_polyline(line, number, x_scale, y_scale, markers=markers, log=log))
     return _svg(parts, _WIDTH, _HEIGHT, f"{y_label} over {x_label}") + legend([s.name for s in series])
@@ -62,10 +65,14 @@ def bar_chart(
     values = [v for _, vs in groups for v in vs if not math.isnan(v)] or [0.0]
     low, high = _padded(min(0.0, *values), max(0.0, *values))
     low = 0.0 if min(values) >= 0 else low
+    high = 0.0 if max(values) <= 0 and low < 0 else high
     y_scale = _Scale(low, high, _HEIGHT - _BOTTOM, _TOP)
     slot = (_WIDTH - _LEFT - _RIGHT) / max(len(labels), 1)
     x_scale = _Scale(-0.5, len(labels) - 0.5, _LEFT, _WIDTH - _RIGHT)
     parts = _axes(x_scale, y_scale, [], ticks(low, high), x_label, y_label)
+    parts.append(
+        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y_scale(0):.1f}" y2="{y_scale(0):.1f}"/>'
+    )
     width = 0.7 * slot / max(len(groups), 1)
     for i, label in enumerate(labels):
         parts.append(_text(x_scale(i), _HEIGHT - _BOTTOM + 16, label))
@@ -81,30 +88,53 @@ def bar_chart(
     return chart + (legend([name for name, _ in groups]) if len(groups) > 1 else "")
 
 
-def heat_map(values: Sequence[Sequence[float]], *, x_label: str, y_label: str) -> str:
-    """A matrix of percentages, NaN left blank; numbers in the cells while they fit."""
+def heat_map(
+    values: Sequence[Sequence[float]],
+    *,
+    x_label: str,
+    y_label: str,
+    where: Callable[[int, int], str],
+    names: Sequence[str] | None = None,
+) -> str:
+    """A matrix of percentages, NaN left blank; numbers in the cells while they fit.
+
+    ``where(i, j)`` says what cell (i, j) is, for whoever points at it; ``names`` take the place of the numbers of rows
+    and columns.
+    """
     rows, columns = len(values), max((len(row) for row in values), default=0)
     cell = min(56.0, 440 / max(columns, 1))
     height = cell * 0.72
-    left, top = 62, 26
-    width, total = left + columns * cell + 10, top + rows * height + 30
-    parts = [_text(left + (j + 0.5) * cell, top - 8, str(j)) for j in range(columns)]
+    margin = 7.2 * max((len(name) for name in names or ()), default=0)
+    left, top = 46 + max(16, margin), 26 + max(0, 0.75 * margin - 8)
+    width, total = left + columns * cell + max(10, 0.7 * margin), top + rows * height + 30
+    parts = []
+    if names is not None or cell > 12:
+        heads = names or [str(j) for j in range(max(rows, columns))]
+        parts += [_head(left + (j + 0.5) * cell, top - 8, heads[j], slanted=margin > cell) for j in range(columns)]
+        parts += [_text(left - 8, top + (i + 0.5) * height + 4, heads[i], anchor="end") for i in range(rows)]
     for i, row in enumerate(values):
-        middle = top + (i + 0.5) * height
-        parts.append(_text(left - 8, middle + 4, str(i), anchor="end"))
         for j, value in enumerate(row):
             if not math.isnan(value):
-                parts.append(
-                    _cell(left + j * cell, top + i * height, cell, height, value, f"after task {i}, on task {j}")
-                )
+                parts.append(_cell(left + j * cell, top + i * height, cell, height, value, where(i, j)))
     parts.append(_label(left + columns * cell / 2, total - 8, x_label))
     parts.append(_label(16, top + rows * height / 2, y_label, turned=True))
     return _svg(parts, width, total, f"{y_label} by {x_label}")
 
 
+def _head(x: float, y: float, text: str, *, slanted: bool) -> str:
+    if not slanted:
+        return _text(x, y, text)
+    turn = f'transform="rotate(-45 {x:.1f} {y:.1f})"'
+    return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" {turn}>{escape(text)}</text>'
+
+
 def legend(names: Sequence[str]) -> str:
     """Names with their colours, as HTML under a chart."""
-    items = (f'<span><i class="s{i % SERIES_COLOURS}"></i>{escape(name)}</span>' for i, name in enumerate(names))
+    items = (
+        f'<span><svg class="key" viewBox="0 0 30 12" width="30" aria-hidden="true"><line class="{_stroke(i)}" x1="0" '
+        f'x2="30" y1="6" y2="6"/>{_marker(i, 15, 6)}</svg>{escape(name)}</span>'
+        for i, name in enumerate(names)
+    )
     return f'<div class="legend">{"".join(items)}</div>'
 
 
@@ -117,8 +147,12 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _clean(series: Series, *, log: bool) -> Series:
-    pairs = [(x, y) for x, y in zip(series.x, series.y, strict=True) if math.isfinite(y) and (not log or y > 0)]
-    return Series(series.name, [x for x, _ in pairs], [math.log10(y) if log else y for _, y in pairs])
+    shown = [i for i, y in enumerate(series.y) if math.isfinite(y) and (not log or y > 0)]
+
+    def part(values: Sequence[float] | None) -> list[float] | None:
+        return None if values is None else [math.log10(max(values[i], 1e-300)) if log else values[i] for i in shown]
+
+    return Series(series.name, [series.x[i] for i in shown], part(series.y) or [], part(series.low), part(series.high))
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
@@ -169,24 +203,45 @@ def _axes(
 def _polyline(line: Series, number: int, x_scale: _Scale, y_scale: _Scale, *, markers: bool, log: bool) -> str:
     points = [(x_scale(x), y_scale(y)) for x, y in zip(line.x, line.y, strict=True)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    colour = f"s{number % SERIES_COLOURS}"
-    parts = [f'<polyline class="{colour} line" points="{path}"><title>{escape(line.name)}</title></polyline>']
+    parts = [f'<polyline class="{_stroke(number)}" points="{path}"><title>{escape(line.name)}</title></polyline>']
     if markers:
         for (x, y), x_value, value in zip(points, line.x, line.y, strict=True):
             shown = 10**value if log else value
-            parts.append(
-                f'<circle class="{colour} dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
-                f"<title>{escape(line.name)} at {x_value:g}: {shown:.4g}</title></circle>"
-            )
+            parts.append(_marker(number, x, y, f"{line.name} at {x_value:g}: {shown:.4g}"))
     return "".join(parts)
+
+
+def _stroke(number: int) -> str:
+    """Colour and dashes of a line: a line that lies on another one shows it through its gaps."""
+    return f"s{number % SERIES_COLOURS} line d{number % DASHES}"
+
+
+def _marker(number: int, x: float, y: float, title: str = "") -> str:
+    """The point of a line: circle, square, diamond or triangle, so that colour is not all that tells lines apart."""
+    shapes = ("M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3.2-3.2h6.4v6.4h-6.4z", "M0-4.6L4.6 0L0 4.6L-4.6 0z")
+    shape = (*shapes, "M0-4.4L4.2 3.4h-8.4z")[number % 4]
+    inner = f"<title>{escape(title)}</title>" if title else ""
+    colour = f"s{number % SERIES_COLOURS} dot"
+    return f'<path class="{colour}" d="{shape}" transform="translate({x:.1f} {y:.1f})">{inner}</path>'
+
+
+def _band(line: Series, number: int, x_scale: _Scale, y_scale: _Scale) -> str:
+    """The area between ``low`` and ``high``, where the line has them."""
+    if line.low is None or line.high is None:
+        return ""
+    edge = [*zip(line.x, line.high, strict=True), *reversed(list(zip(line.x, line.low, strict=True)))]
+    path = " ".join(f"{x_scale(x):.1f},{y_scale(y):.1f}" for x, y in edge)
+    return f'<polygon class="s{number % SERIES_COLOURS} band" points="{path}"/>'
 
 
 def _cell(x: float, y: float, width: float, height: float, value: float, where: str) -> str:
     share = min(max(value / 100, 0.0), 1.0)
     text_class = "on-dark" if share > 0.55 else "on-light"
+    gap = min(1.0, width / 12)
     box = (
-        f'<rect class="cell" x="{x + 1:.1f}" y="{y + 1:.1f}" width="{width - 2:.1f}" height="{height - 2:.1f}" rx="3" '
-        f'style="fill-opacity:{0.06 + 0.94 * share:.3f}"><title>{where}: {value:.2f} %</title></rect>'
+        f'<rect class="cell" x="{x + gap:.1f}" y="{y + gap:.1f}" width="{width - 2 * gap:.1f}" '
+        f'height="{height - 2 * gap:.1f}" rx="{3 * gap:.1f}" style="fill-opacity:{0.06 + 0.94 * share:.3f}">'
+        f"<title>{escape(where)}: {value:.2f} %</title></rect>"
     )
     return box if width < 30 else box + _text(x + width / 2, y + height / 2 + 4, f"{value:.1f}", kind=text_class)
 

@@ -14,6 +14,7 @@ import numpy as np
 from infssm.metrics import Summary
 from infssm.runs import page, svg
 from infssm.runs.compare import Comparison, Row
+from infssm.runs.report import accuracy_map
 
 COLUMNS = {"aa": ("AA", max), "aia": ("AIA", max), "fm": ("FM", min), "til_aa": ("task-inc. AA", max)}
 """Measures of the tables: heading, and which value is the best one."""
@@ -94,11 +95,12 @@ def to_html(comparison: Comparison) -> str:
         rows = comparison.of(benchmark)
         parts.append(page.wide(page.card(benchmark, page.table(_header(), _cells(rows), best_cells(rows)), _NOTE)))
         steps = list(range(len(rows[0].aa_curve)))
-        curves = [svg.Series(row.label, steps, row.aa_curve) for row in rows]
+        curves = [svg.Series(row.label, steps, row.aa_curve, *row.aa_range) for row in rows]
         cards = [
             page.card(
                 "Average accuracy, %",
                 svg.line_chart(curves, x_label="after task", y_label="AA, %", x_ticks=steps, y_range=(0, 102)),
+                "Bands reach from the lowest to the highest seed." if any(row.aa_range for row in rows) else "",
             )
         ]
         if len(steps) > 1:
@@ -138,10 +140,7 @@ def best_cells(rows: Sequence[Row]) -> set[tuple[int, int]]:
 
 
 def _mean_heat(row: Row) -> str:
-    stacked = np.mean([m.class_incremental.values for m in row.matrices], axis=0)
-    return svg.heat_map(
-        [[100 * float(v) for v in line] for line in stacked], x_label="accuracy on task", y_label="after task"
-    )
+    return accuracy_map(np.mean([m.class_incremental.values for m in row.matrices], axis=0), row.names_per_task)
 
 
 def _header() -> list[str]:

@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from infssm.data import Task
 from infssm.data.loader import Part
@@ -24,8 +25,13 @@ class Accuracy(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part = "test") -> Accuracy:
-    """Accuracy of the method's module on one part of a task, with logits [0, seen) to choose from."""
+def evaluate(
+    fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part = "test", confusion: Tensor | None = None
+) -> Accuracy:
+    """Accuracy of the method's module on one part of a task, with logits [0, seen) to choose from.
+
+    ``confusion: [seen, seen]``, where given, is added to: images of this process by true and predicted class.
+    """
     module = setup.method.module
     was_training = module.training
     module.eval()
@@ -36,7 +42,10 @@ def evaluate(fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part 
         with fabric.autocast():
             logits = module(x)
         inside = logits[:, task.classes.start : task.classes.stop].argmax(1) + task.classes.start
-        counts += torch.stack([(logits[:, :seen].argmax(1) == y).sum(), (inside == y).sum(), y.new_tensor(len(y))])
+        predicted = logits[:, :seen].argmax(1)
+        counts += torch.stack([(predicted == y).sum(), (inside == y).sum(), y.new_tensor(len(y))])
+        if confusion is not None:
+            confusion += torch.bincount(y * seen + predicted, minlength=seen * seen).view(seen, seen)
     module.train(was_training)
     right, inside_right, images = fabric.all_reduce(counts, reduce_op="sum").tolist()
     if not images:
@@ -44,7 +53,7 @@ def evaluate(fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part 
     return Accuracy(right / images, inside_right / images, images)
 
 
-def evaluate_seen(fabric: Fabric, setup: Setup, last: int) -> list[Accuracy]:
-    """Test accuracy on tasks 0..last after training task ``last``."""
+def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None) -> list[Accuracy]:
+    """Test accuracy on tasks 0..last after training task ``last``; ``confusion`` as for :func:`evaluate`."""
     seen = setup.stream[last].classes.stop
-    return [evaluate(fabric, setup, setup.stream[j], seen=seen) for j in range(last + 1)]
+    return [evaluate(fabric, setup, setup.stream[j], seen=seen, confusion=confusion) for j in range(last + 1)]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from infssm.data import Batch, Loader, Task
 from infssm.methods import train_step
+from infssm.metrics import Confusion
 from infssm.runs import RunDirectory, names
 from infssm.train.devices import average_gradients
 from infssm.train.display import Display
@@ -178,7 +179,10 @@ class Loop:
         seed_all(setup.config.seed, task.index, "end")
         images = setup.plain_loader(task, rank=self.fabric.global_rank, world=self.fabric.world_size)
         setup.method.end_task(task, self.statistics(task), images)
-        row = evaluate_seen(self.fabric, setup, task.index)
+        seen = setup.stream[task.index].classes.stop
+        confusion = torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
+        row = evaluate_seen(self.fabric, setup, task.index, confusion)
+        confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
         accuracies, inside = [a.class_incremental for a in row], [a.task_incremental for a in row]
         state.matrix.update(accuracies, inside, samples=[a.images for a in row])
         state.tick()
@@ -198,6 +202,8 @@ class Loop:
         state.next_task()
         if self.fabric.is_global_zero:
             self.run.write_text(names.MATRIX, state.matrix.to_csv())
+            found = Confusion.of(confusion.tolist(), setup.stream.class_names, setup.stream.task_sizes)
+            self.run.write_json(names.CONFUSION, found.to_json())
             self.run.write_weights(task.index, weights_of(setup.method.weights()))
         self.save(None)
         self.stop_if_asked(None, saved=True)
