@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,19 +130,20 @@ def test_doctor(infssm: Any) -> None:
 
 
 def test_doctor_imports_what_it_reports_on(infssm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infssm import integrations
     from infssm.cli import doctor
 
     def broken(name: str) -> None:
         if name == "sklearn":
             raise RuntimeError("undefined symbol: zzz")
 
-    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=broken))
     found = json.loads(infssm("doctor", "--json").out)["optional packages"]
     assert (
         "cannot be imported (undefined symbol: zzz): pip install --force-reinstall scikit-learn"
         in (found["scikit-learn"])
     )
-    monkeypatch.setattr("infssm.integrations.mend_torchvision", lambda: True)
+    monkeypatch.setattr(integrations, "mend_torchvision", lambda: True)
     found = json.loads(infssm("doctor", "--json").out)["optional packages"]
     assert "made for another torch" in found["torchvision"]
 
