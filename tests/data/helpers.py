@@ -7,7 +7,7 @@ from infssm.data import ArrayImages, ImageDataset, TaskStream, make_split
 
 
 def fake(count, classes, num_test=0, *, size=1, channels=1, name="fake") -> ImageDataset:
-    """``count`` pictures, labels 0..classes-1 in turn, pixel values that tell the index."""
+    """``count`` images, labels 0..classes-1 in turn, pixel values that tell the index."""
     values = torch.arange(count * channels * size * size) * 7919 % 251
     pixels = values.to(torch.uint8).view(count, channels, size, size)
     return ImageDataset(

@@ -154,13 +154,13 @@ def test_hopeless_addresses(server, tmp_path):
 
 def packed(*names):
     buffer = io.BytesIO()
-    picture = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(picture, "png")
+    image = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(image, "png")
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name in names:
             info = tarfile.TarInfo(name)
-            info.size = picture.getbuffer().nbytes
-            archive.addfile(info, io.BytesIO(picture.getvalue()))
+            info.size = image.getbuffer().nbytes
+            archive.addfile(info, io.BytesIO(image.getvalue()))
     return buffer.getvalue()
 
 

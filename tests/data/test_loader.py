@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from infssm.data import (
     ImageDataset,
-    PictureRecipe,
+    PerImageRecipe,
     TaskStream,
     load_dataset,
     make_loader,
@@ -53,7 +53,7 @@ def jitter_recipe(size=8):
     def evaluate(image):
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
 
-    return PictureRecipe(train, evaluate, size=size, raw_size=size)
+    return PerImageRecipe(train, evaluate, size=size, raw_size=size)
 
 
 @pytest.fixture
@@ -282,8 +282,8 @@ def test_the_only_batch_is_never_dropped():
 
 def test_files_are_read_once_per_picture(file_stream, monkeypatch):
     reads = []
-    original = FileImages.picture
-    monkeypatch.setattr(FileImages, "picture", lambda self, index: reads.append(index) or original(self, index))
+    original = FileImages.pil
+    monkeypatch.setattr(FileImages, "pil", lambda self, index: reads.append(index) or original(self, index))
     assert isinstance(file_stream.dataset, ImageDataset)
     recipe = make_recipe("light", file_stream.dataset, size=8)
     list(make_loader(file_stream[0], recipe=recipe, batch_size=4, with_raw=True))

@@ -1,4 +1,4 @@
-"""Recipes against references that go picture by picture."""
+"""Recipes against references that go image by image."""
 
 import colorsys
 import random
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from infssm.data import LightRecipe, Stats, StrongRecipe, load_dataset, make_recipe, strong_recipe
-from infssm.data.images import to_picture, to_raw
+from infssm.data.images import to_pil, to_raw
 from infssm.data.recipes import CIFAR100, IMAGENET, deit_recipe
 from infssm.data.recipes.strong import _crop, grey, turn_hue
 from infssm.errors import ConfigError
@@ -44,9 +44,9 @@ def test_light_recipe_shifts_flips_and_normalizes(seed, pad, flip):
     raw = noise(seed=seed)
     draws = recipe.draw(6, rng(seed))
     out = recipe.apply(raw, draws)
-    for picture, (dy, dx, mirrored), result in zip(raw, draws.tolist(), out, strict=True):
+    for image, (dy, dx, mirrored), result in zip(raw, draws.tolist(), out, strict=True):
         canvas = torch.zeros(3, 8 + 2 * pad, 8 + 2 * pad)
-        canvas[:, pad : pad + 8, pad : pad + 8] = picture
+        canvas[:, pad : pad + 8, pad : pad + 8] = image
         window = canvas[:, dy : dy + 8, dx : dx + 8]
         window = window.flip(-1) if mirrored and flip else window
         torch.testing.assert_close(result, normalized(window, STATS), rtol=1e-5, atol=1e-5)
@@ -118,8 +118,8 @@ def test_deit_evaluation_resizes_and_crops():
     recipe = deit_recipe(size=28)
     resized = image.resize((48, 32), Image.Resampling.BICUBIC).crop((10, 2, 38, 30))
     expected = normalized(torch.from_numpy(np.array(resized)).permute(2, 0, 1), IMAGENET)
-    torch.testing.assert_close(recipe.eval_picture(image), expected, rtol=1e-5, atol=1e-5)
-    # A raw picture kept in a replay buffer is evaluated as the file it came from.
+    torch.testing.assert_close(recipe.eval_image(image), expected, rtol=1e-5, atol=1e-5)
+    # A raw image kept in a replay buffer is evaluated as the file it came from.
     raw = to_raw(image, recipe.raw_size)
     torch.testing.assert_close(recipe.eval(raw[None])[0], expected, rtol=1e-5, atol=1e-5)
 
@@ -242,7 +242,7 @@ def test_strong_without_jitter_or_grey_is_the_crop():
     draws = torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.9, 0.1, 0.2, 0.3, 0.4, 0.95, 0.95]])
     raw = noise(1)
     torch.testing.assert_close(recipe.apply(raw, draws), raw / 255.0)
-    draws[0, 9] = 0.0  # jitter on; brightness factor 1 - 0.4 * 0.8 = 0.68 is seen in a grey picture's mean
+    draws[0, 9] = 0.0  # jitter on; brightness factor 1 - 0.4 * 0.8 = 0.68 is seen in a grey image's mean
     level = torch.full((1, 1, 8, 8), 100, dtype=torch.uint8)
     mono = StrongRecipe(size=8, stats=Stats((0.0,), (1.0,)))
     torch.testing.assert_close(mono.apply(level, draws), torch.full((1, 1, 8, 8), 0.68 * 100 / 255))
@@ -251,5 +251,5 @@ def test_strong_without_jitter_or_grey_is_the_crop():
 def test_pictures_and_raw_tensors_convert_both_ways():
     for channels in (1, 3):
         raw = noise(1, channels)[0]
-        assert identical(to_raw(to_picture(raw), 8), raw)
+        assert identical(to_raw(to_pil(raw), 8), raw)
     assert to_raw(Image.new("RGB", (10, 30)), 7).shape == (3, 7, 7)

@@ -47,7 +47,7 @@ def test_digits():
     assert (digits.images.pixels.min(), digits.images.pixels.max()) == (0, 255)
     assert digits.classes == tuple("0123456789")
     assert make_split(digits).sizes == {"train": 1293, "val": 144, "test": 360}
-    # The first picture is a zero: dark in the middle.
+    # The first image is a zero: dark in the middle.
     assert digits.labels[0] == 0
     assert digits.images.pixels[0, 0, 4, 3] == 0
 
@@ -138,7 +138,7 @@ def test_cub_as_published_and_as_train_test_folders_give_one_order(tmp_path):
     assert (len(official), official.num_test) == (800, 400)
     assert official.labels.tolist() == folders.labels.tolist()
     for index in (0, 399, 400, 799):
-        assert official.images.picture(index).tobytes() == folders.images.picture(index).tobytes()
+        assert official.images.pil(index).tobytes() == folders.images.pil(index).tobytes()
     (published / "train_test_split.txt").write_text("1 1\n")
     with pytest.raises(DataError, match="does not name"):
         load_dataset("cub200", tmp_path / "b")
@@ -192,7 +192,7 @@ def test_unreadable_images_are_named(tmp_path, content):
     path.write_bytes(path.read_bytes()[:400] if content is None else content)
     images = FileImages(tmp_path, ("a/bad.jpg",))
     with pytest.raises(DataError, match=r"cannot read the image .*bad\.jpg"):
-        images.picture(0)
+        images.pil(0)
     assert images.why_unreadable(0)
 
 
@@ -241,7 +241,7 @@ def test_bad_data_sets():
 
 
 def test_synthetic_can_be_learnt():
-    """Nearest class mean of the training pictures labels most test pictures rightly."""
+    """Nearest class mean of the training images labels most test images rightly."""
     dataset = load_dataset("synthetic", classes=6, per_class=12, size=16)
     pixels = dataset.images.pixels.float().flatten(1)
     labels = torch.from_numpy(dataset.labels)
@@ -282,12 +282,12 @@ def test_names_and_options():
 def test_registering_a_data_set(monkeypatch):
     monkeypatch.setattr(DATASETS, "_items", dict(DATASETS._items))
 
-    @register_dataset("tiny", summary="two pictures", classes=2)
+    @register_dataset("tiny", summary="two images", classes=2)
     def tiny(root, *, value=0):
         pixels = torch.full((2, 1, 2, 2), value, dtype=torch.uint8)
         return ImageDataset("tiny", ("a", "b"), ArrayImages(pixels), np.arange(2))
 
     assert load_dataset("tiny", value=3).images.pixels.max() == 3
-    assert tiny.summary == "two pictures"
+    assert tiny.summary == "two images"
     with pytest.raises(ConfigError, match="registered already"):
         register_dataset("tiny")(tiny.load)

@@ -13,7 +13,7 @@ from infssm.errors import ConfigError, DataError
 
 from .helpers import fake
 
-PROTOCOL = [  # pictures, classes, official test pictures, sizes
+PROTOCOL = [  # images, classes, official test images, sizes
     (30_000, 200, 0, (21_600, 2_400, 6_000)),
     (60_000, 100, 10_000, (45_000, 5_000, 10_000)),
     (11_788, 200, 5_794, (5_394, 600, 5_794)),

@@ -42,7 +42,7 @@ def test_sixteen_bits_are_scaled(tmp_path, suffix):
     else:
         Image.fromarray(levels).save(path)
     images = FileImages(tmp_path, (path.name,))
-    pixels = np.asarray(images.picture(0))
+    pixels = np.asarray(images.pil(0))
     expected = np.rint(levels / 65535 * 255).astype(np.uint8)
     assert np.array_equal(pixels, np.stack([expected] * 3, axis=-1))
     assert images.why_unreadable(0) is None
@@ -52,7 +52,7 @@ def test_big_endian_sixteen_bits(tmp_path):
     levels = np.array([[0, 256, 65535]], dtype=np.uint16)
     image = Image.frombytes("I;16B", (3, 1), levels.astype(">u2").tobytes())
     image.save(tmp_path / "big.tif")
-    pixels = np.asarray(FileImages(tmp_path, ("big.tif",)).picture(0))
+    pixels = np.asarray(FileImages(tmp_path, ("big.tif",)).pil(0))
     assert pixels[0, :, 0].tolist() == [0, 1, 255]
 
 
@@ -61,7 +61,7 @@ def test_pixels_without_a_known_white_are_refused(tmp_path, dtype):
     Image.fromarray(np.array([[0, 70000]], dtype=dtype)).save(tmp_path / "wide.tif")
     images = FileImages(tmp_path, ("wide.tif",))
     with pytest.raises(DataError, match="save 8 or 16 bits"):
-        images.picture(0)
+        images.pil(0)
     assert "which value is white" in images.why_unreadable(0)
 
 

@@ -170,11 +170,11 @@ def test_register_model_adds_to_the_list():
 
 def test_timm_builds_our_models():
     from infssm.data.torchvision import timm
+    from infssm.integrations.timm import register
 
-    timm()
-    first = models.register_with_timm()
+    first = register()
     assert set(first) <= set(NAMES)
-    assert models.register_with_timm() == []
+    assert register() == []
     small = SMALL["vim_nano"]
     model = timm().create_model("vim_nano", **small.options)
     assert isinstance(model, models.VisionMamba)

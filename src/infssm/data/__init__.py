@@ -1,14 +1,14 @@
 """Data sets, splits saved as data, task streams, transforms."""
 
 from infssm.data import sets as sets
-from infssm.data._acquire import CheckReport, check, fetch
+from infssm.data._fetching import CheckReport, check, fetch
 from infssm.data.dataset import ImageDataset
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import Batch, Loader, make_loader
 from infssm.data.recipes import (
     LightRecipe,
     Mixing,
-    PictureRecipe,
+    PerImageRecipe,
     Recipe,
     Stats,
     StrongRecipe,
@@ -41,7 +41,7 @@ __all__ = [
     "LightRecipe",
     "Loader",
     "Mixing",
-    "PictureRecipe",
+    "PerImageRecipe",
     "Recipe",
     "Split",
     "Stats",

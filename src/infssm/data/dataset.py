@@ -1,4 +1,4 @@
-"""A data set: pictures, labels, class names, and which pictures are the official test set."""
+"""A data set: images, labels, class names, and which images are the official test set."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """All pictures of a data set in one index space.
+    """All images of a data set in one index space.
 
-    Where the data set has an official test set, its pictures come last, so every picture has one index whatever its
+    Where the data set has an official test set, its images come last, so every image has one index whatever its
     role.
 
     Attributes:
         name: name it was loaded by.
         classes: class names; the position is the label.
-        images: the pictures.
-        labels: int64 [n] label of every picture.
-        num_test: how many of the last pictures are the official test set; 0 when there is none.
+        images: the images.
+        labels: int64 [n] label of every image.
+        num_test: how many of the last images are the official test set; 0 when there is none.
         stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
     """
 
@@ -80,7 +80,7 @@ class ImageDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of labels and pictures' identity; a split belongs to exactly one fingerprint."""
+        """Digest of labels and images' identity; a split belongs to exactly one fingerprint."""
         digest = hashlib.sha256(self.labels.astype("<i8").tobytes())
         digest.update(f"{self.num_test} {self.images.fingerprint()}".encode())
         return digest.hexdigest()[:16]

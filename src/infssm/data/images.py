@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class Images(Protocol):
-    """An indexed collection of pictures."""
+    """An indexed collection of images."""
 
     @property
     def channels(self) -> int:
-        """Colour channels of every picture: 1 or 3."""
+        """Colour channels of every image: 1 or 3."""
 
     def __len__(self) -> int: ...
 
-    def picture(self, index: int) -> Image:
-        """Picture ``index`` as a PIL image, in its own size."""
+    def pil(self, index: int) -> Image:
+        """Image ``index`` as a PIL image, in its own size."""
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
-        """Pictures as uint8 [n, channels, height, width], all of one size."""
+        """Images as uint8 [n, channels, height, width], all of one size."""
 
     def fingerprint(self) -> str:
-        """Digest that changes when pictures are added, removed or reordered."""
+        """Digest that changes when images are added, removed or reordered."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Pictures of one size in memory.
+    """Images of one size in memory.
 
     Attributes:
         pixels: uint8 [n, channels, height, width].
@@ -66,12 +66,12 @@ class ArrayImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def picture(self, index: int) -> Image:
-        """Picture ``index`` as an RGB or grey PIL image."""
-        return to_picture(self.pixels[index])
+    def pil(self, index: int) -> Image:
+        """Image ``index`` as an RGB or grey PIL image."""
+        return to_pil(self.pixels[index])
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:  # noqa: ARG002 - arrays keep the size they have
-        """Pictures as uint8 [n, channels, height, width]; arrays keep the size they have."""
+        """Images as uint8 [n, channels, height, width]; arrays keep the size they have."""
         return self.pixels[torch.as_tensor(indices)]
 
     def fingerprint(self) -> str:
@@ -83,7 +83,7 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Pictures in files of any size, read as RGB when asked for.
+    """Images in files of any size, read as RGB when asked for.
 
     Attributes:
         root: folder the paths start from.
@@ -101,8 +101,8 @@ class FileImages:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def picture(self, index: int) -> Image:
-        """Picture ``index`` as an RGB PIL image; DataError names a file that cannot be read."""
+    def pil(self, index: int) -> Image:
+        """Image ``index`` as an RGB PIL image; DataError names a file that cannot be read."""
         from PIL import Image as pil
 
         path = self.root / self.paths[index]
@@ -125,7 +125,7 @@ class FileImages:
             return None
 
     def why_unreadable(self, index: int) -> str | None:
-        """Why picture ``index`` cannot be read; None when it can. Decodes at low resolution, to the last byte."""
+        """Why image ``index`` cannot be read; None when it can. Decodes at low resolution, to the last byte."""
         from PIL import Image as pil
 
         try:
@@ -138,8 +138,8 @@ class FileImages:
         return None
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
-        """Pictures with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size]."""
-        return torch.stack([to_raw(self.picture(int(index)), size) for index in indices])
+        """Images with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size]."""
+        return torch.stack([to_raw(self.pil(int(index)), size) for index in indices])
 
     def fingerprint(self) -> str:
         """Digest of the list of paths."""
@@ -147,7 +147,7 @@ class FileImages:
 
 
 def _pil_errors() -> tuple[type[Exception], ...]:
-    """What Pillow raises on files that are not the pictures they claim to be."""
+    """What Pillow raises on files that are not the images they claim to be."""
     from PIL import Image as pil
 
     return (OSError, SyntaxError, ValueError, pil.DecompressionBombError)
@@ -174,7 +174,7 @@ def _require_known_white(image: Image) -> None:
         raise ValueError(f"32-bit pixels (mode {image.mode}) do not say which value is white: save 8 or 16 bits")
 
 
-def to_picture(raw: Tensor) -> Image:
+def to_pil(raw: Tensor) -> Image:
     """uint8 [channels, height, width] to a PIL image."""
     from PIL import Image as pil
 

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from infssm.data._fetch import pictures
 from infssm.data._order import eval_slots, train_slots
+from infssm.data._reading import read_images
 from infssm.data._seeding import generator
 from infssm.data.recipes.base import Recipe
 from infssm.data.recipes.factory import make_recipe
@@ -111,7 +111,7 @@ class Loader:
         indices = torch.from_numpy(self.data.indices)[order]
         labels = self.data.labels[order]
         slots = [torch.from_numpy(s) for s in self._slots[self._skip :]]
-        stream = pictures(
+        stream = read_images(
             self.data.dataset.images,
             self.recipe,
             indices,

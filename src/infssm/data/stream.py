@@ -21,9 +21,9 @@ class TaskData:
     """One part of one task.
 
     Attributes:
-        dataset: where the pictures are.
+        dataset: where the images are.
         indices: int64 [n] data set indices.
-        labels: int64 [n] stream labels of those pictures.
+        labels: int64 [n] stream labels of those images.
     """
 
     dataset: ImageDataset

@@ -3,7 +3,6 @@
 from infssm.models._backbone import Backbone, create_model, from_pretrained
 from infssm.models._registry import describe_model, list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
-from infssm.models._timm import register_with_timm
 from infssm.models._weights import check_weights
 from infssm.models.features import Classifier, find_classifier
 from infssm.models.mamba import MambaMixer
@@ -38,5 +37,4 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "register_model",
-    "register_with_timm",
 ]

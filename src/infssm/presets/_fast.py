@@ -1,4 +1,4 @@
-"""A preset in miniature: its method, options and data layout, two tasks of two steps each, on generated pictures."""
+"""A preset in miniature: its method, options and data layout, two tasks of two steps each, on generated images."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SMALLER: dict[str, dict[str, Any]] = {
 def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunConfig:
     """A run of ``config`` that takes a second: two tasks, two steps each, a two-layer Vim-nano on 32 x 32 pixels.
 
-    The paper's data sets are replaced by generated pictures in their real layout, written under ``folder`` unless they
+    The paper's data sets are replaced by generated images in their real layout, written under ``folder`` unless they
     are there; other data sets stay what they are. Results mean nothing; that the run passes does.
     """
     known = config.data.name in _LAYOUTS
     if known:
-        _write_pictures(config.data.name, Path(folder))
+        _write_images(config.data.name, Path(folder))
     data: dict[str, Any] = {"train_per_class": 1, "test_per_class": 1, "image_size": 32}
     if known:
         data |= {"root": os.fspath(folder), "num_tasks": 2, "base_classes": None, "tasks": None}
@@ -48,7 +48,7 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
     return load_config(values)
 
 
-def _write_pictures(name: str, folder: Path) -> None:
+def _write_images(name: str, folder: Path) -> None:
     done = folder / f".{name}"
     if not done.exists():
         write_synthetic(name, folder)

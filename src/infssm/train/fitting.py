@@ -64,7 +64,7 @@ def _short_side(dataset: ImageDataset) -> int:
     """Pixels of the images' shorter side, in the median of some."""
     images = dataset.images
     if not isinstance(images, FileImages):
-        return min(images.picture(0).size)
+        return min(images.pil(0).size)
     some = np.unique(np.linspace(0, len(images) - 1, _SAMPLED).astype(int))
     sides = [min(size) for index in some if (size := images.size_of(int(index))) is not None]
     return int(np.median(sides)) if sides else 1

@@ -1,6 +1,6 @@
-"""Transforms: from raw pictures to model input."""
+"""Transforms: from raw images to model input."""
 
-from infssm.data.recipes.base import PictureRecipe, Recipe
+from infssm.data.recipes.base import PerImageRecipe, Recipe
 from infssm.data.recipes.deit import deit_recipe
 from infssm.data.recipes.factory import list_recipes, make_recipe, strong_recipe
 from infssm.data.recipes.light import LightRecipe
@@ -14,7 +14,7 @@ __all__ = [
     "IMAGENET",
     "LightRecipe",
     "Mixing",
-    "PictureRecipe",
+    "PerImageRecipe",
     "Recipe",
     "Stats",
     "StrongRecipe",

@@ -1,4 +1,4 @@
-"""What a recipe is: from raw pictures to model input, in training and in evaluation."""
+"""What a recipe is: from raw images to model input, in training and in evaluation."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 from infssm.data._seeding import seeded
-from infssm.data.images import to_picture
+from infssm.data.images import to_pil
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 class Recipe(ABC):
-    """Turns raw uint8 pictures into model input.
+    """Turns raw uint8 images into model input.
 
-    Randomness is drawn apart from its use: :meth:`draw` makes one row of numbers per picture, :meth:`apply` is a pure
-    function of pictures and rows. So each process can draw for the whole batch and apply to its own part, and pictures
+    Randomness is drawn apart from its use: :meth:`draw` makes one row of numbers per image, :meth:`apply` is a pure
+    function of images and rows. So each process can draw for the whole batch and apply to its own part, and images
     out of a replay buffer go the same way as fresh ones.
 
     Attributes:
         channels: colour channels of the output.
         size: height and width of the output.
-        raw_size: height and width of raw pictures read from files (arrays keep their own size).
-        augment_val: whether validation pictures pass the training transform, as in the paper's released code for
+        raw_size: height and width of raw images read from files (arrays keep their own size).
+        augment_val: whether validation images pass the training transform, as in the paper's released code for
             CIFAR-100 and CUB-200.
     """
 
@@ -38,7 +38,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """Random numbers for ``count`` pictures: [count, ...]."""
+        """Random numbers for ``count`` images: [count, ...]."""
 
     @abstractmethod
     def apply(self, raw: Tensor, draws: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Recipe(ABC):
         return self.apply(raw, self.draw(len(raw), rng))
 
 
-class PictureRecipe(Recipe):
+class PerImageRecipe(Recipe):
     """A recipe made of transforms for single PIL images; the loader runs it in worker processes.
 
     Args:
@@ -61,7 +61,7 @@ class PictureRecipe(Recipe):
         eval: evaluation transform of a PIL image.
         channels: colour channels of the output.
         size: height and width of the output.
-        raw_size: height and width of raw pictures read from files.
+        raw_size: height and width of raw images read from files.
         augment_val: see :class:`Recipe`.
     """
 
@@ -83,22 +83,22 @@ class PictureRecipe(Recipe):
         self.augment_val = augment_val
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """One seed per picture: int64 [count]."""
+        """One seed per image: int64 [count]."""
         return torch.randint(2**62, (count,), generator=rng)
 
-    def train_picture(self, image: Image, seed: int) -> Tensor:
-        """One picture, augmented as ``seed`` says: float32 [channels, size, size]."""
+    def train_image(self, image: Image, seed: int) -> Tensor:
+        """One image, augmented as ``seed`` says: float32 [channels, size, size]."""
         with seeded(seed):
             return self._train(image)
 
-    def eval_picture(self, image: Image) -> Tensor:
-        """One picture for evaluation: float32 [channels, size, size]."""
+    def eval_image(self, image: Image) -> Tensor:
+        """One image for evaluation: float32 [channels, size, size]."""
         return self._eval(image)
 
     def apply(self, raw: Tensor, draws: Tensor) -> Tensor:
         """See :class:`Recipe`."""
-        return torch.stack([self.train_picture(to_picture(r), int(s)) for r, s in zip(raw, draws, strict=True)])
+        return torch.stack([self.train_image(to_pil(r), int(s)) for r, s in zip(raw, draws, strict=True)])
 
     def eval(self, raw: Tensor) -> Tensor:
         """See :class:`Recipe`."""
-        return torch.stack([self.eval_picture(to_picture(r)) for r in raw])
+        return torch.stack([self.eval_image(to_pil(r)) for r in raw])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from infssm.data.recipes.base import PictureRecipe
+from infssm.data.recipes.base import PerImageRecipe
 from infssm.data.recipes.stats import IMAGENET, Stats
 from infssm.data.torchvision import timm
 
@@ -19,7 +19,7 @@ _CROP_SHARE = 0.875
 
 def deit_recipe(
     *, size: int = 224, stats: Stats = IMAGENET, eval_stats: Stats | None = None, augment_val: bool = False
-) -> PictureRecipe:
+) -> PerImageRecipe:
     """Random resized crop, flip, RandAugment, normalisation and random erasing; resize and centre crop to evaluate.
 
     Args:
@@ -43,7 +43,7 @@ def deit_recipe(
     _mend_posterize(train)
     check = eval_stats or stats
     evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=check.mean, std=check.std)
-    return PictureRecipe(
+    return PerImageRecipe(
         _ToRGB(train), _ToRGB(evaluate), size=size, raw_size=int(size / _CROP_SHARE), augment_val=augment_val
     )
 
@@ -67,7 +67,7 @@ def _posterize(image: Image, bits: int, **_: object) -> Image:
 
 
 class _ToRGB:
-    """A transform that grey pictures can pass too (a class, so that worker processes can receive it)."""
+    """A transform that grey images can pass too (a class, so that worker processes can receive it)."""
 
     def __init__(self, transform: Callable[[Image], Tensor]) -> None:
         self.transform = transform

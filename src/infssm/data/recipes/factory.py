@@ -36,11 +36,11 @@ def make_recipe(
     Args:
         name: ``deit`` (crop, flip, RandAugment, erasing through timm), ``light`` (shift and flip on the whole batch)
             or ``none`` (normalisation only).
-        dataset: whose statistics and picture size to use.
-        size: output height and width; unless given 224 for ``deit`` and for files, else the size pictures have.
+        dataset: whose statistics and image size to use.
+        size: output height and width; unless given 224 for ``deit`` and for files, else the size images have.
         eval_normalization: ``authors`` repeats a quirk of the paper's released code, which trains CIFAR-100 with
             ImageNet statistics and evaluates it with CIFAR's. It changes nothing for other data sets.
-        val_transform: ``train`` passes validation pictures through the training transform, as the released code does
+        val_transform: ``train`` passes validation images through the training transform, as the released code does
             for CIFAR-100 and CUB-200.
     """
     if name not in _RECIPES:
@@ -77,7 +77,7 @@ def _own_size(dataset: ImageDataset) -> int:
         return _LARGE
     height, width = dataset.images.pixels.shape[-2:]
     if height != width:
-        raise ConfigError(f"{dataset.name} has pictures of {height}x{width}; choose the size of the square input")
+        raise ConfigError(f"{dataset.name} has images of {height}x{width}; choose the size of the square input")
     return int(height)
 
 

@@ -1,4 +1,4 @@
-"""Shift, flip, normalise: a recipe for small pictures that works on the whole batch at once."""
+"""Shift, flip, normalise: a recipe for small images that works on the whole batch at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LightRecipe(Recipe):
     """Random shift by up to ``pad`` pixels, random horizontal flip, normalisation.
 
     Args:
-        size: height and width of the output; pictures of another size are resized first.
+        size: height and width of the output; images of another size are resized first.
         stats: normalisation in training.
         eval_stats: normalisation in evaluation; the same unless given.
         pad: largest shift in pixels; what moves in from outside is black.

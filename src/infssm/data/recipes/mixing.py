@@ -15,9 +15,9 @@ from infssm.errors import ConfigError
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixes every picture with its mirror in the batch order, and the targets with it.
+    """Mixes every image with its mirror in the batch order, and the targets with it.
 
-    One weight per batch. The mirror of picture i in a batch of n is picture n - 1 - i, so n must be even.
+    One weight per batch. The mirror of image i in a batch of n is image n - 1 - i, so n must be even.
 
     Attributes:
         num_classes: classes of the whole data set: the width of soft targets.
@@ -35,13 +35,13 @@ class Mixing:
 
     @property
     def mixes(self) -> bool:
-        """Whether pictures are mixed at all, or only labels smoothed."""
+        """Whether images are mixed at all, or only labels smoothed."""
         return self.mixup_alpha > 0 or self.cutmix_alpha > 0
 
     def require_even(self, batch_size: int) -> None:
-        """Raise ConfigError for a batch in which a picture would be its own mirror."""
+        """Raise ConfigError for a batch in which an image would be its own mirror."""
         if self.mixes and batch_size % 2:
-            raise ConfigError(f"mixing pairs up the pictures of a batch: the batch size must be even, got {batch_size}")
+            raise ConfigError(f"mixing pairs up the images of a batch: the batch size must be even, got {batch_size}")
 
     def __call__(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Mix a batch.
@@ -52,7 +52,7 @@ class Mixing:
             rng: where the weight and the box are drawn.
 
         Returns:
-            Mixed pictures [n, channels, height, width] and soft targets [n, num_classes].
+            Mixed images [n, channels, height, width] and soft targets [n, num_classes].
         """
         self.require_even(len(x))
         off = self.smoothing / self.num_classes

@@ -21,7 +21,7 @@ _GREY_PROBABILITY = 0.2
 class StrongRecipe(Recipe):
     """Random resized crop (area 0.2..1), flip, colour jitter (0.4, 0.4, 0.4, 0.1; p 0.8), greyscale (p 0.2).
 
-    Jitter goes brightness, contrast, saturation, hue, always in this order. Pictures of one channel keep to crop, flip,
+    Jitter goes brightness, contrast, saturation, hue, always in this order. Images of one channel keep to crop, flip,
     brightness and contrast.
 
     Args:
@@ -60,7 +60,7 @@ def _crop(x: Tensor, u: Tensor, flips: Tensor, size: int) -> Tensor:
     height, width = x.shape[-2:]
     area = (_SCALE[0] + (_SCALE[1] - _SCALE[0]) * u[:, 0]) * height * width
     aspect = torch.exp(_LOG_ASPECT[0] + (_LOG_ASPECT[1] - _LOG_ASPECT[0]) * u[:, 1])
-    # Half extents in the [-1, 1] coordinates of grid_sample; a box that sticks out is cut to the picture.
+    # Half extents in the [-1, 1] coordinates of grid_sample; a box that sticks out is cut to the image.
     half_w = (torch.sqrt(area * aspect) / width).clamp(max=1)
     half_h = (torch.sqrt(area / aspect) / height).clamp(max=1)
     zero = torch.zeros_like(area)

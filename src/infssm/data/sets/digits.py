@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 grey pictures of 8 x 8, inside the package, nothing to download."""
+"""scikit-learn's handwritten digits: 1,797 grey images of 8 x 8, inside the package, nothing to download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated pictures: for trying things out, and in the layouts of the real data sets for smoke runs."""
+"""Generated images: for trying things out, and in the layouts of the real data sets for smoke runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from infssm.data.registry import register_dataset
 from infssm.errors import ConfigError
 
 
-@register_dataset("synthetic", summary="generated pictures that can be learnt: a pattern per class, and noise")
+@register_dataset("synthetic", summary="generated images that can be learnt: a pattern per class, and noise")
 def synthetic(root: Path, *, classes: int = 10, per_class: int = 40, size: int = 32, channels: int = 3) -> ImageDataset:  # noqa: ARG001
     """A fixed random pattern per class with noise on it; a quarter of the images are the test set."""
     test = max(1, per_class // 4)
     shape = (size, size, channels)
     pixels = np.concatenate(
-        [make_pictures(classes, per_class - test, shape, seed=0), make_pictures(classes, test, shape, seed=1)]
+        [make_images(classes, per_class - test, shape, seed=0), make_images(classes, test, shape, seed=1)]
     )
     labels = np.concatenate([np.repeat(np.arange(classes), per_class - test), np.repeat(np.arange(classes), test)])
     names = tuple(f"class{c:03d}" for c in range(classes))
     return ImageDataset("synthetic", names, ArrayImages.from_numpy(pixels), labels, num_test=classes * test)
 
 
-def make_pictures(classes: int, per_class: int, shape: tuple[int, int, int], *, seed: int) -> np.ndarray[Any, Any]:
+def make_images(classes: int, per_class: int, shape: tuple[int, int, int], *, seed: int) -> np.ndarray[Any, Any]:
     """uint8 [classes * per_class, height, width, channels], grouped by class; the seed changes the noise only."""
     height, width, channels = shape
     coarse = np.random.default_rng(12345).integers(0, 256, (classes, 4, 4, channels))
@@ -38,13 +38,13 @@ def make_pictures(classes: int, per_class: int, shape: tuple[int, int, int], *, 
 
 
 def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: int = 40) -> Path:
-    """Write generated pictures under ``root`` in the real layout of a data set, for smoke runs of its presets.
+    """Write generated images under ``root`` in the real layout of a data set, for smoke runs of its presets.
 
     Args:
         name: ``cifar100``, ``imagenet-r``, ``caltech256`` or ``cub200``.
         root: data root to write under.
-        per_class: pictures per class (and per part, where there are two).
-        size: height of the pictures; CIFAR's stay at 32.
+        per_class: images per class (and per part, where there are two).
+        size: height of the images; CIFAR's stay at 32.
     """
     root = Path(root)
     if name == "cifar100":
@@ -65,7 +65,7 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
 def _write_cifar100(folder: Path, per_class: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, part in enumerate(("train", "test")):
-        pixels = make_pictures(100, per_class, (32, 32, 3), seed=seed).transpose(0, 3, 1, 2).reshape(-1, 3072)
+        pixels = make_images(100, per_class, (32, 32, 3), seed=seed).transpose(0, 3, 1, 2).reshape(-1, 3072)
         labels = np.repeat(np.arange(100), per_class).tolist()
         with (folder / part).open("wb") as file:
             pickle.dump({b"data": np.ascontiguousarray(pixels), b"fine_labels": labels}, file, protocol=2)
@@ -77,9 +77,9 @@ def _write_cifar100(folder: Path, per_class: int) -> Path:
 def _write_folders(folder: Path, names: list[str], per_class: int, size: int, *, seed: int) -> Path:
     from PIL import Image
 
-    pictures = make_pictures(len(names), per_class, (size, size + size // 4, 3), seed=seed)
-    for number, picture in enumerate(pictures):
+    images = make_images(len(names), per_class, (size, size + size // 4, 3), seed=seed)
+    for number, image in enumerate(images):
         target = folder / names[number // per_class]
         target.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(target / f"image{number % per_class:03d}.jpg")
+        Image.fromarray(image).save(target / f"image{number % per_class:03d}.jpg")
     return folder

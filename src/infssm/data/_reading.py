@@ -1,4 +1,4 @@
-"""Getting the pictures of a batch: sliced from an array, or read one by one, in worker processes if wanted."""
+"""Getting the images of a batch: sliced from an array, or read one by one, in worker processes if wanted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from infssm.data.images import ArrayImages, Images, to_raw
-from infssm.data.recipes.base import PictureRecipe, Recipe
+from infssm.data.recipes.base import PerImageRecipe, Recipe
 from infssm.errors import DataError
 
 _Item = tuple[Tensor | None, Tensor | None]
 
 
-def pictures(
+def read_images(
     images: Images,
     recipe: Recipe,
     indices: Tensor,
@@ -26,23 +26,23 @@ def pictures(
     with_raw: bool,
     workers: int,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Model input and, if wanted, raw pictures of each batch.
+    """Model input and, if wanted, raw images of each batch.
 
     Args:
-        images: where pictures come from.
+        images: where images come from.
         recipe: how they are transformed.
         indices: int64 [n] data set index of every slot.
         draws: [n, ...] random numbers of every slot; None for the evaluation transform.
         batches: int64 slots of each batch.
-        with_raw: whether to return raw pictures too.
+        with_raw: whether to return raw images too.
         workers: processes.
     """
-    if isinstance(images, ArrayImages) and not isinstance(recipe, PictureRecipe):
+    if isinstance(images, ArrayImages) and not isinstance(recipe, PerImageRecipe):
         for slots in batches:
             raw = images.pixels[indices[slots]]
             yield _transform(recipe, raw, draws, slots), raw if with_raw else None
         return
-    source = _Pictures(images, recipe, indices, draws, with_raw)
+    source = _Single(images, recipe, indices, draws, with_raw)
     loader: DataLoader[_Item | DataError] = DataLoader(
         source,
         batch_sampler=[slots.tolist() for slots in batches],
@@ -62,8 +62,8 @@ def _transform(recipe: Recipe, raw: Tensor, draws: Tensor | None, slots: Tensor)
 
 
 @dataclass(frozen=True)
-class _Pictures(Dataset[_Item | DataError]):
-    """Single pictures by slot: transformed for a picture recipe, raw for a batch recipe or where asked for."""
+class _Single(Dataset[_Item | DataError]):
+    """Single images by slot: transformed where the recipe goes image by image, raw where it does not or on request."""
 
     images: Images
     recipe: Recipe
@@ -79,14 +79,14 @@ class _Pictures(Dataset[_Item | DataError]):
 
     def _read(self, slot: int) -> _Item:
         index = int(self.indices[slot])
-        picture = self.images.picture(index)
+        image = self.images.pil(index)
         x = raw = None
-        if isinstance(self.recipe, PictureRecipe):
+        if isinstance(self.recipe, PerImageRecipe):
             seed = None if self.draws is None else int(self.draws[slot])
-            x = self.recipe.eval_picture(picture) if seed is None else self.recipe.train_picture(picture, seed)
+            x = self.recipe.eval_image(image) if seed is None else self.recipe.train_image(image, seed)
         if x is None or self.with_raw:
             in_memory = isinstance(self.images, ArrayImages)
-            raw = self.images.raw([index], 0)[0] if in_memory else to_raw(picture, self.recipe.raw_size)
+            raw = self.images.raw([index], 0)[0] if in_memory else to_raw(image, self.recipe.raw_size)
         return x, raw
 
 
