@@ -253,9 +253,9 @@ def test_keyword_inputs_of_transformers() -> None:
 
 def test_the_old_model_runs_once_for_all_regularizers(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = OldModel.states
-    monkeypatch.setattr(OldModel, "states", lambda self, x, **kw: calls.append(1) or original(self, x, **kw))
-    method = attach(model := toys.vim(), "lwf-ac+inf-ssm-exact", **{"inf-ssm-exact.weight": 1.0})
+    original = OldModel.observe
+    monkeypatch.setattr(OldModel, "observe", lambda self, x, **kw: calls.append(1) or original(self, x, **kw))
+    method = attach(model := toys.vim(), "lwf-ac+inf-ssm-exact+lwf+lwf-f", **{"inf-ssm-exact.weight": 1.0})
     method.begin_task(1)
     held(method, model, toys.batch(TASKS[1]).x)
     assert len(calls) == 1

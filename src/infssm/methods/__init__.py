@@ -1,6 +1,23 @@
 """Continual-learning methods: one contract, one file per method or head, composition by name."""
 
-from infssm.methods import clfd, der, er, ewc, frozen, heads, inf_ssm, l2p, lucir, lwf, mas, seq, si, ucl, xder
+from infssm.methods import (
+    clfd,
+    der,
+    distillation,
+    er,
+    ewc,
+    frozen,
+    heads,
+    inf_ssm,
+    l2p,
+    lucir,
+    lwf,
+    mas,
+    seq,
+    si,
+    ucl,
+    xder,
+)
 from infssm.methods._build import (
     attach,
     build_method,
@@ -17,6 +34,8 @@ from infssm.methods._contract import (
     BatchLike,
     ComponentConfig,
     Context,
+    OldNew,
+    PairConfig,
     Regularizer,
     StatePair,
     TaskInfo,
@@ -37,6 +56,8 @@ __all__ = [
     "FittedHead",
     "Head",
     "Method",
+    "OldNew",
+    "PairConfig",
     "Regularizer",
     "StatePair",
     "StatesConfig",
@@ -48,6 +69,7 @@ __all__ = [
     "clfd",
     "der",
     "describe_method",
+    "distillation",
     "er",
     "ewc",
     "frozen",

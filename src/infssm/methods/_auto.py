@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.methods._contract import Batch, BatchLike, Context, Loader, StatePair, TaskInfo, _logits
+from infssm.methods._contract import Batch, BatchLike, Context, Loader, StatePair, TaskInfo
 from infssm.methods._distributed import sum_over_processes, world_size
 from infssm.methods._losses import cross_entropy
 from infssm.methods._step import train_step
-from infssm.states import Recorder
+from infssm.states import Recorder, logits_of
 
 TARGET = 60.0
 _MEASURED = 5
@@ -71,7 +71,7 @@ class AutoWeight:
         values = []
         for step, batch in enumerate(itertools.islice(_forever(loader, context.device), self._steps)):
             with recorder.recording():
-                logits = _logits(model(batch.x))
+                logits = logits_of(model(batch.x))
             if step >= self._steps - _MEASURED:
                 with torch.no_grad():
                     values.append(float(self._drift(StatePair(context.old.states(batch.x), recorder.flat()))))

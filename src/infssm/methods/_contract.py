@@ -12,18 +12,19 @@ from __future__ import annotations
 import contextlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.states import OldModel, Recorder
+from infssm.methods._rows import count_rows, share, take_rows
+from infssm.states import Observation, OldModel, OutputRecorder, Recorder, logits_of
 
 Terms = dict[str, Tensor]
 """Loss terms by name, weights applied; their sum is the loss."""
@@ -100,11 +101,40 @@ def _contiguous(classes: Sequence[int]) -> range:
     return block
 
 
+class OldNew(NamedTuple):
+    """The same rows in the old and in the new model."""
+
+    old: Tensor
+    new: Tensor
+
+
 class StatePair(NamedTuple):
-    """States of the same images in the old and the new model, one entry per layer and scan direction."""
+    """What old and new model give for the same rows: states, one entry per layer and scan direction.
+
+    Beside them, where a regularizer asks for it, ``features`` and ``logits`` (``[b, ...]`` each; of language models per
+    token, ``[b, tokens, ...]``). ``mask: [b, tokens]`` is the input's ``attention_mask``, if it has one.
+    """
 
     old: list[StateSpace]
     new: list[StateSpace]
+    features: OldNew | None = None
+    logits: OldNew | None = None
+    mask: Tensor | None = None
+    order: Tensor | None = None
+    """A random order of the rows, drawn where a regularizer takes a fraction of them."""
+    batch_size: int = 0
+    """Rows of the whole batch, of which this pair may hold a part."""
+
+    def part(self, fraction: float) -> StatePair:
+        """That share of the batch's rows, drawn at random; those of a smaller fraction are among those of a larger."""
+        if self.order is None or (count := share(fraction, self.batch_size)) >= len(self.order):
+            return self
+        rows = self.order[:count]
+        old, new = (Observation(spaces).rows(rows).states for spaces in (self.old, self.new))
+        features, logits = (
+            None if pair is None else OldNew(pair.old[rows], pair.new[rows]) for pair in (self.features, self.logits)
+        )
+        return StatePair(old, new, features, logits, None if self.mask is None else self.mask[rows])
 
 
 @dataclass
@@ -118,6 +148,7 @@ class Context:
     """Classes of each task, where they are known beforehand; tasks may be unequal."""
     task: TaskInfo | None = None
     recorder: Recorder | None = None
+    outputs: OutputRecorder | None = None
     old: OldModel | None = None
     lr: float | None = None
     """Base learning rate of the current task, where the loop knows it."""
@@ -137,8 +168,14 @@ class Context:
     """Columns of the logits over which the base's softmax of a task's own images runs."""
     strong: ImageTransform | None = None
     """Strong augmentation of raw images (``StrongRecipe.train``), for contrastive terms."""
-    _observed: list[StateSpace] | None = field(default=None, repr=False)
+    generator: torch.Generator = field(init=False, repr=False)
+    """Draws the rows of regularizers that take a fraction of each batch."""
+    _observed: Observation | None = field(default=None, repr=False)
     _old_call: tuple[Tensor | Mapping[str, Any], Mapping[str, Any]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        # Away from the seeds of replay buffers, whose draws would otherwise go along with these.
+        self.generator = torch.Generator().manual_seed(2**32 + self.seed)
 
     @property
     def device(self) -> torch.device:
@@ -176,21 +213,45 @@ class Context:
         return images.to(device=self.device, dtype=dtype)
 
     def forward(self, x: Tensor, *, stream: int | None = None, **kwargs: Any) -> Tensor:
-        """Run the module on ``x: [b, ...]`` and keep its states for the regularizers of this step.
+        """Run the module on ``x: [b, ...]`` and keep what the regularizers of this step ask for.
 
         ``stream`` is how many leading rows are images of the current task (all by default): the regularizers compare
         old and new on those. ``kwargs`` go to the module; the old model gets them too.
         """
-        recorder = self.recorder if self.old is not None else None
-        if recorder is None:
-            return _logits(self.module(x, **kwargs))
-        with contextlib.nullcontext() if self.watching else recorder.recording():
-            logits = _logits(self.module(x, **kwargs))
-        rows = slice(stream)
-        self._observed = [space.map(lambda t: t[rows]) for space in recorder.flat()]
-        recorder.clear()
+        if not self._observes:
+            return logits_of(self.module(x, **kwargs))
+        with contextlib.nullcontext() if self.watching else self.recording():
+            logits = logits_of(self.module(x, **kwargs))
+            rows = slice(stream)
+            self._observed = self._taken().rows(rows)
         self._old_call = (x[rows], kwargs)
         return logits
+
+    @property
+    def _observes(self) -> bool:
+        """Whether forwards are compared with an old model's."""
+        return self.old is not None and (self.recorder is not None or self.outputs is not None)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what the regularizers ask for in the forwards of the block."""
+        with contextlib.ExitStack() as stack:
+            for recorder in (self.recorder, self.outputs):
+                if recorder is not None:
+                    stack.enter_context(recorder.recording())
+            yield
+
+    def _taken(self) -> Observation:
+        """What was recorded of the last forward, which is forgotten."""
+        states = [] if self.recorder is None else self.recorder.flat()
+        outputs = {} if self.outputs is None else self.outputs.taken()
+        self._clear()
+        return Observation(states, **outputs)
+
+    def _clear(self) -> None:
+        for recorder in (self.recorder, self.outputs):
+            if recorder is not None:
+                recorder.clear()
 
     def old_forward_kwargs(self, **kwargs: Any) -> None:
         """Replace the keyword arguments with which the old model is run for the observed forward."""
@@ -198,17 +259,16 @@ class Context:
             self._old_call = (self._old_call[0], kwargs)
 
     def observe(self, x: Tensor | Mapping[str, Any]) -> None:
-        """Take the states of the forward that someone else ran on ``x``."""
-        if self.old is None or self.recorder is None:
+        """Take what was recorded of the forward that someone else ran on ``x``."""
+        if not self._observes:
             return
         try:
-            self._observed, self._old_call = self.recorder.flat(), (x, {})
+            self._observed, self._old_call = self._taken(), (x, {})
         except ConfigError:
             raise ConfigError(
                 "the model has run no forward since the last penalty: call penalty(x) once after each model(x)"
             ) from None
-        self.recorder.clear()
-        rows = self._observed[0].a.shape[0]
+        rows = self._observed.batch_size
         if self.batch_size and rows not in (1, self.batch_size):  # states that do not depend on the input have one row
             raise ConfigError(
                 f"the model's last forward had {rows} rows, the penalty is asked for {self.batch_size}: call "
@@ -218,29 +278,37 @@ class Context:
     def forget(self) -> None:
         """Drop the observed forward, and with it the batch and the graph it keeps alive."""
         self._observed = self._old_call = None
-        if self.recorder is not None:
-            self.recorder.clear()
+        self._clear()
 
-    def states(self) -> StatePair | None:
-        """Old and new states of the observed forward; ``None`` on the first task."""
+    def states(self, fractions: Collection[float] = (1.0,)) -> StatePair | None:
+        """What old and new model give for the observed forward, in one forward of the old; ``None`` on the first task.
+
+        Where all ``fractions`` are below 1 the old model runs on the rows of the largest alone.
+        """
         if self.old is None:
             return None
         if self._observed is None or self._old_call is None:
             raise ConfigError(
                 "no forward of the model was observed since the last step; run the model before the penalty"
             )
-        x, kwargs = self._old_call
-        pair = StatePair(self.old.states(x, **kwargs), self._observed)
+        new, (x, kwargs), order = self._observed, self._old_call, None
         self._observed = self._old_call = None
-        return pair
+        count = count_rows(x)
+        if min(fractions) < 1:
+            order = torch.randperm(count, generator=self.generator).to(self.device)
+        if order is not None and (part := share(max(fractions), count)) < count:
+            rows, order = order[:part], torch.arange(part, device=self.device)
+            new, kwargs = new.rows(rows), take_rows(kwargs, rows, count)
+            x = x[rows] if isinstance(x, Tensor) else take_rows(x, rows, count)
+        asked = {"features": new.features is not None, "logits": new.logits is not None}
+        old = self.old.observe(x, states=self.recorder is not None, **asked, **kwargs)
+        mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+        features, logits = _old_new(old.features, new.features), _old_new(old.logits, new.logits)
+        return StatePair(old.states, new.states, features, logits, mask, order, count)
 
 
-def _logits(output: Any) -> Tensor:
-    """Logits of a model's output: the tensor itself, or ``.logits`` of a structured output."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise ConfigError(f"the model must return logits or an object with .logits, got {type(output).__name__}")
-    return logits
+def _old_new(old: Tensor | None, new: Tensor | None) -> OldNew | None:
+    return None if old is None or new is None else OldNew(old, new)
 
 
 class Component:
@@ -280,17 +348,43 @@ class Component:
         """Restore what :meth:`state_dict` returned."""
 
 
+class PairConfig(ComponentConfig):
+    """Options of every regularizer that compares the old model with the new."""
+
+    fraction: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="part of each batch, drawn at random, on which old and new are compared; the old model runs on "
+        "those rows alone",
+    )
+
+
 class Regularizer(Component, ABC):
     """Adds terms to any base's loss, from the second task on (on the first too where it has a ``prior``)."""
 
     needs_states: ClassVar[bool] = False
     """Whether the terms compare old and new states; the method then keeps a frozen old model."""
+    needs_features: ClassVar[bool] = False
+    """Whether they compare old and new features, likewise."""
+    needs_logits: ClassVar[bool] = False
+    """Whether they compare old and new logits, likewise."""
 
     family: ClassVar[str | None] = None
     """Regularizers of one family hold the same thing in variants, so a method takes one of them at most."""
 
     warning: ClassVar[str | None] = None
     """What a user who attaches it should know."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether the terms compare the old model with the new."""
+        return self.needs_states or self.needs_features or self.needs_logits
+
+    @property
+    def fraction(self) -> float:
+        """Part of each batch on which they are compared."""
+        return self.config.fraction if isinstance(self.config, PairConfig) else 1.0
 
     @property
     def prior(self) -> bool:

@@ -23,8 +23,9 @@ from infssm.methods._contract import (
 )
 from infssm.methods._head import Head
 from infssm.methods._passes import Batches
+from infssm.methods._rows import count_rows
 from infssm.models.features import TRAINED, classifier_prefix, trained_classifier
-from infssm.states import OldModel, Recorder, unwrap
+from infssm.states import OldModel, OutputRecorder, Recorder, unwrap
 
 
 class StatesConfig(ComponentConfig):
@@ -58,6 +59,9 @@ class Method:
         self._recording = contextlib.ExitStack()
         if self.needs_states:
             context.recorder = Recorder(context.module, **context.states_options)
+        features, logits = (any(getattr(r, need) for r in regularizers) for need in ("needs_features", "needs_logits"))
+        if features or logits:
+            context.outputs = OutputRecorder(context.module, features=features, logits=logits)
 
     @property
     def module(self) -> nn.Module:
@@ -77,7 +81,7 @@ class Method:
     @property
     def needs_old(self) -> bool:
         """Whether a frozen old model is kept."""
-        return self.needs_states or self.head.needs_old
+        return self.head.needs_old or any(r.compares for r in self.regularizers)
 
     def trains(self, task: int) -> bool:
         """Whether steps on a task make a difference; with frozen features and a fitted head only the first do."""
@@ -107,8 +111,8 @@ class Method:
         """Record from now to the end of the task, where a user's own loop runs the model."""
         context = self.context
         self._recording.close()
-        if context.watching and context.old is not None and context.recorder is not None:
-            self._recording.enter_context(context.recorder.recording())
+        if context.watching and context.old is not None:
+            self._recording.enter_context(context.recording())
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Announce an epoch of the current task."""
@@ -133,7 +137,7 @@ class Method:
         A mapping of keyword arguments stands for ``model(**x)``.
         """
         context = self.context
-        context.batch_size = _rows(x)
+        context.batch_size = count_rows(x)
         if context.current.index > 0:
             context.observe(x)
         return sum(self._penalty_terms().values(), start=torch.zeros((), device=context.device))
@@ -141,8 +145,10 @@ class Method:
     def _penalty_terms(self) -> Terms:
         first = self.context.current.index == 0
         active = [regularizer for regularizer in self.regularizers if regularizer.prior or not first]
-        states = self.context.states() if any(regularizer.needs_states for regularizer in active) else None
-        return {f"{r.name}/{key}": value for r in active for key, value in r.penalty(states).items()}
+        fractions = [r.fraction for r in active if r.compares]
+        pair = self.context.states(fractions) if fractions else None
+        parts = {r: None if pair is None else pair.part(r.fraction) for r in active}
+        return {f"{r.name}/{key}": value for r, part in parts.items() for key, value in r.penalty(part).items()}
 
     def after_step(self) -> None:
         """Call after every optimiser step."""
@@ -186,6 +192,7 @@ class Method:
             "old": None if old is None else old.state_dict(),
             "components": {c.name: c.state_dict() for c in self.components},
             "head": self.head.reached(),
+            "generator": self.context.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -195,6 +202,7 @@ class Method:
         if (task := state["task"]) is not None:
             self.context.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)
         self.context.forget()
+        self.context.generator.set_state(state["generator"].cpu())
         self._recording.close()
         self.head.withdraw()
         self.context.old = None
@@ -220,8 +228,3 @@ class Method:
             fitted = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
             self.head.restore({"fitted": fitted, "trained": trained})
         self.module.load_state_dict({k: v for k, v in weights.items() if not k.startswith(TRAINED)})
-
-
-def _rows(x: Tensor | Mapping[str, Any]) -> int:
-    """Samples in a model's input."""
-    return len(x if isinstance(x, Tensor) else next(iter(x.values())))

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._contract import Loader, TaskInfo, _logits
+from infssm.methods._contract import Loader, TaskInfo
 from infssm.methods._distributed import sum_over_processes
 from infssm.methods._parameters import Values, wide
 from infssm.methods._passes import evaluating, needed, samples
 from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.states import logits_of
 
 
 class EWCConfig(QuadraticConfig):
@@ -64,7 +65,7 @@ class EWC(QuadraticRegularizer):
         totals, count, columns = self.parameters.zeros(), 0, self.context.columns(task)
         with evaluating(self.context.module, gradients=True) as module:
             for x, y in samples(loader, self.config.fisher_samples, self.context.device):
-                log_p = _log_probability(_logits(module(x)), y, columns)
+                log_p = _log_probability(logits_of(module(x)), y, columns)
                 weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
                 for key, gradient in self.parameters.gradients(log_p).items():
                     totals[key] += weight * gradient.square()

@@ -16,11 +16,20 @@ from torch import Tensor
 from infssm.geometry import StateSpace, distance, list_distances
 from infssm.methods._auto import AutoWeight
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
+from infssm.methods._contract import (
+    ComponentConfig,
+    Context,
+    Loader,
+    PairConfig,
+    Regularizer,
+    StatePair,
+    TaskInfo,
+    Terms,
+)
 from infssm.methods._losses import b_difference, mean_over_states, squared_difference
 
 
-class InfSSMConfig(ComponentConfig):
+class InfSSMConfig(PairConfig):
     """Options of :class:`InfSSM`."""
 
     weight: float = Field(1e6, ge=0, description="λ of the paper, Tables 12-19")
@@ -79,7 +88,7 @@ class InfSSMPlus(InfSSM):
         return super().penalty(states) | {"b": weight * b}
 
 
-class InfSSMExactConfig(ComponentConfig):
+class InfSSMExactConfig(PairConfig):
     """Options of :class:`InfSSMExact`."""
 
     distance: Mapping[str, float] = Field(

@@ -1,6 +1,6 @@
 """LwF-AC and LwF-ABC: keep each layer's states where the old model has them, in mean squared error.
 
-Not the logit distillation of the original LwF; the paper's state variants (its Tables 2, 6, 12 and 13).
+The paper's state variants (its Tables 2, 6, 12 and 13) of LwF; the logit distillation itself is ``lwf``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import ClassVar
 from pydantic import Field
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, Regularizer, StatePair, Terms
+from infssm.methods._contract import ComponentConfig, PairConfig, Regularizer, StatePair, Terms
 from infssm.methods._losses import b_difference, mean_over_states, squared_difference
 
 
-class LwFACConfig(ComponentConfig):
+class LwFACConfig(PairConfig):
     """Options of :class:`LwFAC`."""
 
     weight: float = Field(

@@ -7,11 +7,12 @@ from pydantic import Field
 
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._contract import Loader, TaskInfo, _logits
+from infssm.methods._contract import Loader, TaskInfo
 from infssm.methods._distributed import sum_over_processes
 from infssm.methods._parameters import Values
 from infssm.methods._passes import evaluating, needed
 from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.states import logits_of
 
 
 class MASConfig(QuadraticConfig):
@@ -51,7 +52,7 @@ class MAS(QuadraticRegularizer):
         totals, count = self.parameters.zeros(), 0
         with evaluating(self.context.module, gradients=True) as module:
             for batch in loader:
-                logits = _logits(module(batch.x.to(self.context.device)))[:, task.seen]
+                logits = logits_of(module(batch.x.to(self.context.device)))[:, task.seen]
                 gradients = self.parameters.gradients(logits.square().sum())
                 # Summed before the absolute value, so that processes that share a batch measure what one would.
                 for key, gradient in zip(gradients, sum_over_processes(list(gradients.values())), strict=True):

@@ -13,10 +13,11 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.methods import _xder_losses as losses
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms, _logits
+from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods._passes import evaluating, needed
 from infssm.methods._replay import Replay, ReplayConfig, Replayed, classes_of, raw_images
 from infssm.replay import BalancedBuffer, gather_in_graph, gather_rows, rank_slice, spread
+from infssm.states import logits_of
 
 
 class XDERConfig(ReplayConfig):
@@ -214,7 +215,7 @@ class XDER(Replay):
         for batch in loader:
             if not wanted.any():
                 return
-            logits = _logits(self.context.module(self.to_device(batch.x)))
+            logits = logits_of(self.context.module(self.to_device(batch.x)))
             if task > 0:
                 logits = losses.revised_logits(logits, logits, self.to_device(batch.y), heads.past, self.config.gamma)
             rows = self.buffer.gather(
@@ -232,7 +233,7 @@ class XDER(Replay):
         for slots in torch.split(older, 64):
             mine = rank_slice(slots)
             x = self.context.augmented(self.buffer["image"][mine], self.buffer.fresh_generator())
-            self._transplant(slots, gather_rows(_logits(self.context.module(x))).cpu().float())
+            self._transplant(slots, gather_rows(logits_of(self.context.module(x))).cpu().float())
 
     def state_dict(self) -> dict[str, Any]:
         """Buffer and counters."""

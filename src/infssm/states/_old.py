@@ -1,7 +1,12 @@
+<<<<<<< HEAD
 """The old model: a frozen copy that computes states and nothing after them, or features."""
+=======
+"""The old model: a frozen copy that computes what it is asked for and nothing after it."""
+>>>>>>> b8ccee1 (lwf and lwf-f distil logits and features, one forward of the old model serves all regularizers, and each may take a fraction of the batch)
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -13,12 +18,13 @@ from torch import Tensor, nn
 from infssm.geometry import StateSpace
 from infssm.models.features import features
 from infssm.states._mixers import Layers, unwrap
+from infssm.states._outputs import Observation, OutputRecorder
 from infssm.states._probe import BMode
 from infssm.states._recorder import Recorder, StopForward
 
 
 class OldModel:
-    """A frozen copy of ``module`` that runs states-only: no gradient, no head, no scan in the last recorded mixer.
+    """A frozen copy of ``module`` without gradient; for states alone, without head and the last recorded mixer's scan.
 
     It is no ``nn.Module``, so a model that holds one does not save, move or train it by accident.
     """
@@ -41,22 +47,47 @@ class OldModel:
 
     @cached_property
     def _recorder(self) -> Recorder:
+<<<<<<< HEAD
         """Made when states are first asked for: features need no state space layers."""
+=======
+        """Made when states are first asked for: features and logits need no state space layers."""
+>>>>>>> b8ccee1 (lwf and lwf-f distil logits and features, one forward of the old model serves all regularizers, and each may take a fraction of the batch)
         return self._make_recorder()
 
     def states(self, x: Tensor | Mapping[str, Any], **kwargs: Any) -> list[StateSpace]:
         """States of ``module(x, **kwargs)``, layer by layer; a mapping ``x`` is passed as keyword arguments."""
-        with torch.no_grad(), self._recorder.recording(stop=True):
-            try:
-                if isinstance(x, Mapping):
-                    self.module(**x, **kwargs)
-                else:
-                    self.module(x, **kwargs)
-            except StopForward:
-                pass
-            states = self._recorder.flat()
-            self._recorder.clear()
-        return states
+        return self.observe(x, **kwargs).states
+
+    @torch.no_grad()
+    def observe(
+        self,
+        x: Tensor | Mapping[str, Any],
+        *,
+        states: bool = True,
+        features: bool = False,
+        logits: bool = False,
+        **kwargs: Any,
+    ) -> Observation:
+        """All that is asked for of one forward ``module(x, **kwargs)``, which ends as soon as it is known."""
+        outputs = OutputRecorder(self.module, features=features, logits=logits)
+        with contextlib.ExitStack() as stack:
+            if states:
+                stack.enter_context(self._recorder.recording(stop=not (features or logits)))
+            stack.enter_context(outputs.recording(stop=not logits))
+            with contextlib.suppress(StopForward):
+                self._forward(x, kwargs)
+            found = Observation(self._recorder.flat() if states else [], **outputs.taken())
+            if states:
+                self._recorder.clear()
+        return found
+
+    def _forward(self, x: Tensor | Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
+        if not isinstance(x, Mapping):
+            self.module(x, **kwargs)
+            return
+        # Of labels, models of transformers compute a loss that nobody reads here.
+        unread = {"labels"} if hasattr(self.module, "config") else set()
+        self.module(**{key: value for key, value in x.items() if key not in unread}, **kwargs)
 
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Any]) -> Tensor:
