@@ -43,6 +43,11 @@ COMPOSED = [
     "l2p-r+lwf-ac",
     "clfd+inf-ssm-exact",
     "er+inf-ssm-exact+ncm",
+    "lwf+lwf-f+inf-ssm-exact",
+    "lucir+lwf+lwf-f",
+    "x-der+lwf+ncm",
+    "l2p-r+lwf+lwf-f",
+    "clfd+lwf+lwf-f",
 ]
 METHODS = [*list_methods(), *COMPOSED]
 KINDS = {kind: [n for n in list_methods() if issubclass(components[n], kind)] for kind in (Base, Regularizer, Head)}

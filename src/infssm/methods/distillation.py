@@ -1,4 +1,4 @@
-"""LwF and LwF-F: what the old model says about the new data, its logits or its features, is what the new one says too."""
+"""LwF and LwF-F: the new model says of the new data what the old one says of it, in its logits or its features."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The old model: a frozen copy that computes states and nothing after them, or features."""
-=======
 """The old model: a frozen copy that computes what it is asked for and nothing after it."""
->>>>>>> b8ccee1 (lwf and lwf-f distil logits and features, one forward of the old model serves all regularizers, and each may take a fraction of the batch)
 
 from __future__ import annotations
 
@@ -47,11 +43,7 @@ class OldModel:
 
     @cached_property
     def _recorder(self) -> Recorder:
-<<<<<<< HEAD
-        """Made when states are first asked for: features need no state space layers."""
-=======
         """Made when states are first asked for: features and logits need no state space layers."""
->>>>>>> b8ccee1 (lwf and lwf-f distil logits and features, one forward of the old model serves all regularizers, and each may take a fraction of the batch)
         return self._make_recorder()
 
     def states(self, x: Tensor | Mapping[str, Any], **kwargs: Any) -> list[StateSpace]:
