@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from infssm.geometry import principal_angles as principal_angles
     from infssm.geometry import register_distance as register_distance
     from infssm.geometry import soft_normalize as soft_normalize
+    from infssm.inference import load as load
     from infssm.kernels import causal_conv1d as causal_conv1d
     from infssm.kernels import selective_scan as selective_scan
     from infssm.methods import attach as attach
@@ -59,6 +60,7 @@ _ROOMS = {
         "register_distance",
         "soft_normalize",
     ),
+    "inference": ("load",),
     "kernels": ("causal_conv1d", "selective_scan"),
     "methods": ("attach", "list_methods", "register_method"),
     "models": ("create_model", "list_models", "register_model"),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from infssm.cli import bench, data, doctor, evaluate, listing, report, resume, run, study
+from infssm.cli import bench, data, doctor, evaluate, listing, predict, report, resume, run, study
 from infssm.errors import InfssmError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("run")(run.command)
 app.command("resume")(resume.command)
 app.command("eval")(evaluate.command)
+app.command("predict")(predict.command)
 app.command("report")(report.command)
 app.command("study")(study.command)
 app.command("list")(listing.command)

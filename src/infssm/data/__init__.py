@@ -3,6 +3,7 @@
 from infssm.data import sets as sets
 from infssm.data._fetching import CheckReport, check, fetch
 from infssm.data.dataset import ImageDataset
+from infssm.data.facts import ImageFacts, StreamFacts
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import Batch, Loader, make_loader
 from infssm.data.recipes import (
@@ -38,6 +39,7 @@ __all__ = [
     "DatasetEntry",
     "FileImages",
     "ImageDataset",
+    "ImageFacts",
     "LightRecipe",
     "Loader",
     "Mixing",
@@ -45,6 +47,7 @@ __all__ = [
     "Recipe",
     "Split",
     "Stats",
+    "StreamFacts",
     "StrongRecipe",
     "Task",
     "TaskData",

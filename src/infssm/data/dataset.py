@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from infssm.data.images import Images
+from infssm.data.facts import ImageFacts
+from infssm.data.images import ArrayImages, Images
 from infssm.errors import DataError
 
 Indices = NDArray[np.int64]
@@ -69,6 +70,14 @@ class ImageDataset:
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.classes)
+
+    @property
+    def facts(self) -> ImageFacts:
+        """What the images are like."""
+        if not isinstance(self.images, ArrayImages):
+            return ImageFacts(self.name, self.images.channels)
+        height, width = self.images.pixels.shape[-2:]
+        return ImageFacts(self.name, self.images.channels, int(height), int(width))
 
     @property
     def splits(self) -> dict[str, range]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from infssm.data.dataset import ImageDataset, Indices
 from infssm.data.division import divide_classes
+from infssm.data.facts import StreamFacts
 from infssm.data.split import Split
 from infssm.errors import DataError
 
@@ -103,6 +104,11 @@ class TaskStream:
     def class_names(self) -> tuple[str, ...]:
         """Class names in stream order: the position is the stream label."""
         return tuple(self.dataset.classes[c] for c in self.class_order)
+
+    @property
+    def facts(self) -> StreamFacts:
+        """What a model has to know of the stream."""
+        return StreamFacts(self.dataset.facts, self.class_names, self.task_sizes)
 
     def __len__(self) -> int:
         return self.num_tasks

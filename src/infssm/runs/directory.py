@@ -32,6 +32,7 @@ class RunDirectory:
     | ``config.yaml`` | the whole configuration |
     | ``env.json`` | versions, commit, threads, device, command |
     | ``split.json`` | data set indices of train, validation and test, with a hash |
+    | ``stream.json`` | class names, tasks and kind of images: what the model needs to be used without the data |
     | ``metrics.jsonl`` | one line per logged step, epoch and task |
     | ``accuracy_matrix.csv`` | accuracy on every task after every task |
     | ``confusion.json`` | test images by true and predicted class, after the last task done |
@@ -233,6 +234,22 @@ class RunDirectory:
             listed = {names.weights_name(task): task for task in range(len(manifest.files))}
             known += [listed[name] for name in manifest.files if name in listed]
         return max(known, default=None)
+
+    def saved_task(self, task: int | None = None) -> int:
+        """The task after which the asked-for model was saved (the last one unless given); ConfigError without it."""
+        wanted = self.last_task if task is None else task
+        if wanted is None or wanted not in self.saved_tasks:
+            there = f"tasks {', '.join(map(str, self.saved_tasks))}" if self.saved_tasks else "no task"
+            missing = "" if wanted is None else f", not after {'the last one, ' if task is None else ''}task {wanted}"
+            raise ConfigError(
+                f"{self.path} has saved weights after {there}{missing}: restore the file or choose another task with "
+                f"--task; an unfinished run goes on with `infssm resume {self.path}`"
+            )
+        return wanted
+
+    def stream(self) -> dict[str, Any]:
+        """What the model has to know of its data, as plain values."""
+        return self._json(names.STREAM)
 
     def confusion(self) -> Confusion | None:
         """Which classes are taken for which; None for a run that did not record it."""

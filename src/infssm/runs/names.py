@@ -10,6 +10,7 @@ LOCK = "lock"
 CONFIG = "config.yaml"
 ENV = "env.json"
 SPLIT = "split.json"
+STREAM = "stream.json"
 METRICS = "metrics.jsonl"
 MATRIX = "accuracy_matrix.csv"
 CONFUSION = "confusion.json"
@@ -23,7 +24,7 @@ REMEDY = "restore it, or delete it if you can do without"
 BEFORE_MARKER = (CONFIG, ENV, SPLIT, CHECKPOINTS)
 """What every run directory held before there was a marker, from its first second on."""
 
-_FILES = (MARKER, CONFIG, ENV, SPLIT, METRICS, MATRIX, CONFUSION, RESULT, REPORT, "mlflow.txt")
+_FILES = (MARKER, CONFIG, ENV, SPLIT, STREAM, METRICS, MATRIX, CONFUSION, RESULT, REPORT, "mlflow.txt")
 _CHECKPOINT = r"last\.ckpt(\.previous|\.damaged)?|best_\d{2,}_\d{3,}\.ckpt|task_\d{2,}\.safetensors"
 _NAME = "|".join([*map(re.escape, _FILES), _CHECKPOINT])
 _OURS = re.compile(

@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING
 
 from infssm.data import Split
-from infssm.errors import ConfigError
 from infssm.runs import RunDirectory
 from infssm.train._load import load_config, merge
 from infssm.train.config import RunConfig
@@ -23,14 +22,7 @@ def evaluate_run(
 ) -> list[Accuracy]:
     """Test accuracy on tasks 0..task of the weights a run saved after ``task`` (its last task unless given)."""
     run = RunDirectory.open(path)
-    wanted = run.last_task if task is None else task
-    if wanted is None or wanted not in run.saved_tasks:
-        there = f"tasks {', '.join(map(str, run.saved_tasks))}" if run.saved_tasks else "no task"
-        missing = "" if wanted is None else f", not after {'the last one, ' if task is None else ''}task {wanted}"
-        raise ConfigError(
-            f"{path} has saved weights after {there}{missing}: restore the file or choose another task with --task; "
-            f"an unfinished run goes on with `infssm resume {path}`"
-        )
+    wanted = run.saved_task(task)
     changes = {} if data_root is None else {"data": {"root": data_root}}
     config = load_config(merge(run.config(), changes))
     return launch(config.train, _evaluate, config, run, wanted)  # type: ignore[no-any-return]

@@ -84,6 +84,7 @@ def _train(
         state = State(Position(), AccuracyMatrix(setup.stream.num_tasks))
         if fabric.is_global_zero:
             run.write_json(names.ENV, environment())
+            run.write_json(names.STREAM, setup.stream.facts.to_json())
             setup.stream.split.save(run.split_path)
     else:
         check_belongs(saved, setup)

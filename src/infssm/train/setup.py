@@ -13,6 +13,7 @@ from torch import nn
 from infssm._memory import describe_bytes, memory_here
 from infssm.data import (
     Split,
+    StreamFacts,
     Task,
     TaskStream,
     load_dataset,
@@ -170,18 +171,27 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
     check_config(config)
     if weights and config.model.weights is not None:
         check_weights(config.model.weights)
-    stream = load_stream(config, split)
+    stream, train = load_stream(config, split), config.train
+    method, recipe = build_learner(config, stream.facts, device, weights=weights)
+    mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
+    return Setup(config, stream, recipe, mixing, method)
+
+
+def build_learner(
+    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True
+) -> tuple[Method, Recipe]:
+    """The method with its model, and the recipe of its images; the data need not be there."""
     data, train = config.data, config.train
     seed_all(config.seed, "model")
     model = create_model(
         config.model.name,
-        num_classes=stream.num_classes,
+        num_classes=len(facts.classes),
         weights=config.model.weights if weights else None,
-        **{"in_chans": stream.dataset.images.channels} | config.model.options,
+        **{"in_chans": facts.images.channels} | config.model.options,
     )
     recipe = make_recipe(
         data.recipe,
-        stream.dataset,
+        facts.images,
         size=data.image_size or (_own_size(model) if data.recipe == "deit" else None),
         eval_normalization=data.eval_normalization,
         val_transform=data.val_transform,
@@ -193,17 +203,16 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
     method = build_method(
         model.to(device),
         config.method.name,
-        num_classes=stream.num_classes,
-        num_tasks=stream.num_tasks,
-        task_sizes=stream.task_sizes,
+        num_classes=len(facts.classes),
+        num_tasks=len(facts.task_sizes),
+        task_sizes=facts.task_sizes,
         seed=config.seed,
         **config.method.options,
     )
     method.module.to(device)
     method.context.augment, method.context.normalize = recipe.train, recipe.eval
-    method.context.strong = strong_recipe(stream.dataset, recipe).train
-    mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
-    return Setup(config, stream, recipe, mixing, method)
+    method.context.strong = strong_recipe(facts.images, recipe).train
+    return method, recipe
 
 
 def _own_size(model: nn.Module) -> int | None:
