@@ -14,7 +14,8 @@ import infssm
 from infssm.cli.app import app
 from infssm.data import load_dataset
 from infssm.errors import ConfigError, DataError
-from infssm.train import evaluate_run, run
+from infssm.train import run
+from infssm.train.again import evaluate_run
 from tests.compare import identical
 from tests.train.tiny import tiny_config
 
@@ -81,7 +82,7 @@ def test_needs_no_data_and_refuses_what_is_no_image(trained: Path, tmp_path: Pat
         with pytest.raises(DataError, match=message):
             classifier.predict(image)  # type: ignore[call-overload]
     (copy / "stream.json").unlink()
-    with pytest.raises(DataError, match="has no stream.json"):
+    with pytest.raises(DataError, match=r"has no stream\.json"):
         infssm.load(copy)
 
 
