@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
 from pathlib import Path
 
 import infssm
 from infssm.data import list_datasets
-from infssm.methods._build import components
+from infssm.methods import explain_method
 from infssm.models import list_models
 from infssm.presets import list_benchmarks
 from infssm.studies import list_studies
@@ -19,16 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def summary(item: object) -> str:
-    """First paragraph of a docstring, on one line."""
-    text = inspect.getdoc(item) or ""
-    return " ".join(text.split("\n\n")[0].split())
-
-
 def methods() -> str:
-    """Every registered method with its first sentence."""
-    rows = [f"| `{name}` | {summary(components[name])} |" for name in components]
-    return "\n".join(["| method | what it does |", "|---|---|", *rows])
+    """Every registered method with what it does and where it comes from."""
+    rows = []
+    for text in map(explain_method, infssm.list_methods()):
+        paper = re.sub(r"arXiv:([\d.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", text.paper)
+        rows.append(f"| `{text.name}` | {text.kind} | {text.summary} | {paper or 'baseline'} |")
+    return "\n".join(["| method | kind | what it does | paper |", "|---|---|---|---|", *rows])
 
 
 def works() -> str:

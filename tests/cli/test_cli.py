@@ -19,10 +19,12 @@ import pytest
 import yaml
 
 from infssm.cli.app import invoke
+from infssm.methods import explain_method, list_methods
 from infssm.train import load_config, to_yaml
 from infssm.train.loop import Loop
 from tests.train.tiny import TINY, tiny_config
 
+BASELINES = ("frozen", "joint", "linear", "seq")
 FAST = [
     "data.num_tasks=2", "data.train_per_class=8", "data.test_per_class=4", "train.batch_size=8",
     "model.options.embed_dim=16", "model.options.depth=1", "model.options.d_state=4", "model.options.patch_size=4",
@@ -117,7 +119,31 @@ def test_lists(infssm: Any, what: str) -> None:
     plain, as_json = infssm("list", what), infssm("list", what, "--json")
     names = [entry["name"] for entry in json.loads(as_json.out)]
     assert [line.split()[0] for line in plain.out.splitlines()] == names
+    assert all(entry["summary"] for entry in json.loads(as_json.out))
     assert {"methods": "inf-ssm-exact", "models": "vim_nano", "datasets": "digits"}.get(what, names[0]) in names
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_a_method_is_explained(infssm: Any, name: str) -> None:
+    shown = infssm("list", "methods", name).out
+    text = explain_method(name)
+    assert text.summary in shown
+    assert text.summary.endswith(".")
+    assert "``" not in text.summary  # words first, formulas after
+    assert bool(text.paper) == (name not in BASELINES)
+    for option, default, meaning in text.options:
+        assert meaning, f"{name}.{option} has no description"
+        assert f"{meaning} (default {default})" in shown
+    (entry,) = json.loads(infssm("list", "methods", name, "--json").out)
+    assert entry["kind"] in ("base", "regularizer", "head")
+    assert [option["name"] for option in entry["options"]] == [option for option, _, _ in text.options]
+
+
+def test_one_of_a_list(infssm: Any) -> None:
+    assert infssm("list", "distances", "martin").out.startswith("martin  ")
+    unknown = infssm("list", "methods", "ewk")
+    assert unknown.code == 2
+    assert "no 'ewk' among methods; did you mean 'ewc'?" in unknown.err
 
 
 def test_doctor(infssm: Any) -> None:

@@ -3,38 +3,82 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from infssm._registry import suggest
+from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
 
 
 def command(
     what: Annotated[str, typer.Argument(help="methods, models, datasets, distances, presets or studies.")],
+    name: Annotated[str | None, typer.Argument(help="One of them: what it is, and for a method its options.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List what can be named in a configuration.
 
-    Example: `infssm list methods`
+    Examples:
+
+    - `infssm list methods`
+
+    - `infssm list methods ewc` — what it does, its paper, and its options with their defaults
     """
     if what not in _KINDS:
-        raise ConfigError(f"cannot list {what!r}{suggest(what, _KINDS)}")
+        raise ConfigError(f"cannot list {shorten(repr(what))}{suggest(what, _KINDS)}")
     entries = _KINDS[what]()
+    if name is not None:
+        if name not in entries:
+            raise ConfigError(f"no {shorten(repr(name))} among {what}{suggest(name, entries)}")
+        entries = {name: entries[name]}
     if as_json:
-        typer.echo(json.dumps([{"name": name, "summary": summary} for name, summary in entries.items()], indent=2))
-        return
-    width = max(map(len, entries), default=0)
-    for name, summary in entries.items():
-        typer.echo(f"{name:<{width}}  {summary}".rstrip())
+        typer.echo(json.dumps([_as_json(what, *entry) for entry in entries.items()], indent=2, ensure_ascii=False))
+    elif name is not None and what == "methods":
+        _show_method(name)
+    else:
+        width = max(map(len, entries), default=0)
+        for entry, summary in entries.items():
+            typer.echo(f"{entry:<{width}}  {summary}".rstrip())
+
+
+def _as_json(what: str, name: str, summary: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": name, "summary": summary}
+    if what == "methods":
+        from infssm.methods import explain_method
+
+        text = explain_method(name)
+        options = [{"name": key, "default": default, "meaning": meaning} for key, default, meaning in text.options]
+        entry |= {"kind": text.kind, "details": text.details, "paper": text.paper, "options": options}
+    return entry
+
+
+def _show_method(name: str) -> None:
+    from infssm.methods import explain_method
+
+    text = explain_method(name)
+    typer.echo(f"{name}, a {text.kind}\n\n{text.summary}")
+    if text.details:
+        typer.echo(text.details.replace("``", ""))
+    typer.echo(f"\npaper: {text.paper or 'none; a baseline'}")
+    typer.echo(f"\noptions, set by `infssm run method={name} method.OPTION=VALUE`:" if text.options else "\nno options")
+    width = max((len(key) for key, _, _ in text.options), default=0)
+    for key, default, meaning in text.options:
+        typer.echo(f"  {key:<{width}}  {meaning} (default {default})")
 
 
 def _methods() -> dict[str, str]:
-    from infssm.methods import describe_method, list_methods
+    from infssm.methods import explain_method, list_methods
 
-    return {name: describe_method(name) for name in list_methods()}
+    texts = map(explain_method, list_methods())
+    return {text.name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for text in texts}
+
+
+def _citation(paper: str) -> str:
+    """``Kirkpatrick et al. 2017`` of a whole reference."""
+    author, year = re.match(r"(?:after )?(\w+)", paper), re.search(r"\b\d{4}\b", paper)
+    return f"{author[1]} et al. {year[0]}" if author and year else paper
 
 
 def _models() -> dict[str, str]:
@@ -51,9 +95,9 @@ def _datasets() -> dict[str, str]:
 
 
 def _distances() -> dict[str, str]:
-    from infssm.geometry import list_distances
+    from infssm.geometry import describe_distance, list_distances
 
-    return dict.fromkeys(list_distances(), "")
+    return {name: describe_distance(name) for name in list_distances()}
 
 
 def _presets() -> dict[str, str]:

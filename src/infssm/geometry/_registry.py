@@ -23,6 +23,11 @@ def list_distances() -> list[str]:
     return list(_DISTANCES)
 
 
+def describe_distance(name: str) -> str:
+    """What a kind measures, in a line."""
+    return _DISTANCES.describe(name)
+
+
 def get_distance(name: str) -> DistanceFn:
     """The function registered under ``name``."""
     return _DISTANCES[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,20 @@ C = TypeVar("C", bound=type[Component])
 components: Registry[type[Component]] = Registry("method", group="infssm.methods")
 
 
+class MethodText(NamedTuple):
+    """A method in words.
+
+    ``kind`` is base, regularizer or head; ``options`` are (name, default, meaning).
+    """
+
+    name: str
+    kind: str
+    summary: str
+    details: str
+    paper: str
+    options: tuple[tuple[str, str, str], ...]
+
+
 def register_method(cls: C) -> C:
     """Class decorator: make a :class:`Base`, :class:`Regularizer` or :class:`Head` available under its ``name``."""
     components.register(cls.name)(cls)
@@ -34,6 +49,28 @@ def list_methods() -> list[str]:
 def describe_method(name: str) -> str:
     """What a single method does, in a line."""
     return components.describe(name)
+
+
+def explain_method(name: str) -> MethodText:
+    """What a single method is, does and takes: for lists and documentation."""
+    cls = components[name]
+    paragraphs = [" ".join(part.split()) for part in (inspect.getdoc(cls) or "").split("\n\n")]
+    papers = [part.removeprefix("Paper: ") for part in paragraphs if part.startswith("Paper: ")]
+    kind = "base" if issubclass(cls, Base) else "head" if issubclass(cls, Head) else "regularizer"
+    schemas: list[type[ComponentConfig]] = [cls.Config]
+    if issubclass(cls, Regularizer) and cls.needs_states:
+        schemas.append(StatesConfig)
+    options = [(key, field) for schema in schemas for key, field in schema.model_fields.items()]
+    return MethodText(
+        name,
+        kind,
+        paragraphs[0],
+        " ".join(part for part in paragraphs[1:] if not part.startswith("Paper: ")),
+        papers[0] if papers else "",
+        tuple(
+            (key, str(field.get_default(call_default_factory=True)), field.description or "") for key, field in options
+        ),
+    )
 
 
 def split_name(name: str) -> list[str]:

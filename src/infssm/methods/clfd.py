@@ -44,7 +44,12 @@ class CLFDConfig(ReplayConfig):
 
 @register_method
 class CLFD(StreamReplay):
-    """Cross-entropy of the stream, its features selected per class, plus cross-entropy of replayed maps."""
+    """Replays small frequency maps instead of images, and gives each class the features it shares least.
+
+    Cross-entropy of the stream, its features selected per class, plus cross-entropy of replayed maps.
+
+    Paper: Liu et al., Continual Learning in the Frequency Domain, NeurIPS 2024, arXiv:2410.06645
+    """
 
     name = "clfd"
     Config: ClassVar[type[ComponentConfig]] = CLFDConfig

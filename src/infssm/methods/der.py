@@ -30,7 +30,12 @@ class DERPlusPlusConfig(DERConfig):
 
 @register_method
 class DER(StreamReplay):
-    """``CE(stream) + alpha · MSE(logits now, logits stored)``, softmax over all classes."""
+    """Replays old images and asks for the outputs (logits) the model gave when it stored them.
+
+    ``CE(stream) + alpha · MSE(logits now, logits stored)``, softmax over all classes.
+
+    Paper: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020, arXiv:2004.07211
+    """
 
     name = "der"
     Config: ClassVar[type[ComponentConfig]] = DERConfig
@@ -65,7 +70,12 @@ class DER(StreamReplay):
 
 @register_method
 class DERPlusPlus(DER):
-    """DER plus ``beta · CE`` of a second draw's labels."""
+    """DER, and the labels of a second handful of old images are learned again.
+
+    DER plus ``beta · CE`` of a second draw's labels.
+
+    Paper: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020, arXiv:2004.07211
+    """
 
     name = "der++"
     Config: ClassVar[type[ComponentConfig]] = DERPlusPlusConfig

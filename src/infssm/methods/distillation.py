@@ -32,10 +32,12 @@ class LwFFConfig(PairConfig):
 
 @register_method
 class LwF(Regularizer):
-    """``weight · mean KL(softmax(old/T) ‖ softmax(new/T))`` on the new data, over the classes met before the task.
+    """Learning without forgetting: on new data, the old classes' probabilities stay those of the old model.
 
-    Learning without Forgetting (Li and Hoiem, 2016). Over all logits where tasks name no classes of their own, and per
-    token, padding left out, for language models.
+    ``weight · mean KL(softmax(old/T) ‖ softmax(new/T))`` over the classes met before the task. Over all logits where
+    tasks name no classes of their own, and per token, padding left out, for language models.
+
+    Paper: Li and Hoiem, Learning without Forgetting, ECCV 2016, arXiv:1606.09282
     """
 
     name = "lwf"
@@ -55,7 +57,12 @@ class LwF(Regularizer):
 
 @register_method
 class LwFF(Regularizer):
-    """``weight · mean distance`` of the features that old and new model give to their classifier (or output layer)."""
+    """On new data, the features given to the classifier stay near those of the old model.
+
+    ``weight · mean distance`` of the features that old and new model give to their classifier (or output layer).
+
+    Paper: after Li and Hoiem, Learning without Forgetting, ECCV 2016, arXiv:1606.09282, on features
+    """
 
     name = "lwf-f"
     Config = LwFFConfig

@@ -29,7 +29,12 @@ class ERConfig(ReplayConfig):
 
 @register_method
 class ER(StreamReplay):
-    """Cross-entropy over stream and replayed images in one batch."""
+    """Experience replay: every batch of new images is joined by some old ones from a small memory.
+
+    Cross-entropy over stream and replayed images in one batch.
+
+    Paper: Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019, arXiv:1902.10486
+    """
 
     name = "er"
     Config: ClassVar[type[ComponentConfig]] = ERConfig

@@ -35,7 +35,13 @@ class EWCConfig(QuadraticConfig):
 
 @register_method
 class EWC(QuadraticRegularizer):
-    """``λ Σ F (θ - θ*)²`` with ``F ← γ F + mean_x w (∂ log p(y|x) / ∂θ)²`` after each task."""
+    """Elastic weight consolidation: weights that mattered for old tasks (Fisher information) are hard to move.
+
+    ``λ Σ F (θ - θ*)²`` with ``F ← γ F + mean_x w (∂ log p(y|x) / ∂θ)²`` after each task.
+
+    Paper: Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017, arXiv:1612.00796; the
+    running sum: Schwarz et al., Progress & Compress, ICML 2018, arXiv:1805.06370
+    """
 
     name = "ewc"
     Config = EWCConfig

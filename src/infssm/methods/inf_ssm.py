@@ -41,7 +41,12 @@ class InfSSMConfig(PairConfig):
 
 @register_method
 class InfSSM(Regularizer):
-    """``λ · mean(1 - cos²θ)``: the paper's simplified distance between the observability subspaces of old and new."""
+    """The paper's method: holds what each state space layer can ever output, by a simplified distance. To reproduce.
+
+    ``λ · mean(1 - cos²θ)``: the simplified distance between the observability subspaces of old and new.
+
+    Paper: Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025
+    """
 
     name = "inf-ssm"
     Config: ClassVar[type[ComponentConfig]] = InfSSMConfig
@@ -74,7 +79,12 @@ class InfSSMPlusConfig(InfSSMConfig):
 
 @register_method
 class InfSSMPlus(InfSSM):
-    """Inf-SSM plus the mean squared difference of B̃."""
+    """Inf-SSM, and the layers' inputs (B) are held too.
+
+    Inf-SSM plus the mean squared difference of B̃.
+
+    Paper: Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025
+    """
 
     name = "inf-ssm+"
     Config = InfSSMPlusConfig
@@ -119,7 +129,13 @@ class InfSSMExactConfig(PairConfig):
 
 @register_method
 class InfSSMExact(Regularizer):
-    """``weight · mean(distance)`` with any distance of :mod:`infssm.geometry` or a weighted sum of them."""
+    """Holds what each state space layer can ever output, by an exact distance; sets its weight by itself. To use.
+
+    ``weight · mean(distance)`` with any distance of ``infssm list distances`` or a weighted sum of them.
+
+    Paper: after Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025; with the
+    distances of docs/distances.md
+    """
 
     name = "inf-ssm-exact"
     Config = InfSSMExactConfig

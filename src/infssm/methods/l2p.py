@@ -39,7 +39,12 @@ class L2PRConfig(ReplayConfig):
 
 @register_method
 class L2PR(StreamReplay):
-    """``CE - pull · mean over images of the sum of cos(query, chosen keys)``, with replay from the second task on."""
+    """Learning to prompt, with replay: extra input tokens, chosen per image from a learned pool, tell tasks apart.
+
+    ``CE - pull · mean over images of the sum of cos(query, chosen keys)``, with replay from the second task on.
+
+    Paper: Wang et al., Learning to Prompt for Continual Learning, CVPR 2022, arXiv:2112.08654
+    """
 
     name = "l2p-r"
     Config: ClassVar[type[ComponentConfig]] = L2PRConfig

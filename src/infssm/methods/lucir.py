@@ -57,7 +57,12 @@ class LUCIRConfig(ReplayConfig):
 
 @register_method
 class LUCIR(Replay):
-    """``CE + λ_t · mean(1 - cos(f, f_old)) + λ_mr · margin ranking`` on stream and due buffer images."""
+    """Compares features by angle only, keeps their angles to the old model's, and keeps chosen old images.
+
+    ``CE + λ_t · mean(1 - cos(f, f_old)) + λ_mr · margin ranking`` on stream and due buffer images.
+
+    Paper: Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019
+    """
 
     name = "lucir"
     Config: ClassVar[type[ComponentConfig]] = LUCIRConfig

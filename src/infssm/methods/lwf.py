@@ -30,7 +30,13 @@ class LwFABCConfig(LwFACConfig):
 
 @register_method
 class LwFAC(Regularizer):
-    """``weight · mean(MSE(Ã) + MSE(C̃))`` over tokens, layers and directions."""
+    """Keeps the numbers A and C of every state space layer near those of the old model. The simplest state penalty.
+
+    ``weight · mean(MSE(Ã) + MSE(C̃))`` over tokens, layers and directions.
+
+    Paper: Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025; after Li and
+    Hoiem, Learning without Forgetting, ECCV 2016, arXiv:1606.09282
+    """
 
     name = "lwf-ac"
     Config: ClassVar[type[ComponentConfig]] = LwFACConfig
@@ -46,7 +52,12 @@ class LwFAC(Regularizer):
 
 @register_method
 class LwFABC(LwFAC):
-    """LwF-AC plus ``b_weight · MSE(B̃)``."""
+    """LwF-AC, and B is kept near the old model's, too.
+
+    LwF-AC plus ``b_weight · MSE(B̃)``.
+
+    Paper: Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025
+    """
 
     name = "lwf-abc"
     Config = LwFABCConfig

@@ -23,7 +23,12 @@ class MASConfig(QuadraticConfig):
 
 @register_method
 class MAS(QuadraticRegularizer):
-    """``λ Σ Ω (θ - θ*)²`` with ``Ω ← Ω + (1/N) Σ_batches |∂ Σ_x ‖f(x)‖² / ∂θ|`` after each task."""
+    """Memory aware synapses: weights that the outputs depend on strongly are hard to move. Needs no labels.
+
+    ``λ Σ Ω (θ - θ*)²`` with ``Ω ← Ω + (1/N) Σ_batches |∂ Σ_x ‖f(x)‖² / ∂θ|`` after each task.
+
+    Paper: Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018, arXiv:1711.09601
+    """
 
     name = "mas"
     Config = MASConfig

@@ -22,7 +22,7 @@ class SeqConfig(ComponentConfig):
 
 @register_method
 class Seq(Base):
-    """Cross-entropy on the current task's logits, nothing held."""
+    """Plain training on one task after another, nothing held: what forgets, and the base of every regularizer."""
 
     name = "seq"
     Config = SeqConfig
@@ -39,7 +39,7 @@ class Seq(Base):
 
 @register_method
 class Joint(Base):
-    """Trains on the data of all tasks so far with all seen classes: what a learner with full memory reaches."""
+    """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
 
     name = "joint"
     joint: ClassVar[bool] = True

@@ -32,9 +32,12 @@ class SIConfig(QuadraticConfig):
 
 @register_method
 class SI(QuadraticRegularizer):
-    """``c Σ Ω (θ - θ*)²`` with ``Ω ← Ω + ω / ((θ - θ*)² + ξ)`` and ``ω ← ω + g · (θ_before - θ_after)`` per step.
+    """Synaptic intelligence: weights that lowered the loss on the way through old tasks are hard to move.
 
+    ``c Σ Ω (θ - θ*)²`` with ``Ω ← Ω + ω / ((θ - θ*)² + ξ)`` and ``ω ← ω + g · (θ_before - θ_after)`` per step.
     ``g`` is the gradient of the loss without this penalty. Other regularizers of a composed method count as loss.
+
+    Paper: Zenke, Poole and Ganguli, Continual Learning Through Synaptic Intelligence, ICML 2017, arXiv:1703.04200
     """
 
     name = "si"

@@ -62,10 +62,13 @@ class _Bias(NamedTuple):
 
 @register_method
 class UCL(Regularizer):
-    """The three terms of uncertainty-regularized continual learning, over the batch size B.
+    """Every unit learns how certain it is; certain units are held, uncertain ones may move.
 
+    The three terms of uncertainty-regularized continual learning, over the batch size B.
     ``mean``: ``α/2 ‖Λ (μ - μ*)‖²`` with Λ the larger of the unit's and its input's strength ``σ_init/σ*``.
     ``magnitude``: ``σ_init² ‖(μ*/σ*)² (μ - μ*)‖₁``. ``width``: ``β/2 Σ (r - log r + σ² - log σ²)``, ``r = (σ/σ*)²``.
+
+    Paper: Ahn et al., Uncertainty-based Continual Learning with Adaptive Regularization, NeurIPS 2019, arXiv:1905.11614
     """
 
     name = "ucl"

@@ -60,7 +60,14 @@ class _Views(NamedTuple):
 
 @register_method
 class XDER(Replay):
-    """Present head on the stream, past heads on labels, all heads on stored logits, future heads contrastively."""
+    """Replay whose stored outputs are brought up to date with new classes, with places kept for classes to come.
+
+    The logits of the present task learn from the stream, those of past tasks from replayed labels, all from stored
+    logits, and those of future tasks by contrasting images.
+
+    Paper: Boschini et al., Class-Incremental Continual Learning into the eXtended DER-verse, TPAMI 2022,
+    arXiv:2201.00766
+    """
 
     name = "x-der"
     Config: ClassVar[type[ComponentConfig]] = XDERConfig

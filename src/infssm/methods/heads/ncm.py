@@ -32,7 +32,13 @@ class NearestMean(nn.Module):
 
 @register_method
 class NCM(FittedHead):
-    """Nearest class mean: cosine of a feature with the mean of each class's normalised features."""
+    """Nearest class mean: the class whose mean feature points the same way as the image's.
+
+    Cosine of a feature with the mean of each class's normalised features.
+
+    Paper: Mensink et al., Distance-Based Image Classification: Generalizing to New Classes at Near-Zero Cost, TPAMI
+    2013; in continual learning Rebuffi et al., iCaRL, CVPR 2017, arXiv:1611.07725
+    """
 
     name = "ncm"
     Module = NearestMean
