@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "tensor_view.h"
 
@@ -15,6 +17,28 @@ void bind_layers(nb::module_& m);     // scan, mean states, convolution, norm
 void bind_distances(nb::module_& m);  // distances and the lattice of rotations
 
 inline float* flat(nb::handle object, int ndim, const char* name) { return view(object, ndim, name).data; }
+
+// A field of a Python record, by name.
+template <size_t N>
+struct Name {
+    char text[N];
+    constexpr Name(const char (&given)[N]) { std::copy_n(given, N, text); }
+};
+template <Name NAME>
+nb::object attribute(nb::handle record) {
+    static PyObject* const name = PyUnicode_InternFromString(NAME.text);  // lives as long as the process
+    PyObject* const value = PyObject_GetAttr(record.ptr(), name);
+    if (!value) throw nb::python_error();
+    return nb::steal(value);
+}
+template <Name NAME>
+View field(nb::handle record, int ndim) {  // the record keeps the tensor alive
+    return view(attribute<NAME>(record), ndim, NAME.text);
+}
+template <Name NAME>
+bool flag(nb::handle record) {
+    return attribute<NAME>(record).is(Py_True);
+}
 
 // Waking another thread costs some microseconds; `grain` is the work that is worth it. Results do not depend on it.
 inline int worth(int threads, int64_t work, int64_t grain) {

@@ -6,62 +6,64 @@ namespace {
 
 constexpr int64_t EXPONENTIALS = 1 << 17, ELEMENTS = 1 << 15;
 
-Tokens tokens(nb::handle object, const char* name) {  // [batch, tokens, channels]
-    const View v = view(object, 3, name);
-    return {v.data, v.stride[0], v.stride[1], 0};
-}
-Tokens grouped(nb::handle object, const char* name) {  // [batch, tokens, groups, n]
-    const View v = view(object, 4, name);
-    return {v.data, v.stride[0], v.stride[1], v.stride[2]};
-}
-Tokens per_group(nb::handle object, const char* name) {  // [batch, tokens, groups]
-    const View v = view(object, 3, name);
-    return {v.data, v.stride[0], v.stride[1], v.stride[2]};
+Tokens tokens(const View& v) { return {v.data, v.stride[0], v.stride[1], 0}; }  // [batch, tokens(, channels)]
+Tokens grouped(const View& v) { return {v.data, v.stride[0], v.stride[1], v.stride[2]}; }  // [batch, tokens, groups(, n)]
+
+ScanInputs scan_inputs(nb::handle x, int threads) {
+    const View u = field<"u">(x, 3), A = field<"A">(x, 2), B = field<"B">(x, 4);
+    ScanSizes size{.batch = u.shape[0],
+                   .tokens = u.shape[1],
+                   .channels = u.shape[2],
+                   .groups = B.shape[2],
+                   .n = A.shape[1],
+                   .softplus = flag<"delta_softplus">(x),
+                   .reverse = flag<"reverse">(x),
+                   .threads = 1};
+    size.threads = worth(threads, size.batch * size.tokens * size.channels * size.n, EXPONENTIALS);
+    return {.size = size,
+            .u = tokens(u),
+            .delta = tokens(field<"delta">(x, 3)),
+            .z = tokens(field<"z">(x, 3)),
+            .B = grouped(B),
+            .C = grouped(field<"C">(x, 4)),
+            .seq = tokens(field<"seq_idx">(x, 2)),
+            .A = A.data,
+            .D = field<"D">(x, 1).data,
+            .bias = field<"delta_bias">(x, 1).data,
+            .A_channel = A.stride[0],
+            .A_state = A.stride[1],
+            .initial = field<"initial_state">(x, 3).data};
 }
 
-struct Inputs {
-    ScanSizes size;
-    Tokens u, delta, z, B, C;
-    const float *A, *D, *bias;
-    int64_t A_channel, A_state;
-
-    Inputs(nb::handle u_, nb::handle delta_, nb::handle A_, nb::handle B_, nb::handle C_, nb::handle D_, nb::handle z_,
-           nb::handle bias_, bool softplus, bool reverse, int threads) {
-        const View a = view(A_, 2, "A"), b = view(B_, 4, "B"), x = view(u_, 3, "u");
-        size = {x.shape[0], x.shape[1], x.shape[2], b.shape[2], a.shape[1], softplus, reverse, threads};
-        size.threads = worth(threads, size.batch * size.tokens * size.channels * size.n, EXPONENTIALS);
-        u = {x.data, x.stride[0], x.stride[1], 0};
-        delta = tokens(delta_, "delta"), z = tokens(z_, "z");
-        B = {b.data, b.stride[0], b.stride[1], b.stride[2]}, C = grouped(C_, "C");
-        A = a.data, A_channel = a.stride[0], A_state = a.stride[1];
-        D = flat(D_, 1, "D"), bias = flat(bias_, 1, "delta_bias");
-    }
-};
-
-void scan_forward(nb::handle u, nb::handle delta, nb::handle A, nb::handle B, nb::handle C, nb::handle D, nb::handle z,
-                  nb::handle bias, nb::handle initial_state, bool softplus, bool reverse, int threads, nb::handle y,
-                  nb::handle last, nb::handle a, nb::handle mean_delta, nb::handle zoh, nb::handle saved) {
-    const Inputs in(u, delta, A, B, C, D, z, bias, softplus, reverse, threads);
-    const ScanForward f{in.size, in.u, in.delta, in.z, in.B, in.C, in.A, in.D, in.bias, in.A_channel, in.A_state,
-                        flat(initial_state, 3, "initial_state"), tokens(y, "y"), flat(last, 3, "last"),
-                        grouped(a, "a"), per_group(mean_delta, "mean_delta"), grouped(zoh, "zoh"),
-                        flat(saved, 3, "saved")};
+void scan_forward(nb::handle inputs, nb::handle out, int threads) {
+    const ScanForward f{.in = scan_inputs(inputs, threads),
+                        .y = tokens(field<"y">(out, 3)),
+                        .last = field<"last">(out, 3).data,
+                        .a = grouped(field<"a">(out, 4)),
+                        .mean_delta = grouped(field<"delta">(out, 3)),
+                        .zoh = grouped(field<"zoh">(out, 4)),
+                        .saved = field<"saved">(out, 3).data};
     const nb::gil_scoped_release release;
     active->scan_forward(f);
 }
 
-void scan_backward(nb::handle u, nb::handle delta, nb::handle A, nb::handle B, nb::handle C, nb::handle D, nb::handle z,
-                   nb::handle bias, bool softplus, bool reverse, int threads, nb::handle saved, nb::handle grad_y,
-                   nb::handle grad_last, nb::handle grad_a, nb::handle grad_mean_delta, nb::handle grad_zoh,
-                   nb::handle du, nb::handle ddelta, nb::handle dA, nb::handle dB, nb::handle dC, nb::handle dD,
-                   nb::handle dz, nb::handle dbias, nb::handle dinitial) {
-    const Inputs in(u, delta, A, B, C, D, z, bias, softplus, reverse, threads);
-    const ScanBackward f{in.size, in.u, in.delta, in.z, in.B, in.C, in.A, in.D, in.bias, in.A_channel, in.A_state,
-                         flat(saved, 3, "saved"), tokens(grad_y, "grad_y"), flat(grad_last, 3, "grad_last"),
-                         grouped(grad_a, "grad_a"), per_group(grad_mean_delta, "grad_mean_delta"),
-                         grouped(grad_zoh, "grad_zoh"), tokens(du, "du"), tokens(ddelta, "ddelta"), tokens(dz, "dz"),
-                         grouped(dB, "dB"), grouped(dC, "dC"), flat(dA, 2, "dA"), flat(dD, 1, "dD"),
-                         flat(dbias, 1, "dbias"), flat(dinitial, 3, "dinitial")};
+void scan_backward(nb::handle inputs, nb::handle saved, nb::handle grads, nb::handle found, int threads) {
+    const ScanBackward f{.in = scan_inputs(inputs, threads),
+                         .saved = flat(saved, 3, "saved"),
+                         .grad_y = tokens(field<"y">(grads, 3)),
+                         .grad_last = field<"last">(grads, 3).data,
+                         .grad_a = grouped(field<"a">(grads, 4)),
+                         .grad_mean_delta = grouped(field<"delta">(grads, 3)),
+                         .grad_zoh = grouped(field<"zoh">(grads, 4)),
+                         .du = tokens(field<"u">(found, 3)),
+                         .ddelta = tokens(field<"delta">(found, 3)),
+                         .dz = tokens(field<"z">(found, 3)),
+                         .dB = grouped(field<"B">(found, 4)),
+                         .dC = grouped(field<"C">(found, 4)),
+                         .dA = field<"A">(found, 2).data,
+                         .dD = field<"D">(found, 1).data,
+                         .dbias = field<"delta_bias">(found, 1).data,
+                         .dinitial = field<"initial_state">(found, 3).data};
     const nb::gil_scoped_release release;
     active->scan_backward(f);
 }
@@ -69,13 +71,26 @@ void scan_backward(nb::handle u, nb::handle delta, nb::handle A, nb::handle B, n
 MeanStates mean_states(nb::handle delta, nb::handle A, nb::handle bias, int64_t groups, bool softplus, int threads,
                        nb::handle a, nb::handle mean_delta, nb::handle zoh) {
     const View x = view(delta, 3, "delta"), p = view(A, 2, "A");
-    MeanStates f{};
-    f.size = {x.shape[0], x.shape[1], x.shape[2], groups, p.shape[1], softplus, false, threads};
-    f.size.threads = worth(threads, f.size.batch * f.size.tokens * f.size.channels * f.size.n, EXPONENTIALS);
-    f.delta = {x.data, x.stride[0], x.stride[1], 0};
-    f.A = p.data, f.A_channel = p.stride[0], f.A_state = p.stride[1], f.bias = flat(bias, 1, "delta_bias");
-    f.a = grouped(a, "a"), f.mean_delta = per_group(mean_delta, "mean_delta"), f.zoh = grouped(zoh, "zoh");
-    return f;
+    const int64_t work = x.shape[0] * x.shape[1] * x.shape[2] * p.shape[1];
+    return {.size = {.batch = x.shape[0],
+                     .tokens = x.shape[1],
+                     .channels = x.shape[2],
+                     .groups = groups,
+                     .n = p.shape[1],
+                     .softplus = softplus,
+                     .reverse = false,
+                     .threads = worth(threads, work, EXPONENTIALS)},
+            .delta = tokens(x),
+            .A = p.data,
+            .bias = flat(bias, 1, "delta_bias"),
+            .A_channel = p.stride[0],
+            .A_state = p.stride[1],
+            .a = grouped(view(a, 4, "a")),
+            .mean_delta = grouped(view(mean_delta, 3, "mean_delta")),
+            .zoh = grouped(view(zoh, 4, "zoh")),
+            .ddelta = {},
+            .dA = nullptr,
+            .dbias = nullptr};
 }
 
 void mean_states_forward(nb::handle delta, nb::handle A, nb::handle bias, int64_t groups, bool softplus, int threads,
@@ -89,32 +104,42 @@ void mean_states_backward(nb::handle delta, nb::handle A, nb::handle bias, int64
                           nb::handle a, nb::handle mean_delta, nb::handle zoh, nb::handle ddelta, nb::handle dA,
                           nb::handle dbias) {
     MeanStates f = mean_states(delta, A, bias, groups, softplus, threads, a, mean_delta, zoh);
-    f.ddelta = tokens(ddelta, "ddelta"), f.dA = flat(dA, 2, "dA"), f.dbias = flat(dbias, 1, "dbias");
+    f.ddelta = tokens(view(ddelta, 3, "ddelta")), f.dA = flat(dA, 2, "dA"), f.dbias = flat(dbias, 1, "dbias");
     const nb::gil_scoped_release release;
     active->mean_states_backward(f);
 }
 
-Conv conv(nb::handle x, nb::handle weight, nb::handle bias, bool silu, bool reverse, int threads) {
-    const View in = view(x, 3, "x"), w = view(weight, 2, "weight");
-    Conv f{};
-    f.batch = in.shape[0], f.tokens = in.shape[1], f.channels = in.shape[2], f.width = w.shape[1];
-    f.silu = silu, f.reverse = reverse, f.threads = worth(threads, f.batch * f.tokens * f.channels, ELEMENTS);
-    f.x = {in.data, in.stride[0], in.stride[1], 0};
-    f.weight = w.data, f.bias = flat(bias, 1, "bias");
-    return f;
+Conv conv(nb::handle inputs, int threads) {
+    const View x = field<"x">(inputs, 3), weight = field<"weight">(inputs, 2);
+    return {.batch = x.shape[0],
+            .tokens = x.shape[1],
+            .channels = x.shape[2],
+            .width = weight.shape[1],
+            .silu = flag<"silu">(inputs),
+            .reverse = flag<"reverse">(inputs),
+            .threads = worth(threads, x.shape[0] * x.shape[1] * x.shape[2], ELEMENTS),
+            .x = tokens(x),
+            .seq = tokens(field<"seq_idx">(inputs, 2)),
+            .weight = weight.data,
+            .bias = field<"bias">(inputs, 1).data,
+            .y = {},
+            .grad_y = {},
+            .dx = {},
+            .dweight = nullptr,
+            .dbias = nullptr};
 }
 
-void conv_forward(nb::handle x, nb::handle weight, nb::handle bias, bool silu, bool reverse, int threads, nb::handle y) {
-    Conv f = conv(x, weight, bias, silu, reverse, threads);
-    f.y = tokens(y, "y");
+void conv_forward(nb::handle inputs, nb::handle y, int threads) {
+    Conv f = conv(inputs, threads);
+    f.y = tokens(view(y, 3, "y"));
     const nb::gil_scoped_release release;
     active->conv_forward(f);
 }
 
-void conv_backward(nb::handle x, nb::handle weight, nb::handle bias, bool silu, bool reverse, int threads,
-                   nb::handle grad_y, nb::handle dx, nb::handle dweight, nb::handle dbias) {
-    Conv f = conv(x, weight, bias, silu, reverse, threads);
-    f.grad_y = tokens(grad_y, "grad_y"), f.dx = tokens(dx, "dx");
+void conv_backward(nb::handle inputs, nb::handle grad_y, nb::handle dx, nb::handle dweight, nb::handle dbias,
+                   int threads) {
+    Conv f = conv(inputs, threads);
+    f.grad_y = tokens(view(grad_y, 3, "grad_y")), f.dx = tokens(view(dx, 3, "dx"));
     f.dweight = flat(dweight, 2, "dweight"), f.dbias = flat(dbias, 1, "dbias");
     const nb::gil_scoped_release release;
     active->conv_backward(f);

@@ -1,4 +1,6 @@
 // Causal depthwise convolution with bias and SiLU, forward and backward, in scan order (see scan.h).
+#include <vector>
+
 #include "scan.h"
 
 namespace infssm {
@@ -34,17 +36,39 @@ struct Part {  // one batch element and one block of channels
 
 inline int lanes_from(int64_t channel, int64_t last) { return last - channel < W ? static_cast<int>(last - channel) : W; }
 
-// bias + sum_k weight_k x_{t - width + 1 + k}; tokens before the first are 0.
+// How many tokens of a token's own sequence lie before it in scan order.
+class Reach {
+  public:
+    Reach(const Conv& f, const ScanSizes& size, int64_t batch) {
+        if (!f.seq.data) return;
+        const Walk seq(f.seq, size, batch, 0, 0);
+        before_.resize(f.tokens);
+        for (int64_t t = 1; t < f.tokens; ++t) before_[t] = *seq.at(t) == *seq.at(t - 1) ? before_[t - 1] + 1 : 0;
+    }
+    int64_t of(int64_t t) const { return before_.empty() ? t : before_[t]; }
+
+    // The first weight that multiplies a token of the sequence.
+    int64_t first_tap(int64_t t, int64_t width) const { return of(t) < width - 1 ? width - 1 - of(t) : 0; }
+
+  private:
+    std::vector<int64_t> before_;
+};
+
+// bias + sum_k weight_k x_{t - width + 1 + k}; tokens before the first of the sequence are 0.
 template <int WIDTH>
-INFSSM_INLINE vf convolve(const Conv& f, const Taps& taps, const Walk& x, int64_t t, int64_t channel, int count) {
+INFSSM_INLINE vf convolve(const Conv& f, const Taps& taps, const Walk& x, int64_t t, int64_t first, int64_t channel,
+                          int count) {
     const int64_t width = WIDTH ? WIDTH : f.width;
     vf sum = taps.tap(width, channel);
-    for (int64_t k = t < width - 1 ? width - 1 - t : 0; k < width; ++k)
+    for (int64_t k = first; k < width; ++k)
         sum += taps.tap(k, channel) * load(x.at(t - width + 1 + k) + channel, count);
     return sum;
 }
 
-ScanSizes sizes(const Conv& f) { return {f.batch, f.tokens, f.channels, 1, 1, false, f.reverse, f.threads}; }
+ScanSizes sizes(const Conv& f) {
+    return {.batch = f.batch, .tokens = f.tokens, .channels = f.channels, .groups = 1, .n = 1, .softplus = false,
+            .reverse = f.reverse, .threads = f.threads};
+}
 
 template <int WIDTH>
 void forward(const Conv& f) {
@@ -56,23 +80,26 @@ void forward(const Conv& f) {
         const FlushToZero flush;
         const Part part(f, blocks, index);
         const Walk x(f.x, size, part.batch, 0, 0), y(f.y, size, part.batch, 0, 0);
-        for (int64_t t = 0; t < f.tokens; ++t)
+        const Reach reach(f, size, part.batch);
+        for (int64_t t = 0; t < f.tokens; ++t) {
+            const int64_t first = reach.first_tap(t, WIDTH ? WIDTH : f.width);
             for (int64_t c = part.first; c < part.last; c += W) {
                 const int count = lanes_from(c, part.last);
-                vf value = convolve<WIDTH>(f, taps, x, t, c, count);
+                vf value = convolve<WIDTH>(f, taps, x, t, first, c, count);
                 if (f.silu) value *= sigmoid(value);
                 store(y.at(t) + c, value, count);
             }
+        }
     }
 }
 
 // Gradient of the convolution's output (before SiLU) at token t.
 template <int WIDTH>
-INFSSM_INLINE vf output_grad(const Conv& f, const Taps& taps, const Walk& x, const Walk& grad, int64_t t, int64_t c,
-                             int count) {
+INFSSM_INLINE vf output_grad(const Conv& f, const Taps& taps, const Walk& x, const Walk& grad, int64_t t,
+                             int64_t first, int64_t c, int count) {
     const vf g = load(grad.at(t) + c, count);
     if (!f.silu) return g;
-    const vf value = convolve<WIDTH>(f, taps, x, t, c, count);
+    const vf value = convolve<WIDTH>(f, taps, x, t, first, c, count);
     const vf s = sigmoid(value);
     return g * (s + value * s * (1.f - s));
 }
@@ -83,24 +110,28 @@ void backward_part(const Conv& f, const Taps& taps, const Part& part, vf* totals
     const ScanSizes size = sizes(f);
     const Walk x(f.x, size, part.batch, 0, 0), grad(f.grad_y, size, part.batch, 0, 0), dx(f.dx, size, part.batch, 0, 0);
     memset(totals, 0, (width + 1) * BLOCK_VECTORS * sizeof(vf));
+    const Reach reach(f, size, part.batch);
     // dx_s needs the output gradients of s ... s + width - 1: a ring of the last `width` of them is kept.
-    for (int64_t t = 0; t < f.tokens + width - 1; ++t)
+    for (int64_t t = 0; t < f.tokens + width - 1; ++t) {
+        const int64_t first = t < f.tokens ? reach.first_tap(t, width) : 0, s = t - width + 1;
+        int64_t used = 1;  // of those, how many lie in the sequence of s
+        while (s >= 0 && used < width && s + used < f.tokens && reach.of(s + used) >= used) ++used;
         for (int64_t c = part.first, v = 0; c < part.last; c += W, ++v) {
             const int count = lanes_from(c, part.last);
             vf g = {};
             if (t < f.tokens) {
-                g = output_grad<WIDTH>(f, taps, x, grad, t, c, count);
-                for (int64_t k = t < width - 1 ? width - 1 - t : 0; k < width; ++k)
+                g = output_grad<WIDTH>(f, taps, x, grad, t, first, c, count);
+                for (int64_t k = first; k < width; ++k)
                     totals[k * BLOCK_VECTORS + v] += g * load(x.at(t - width + 1 + k) + c, count);
                 totals[width * BLOCK_VECTORS + v] += g;
             }
             window[t % width * BLOCK_VECTORS + v] = g;
-            const int64_t s = t - width + 1;
             if (s < 0) continue;
             vf sum = {};
-            for (int64_t k = 0; k < width; ++k) sum += taps.tap(width - 1 - k, c) * window[(s + k) % width * BLOCK_VECTORS + v];
+            for (int64_t k = 0; k < used; ++k) sum += taps.tap(width - 1 - k, c) * window[(s + k) % width * BLOCK_VECTORS + v];
             store(dx.at(s) + c, sum, count);
         }
+    }
 }
 
 template <int WIDTH>

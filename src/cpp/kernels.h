@@ -20,23 +20,25 @@ struct ScanSizes {
 // Tokens between two saved states; the backward keeps this many steps in the first-level cache.
 constexpr int CHUNK = 12;
 
-struct ScanForward {
+struct ScanInputs {
     ScanSizes size;
     Tokens u, delta, z, B, C;
+    Tokens seq;  // [batch, tokens], the number of a token's sequence; null: one sequence
     const float *A, *D, *bias;
     int64_t A_channel, A_state;  // strides; A_state == 0 is a scalar transition
     const float* initial;        // [batch, channels, n] contiguous, or null
+};
+
+struct ScanForward {
+    ScanInputs in;
     Tokens y;
-    float* last;              // [batch, channels, n] or null
+    float* last;                // [batch, channels, n] or null
     Tokens a, mean_delta, zoh;  // [batch, tokens, groups, n], [batch, tokens, groups], as the first; or null
-    float* saved;             // [batch, chunks, padded channels * n] or null
+    float* saved;               // [batch, chunks, padded channels * n] or null
 };
 
 struct ScanBackward {
-    ScanSizes size;
-    Tokens u, delta, z, B, C;
-    const float *A, *D, *bias;
-    int64_t A_channel, A_state;
+    ScanInputs in;
     const float* saved;
     Tokens grad_y;
     const float* grad_last;
@@ -59,9 +61,10 @@ struct Conv {  // x: [batch, tokens, channels]; weight: [channels, width] contig
     int64_t batch, tokens, channels, width;
     bool silu, reverse;
     int threads;
-    Tokens x, y;
+    Tokens x;
+    Tokens seq;  // as of ScanInputs
     const float *weight, *bias;
-    Tokens grad_y, dx;
+    Tokens y, grad_y, dx;
     float *dweight, *dbias;
 };
 

@@ -167,7 +167,16 @@ struct Tile {
     vf *acc_a, *acc_zoh;  // [length * n]
     vf weight;            // 1 / channels per group in the lanes in use
     vf *kept_a, *kept_h;  // [length * G], [(length + 1) * G]: what the backward replays
+    const bool* starts;   // [length]: whether a token begins a packed sequence; null where there are none
 };
+
+// Which tokens of a chunk begin a packed sequence; null where the scan has no packed sequences.
+inline const bool* find_starts(const ScanInputs& in, int64_t batch, int64_t first, int length, bool* starts) {
+    if (!in.seq.data) return nullptr;
+    const Walk seq(in.seq, in.size, batch, 0, first);
+    for (int t = 0; t < length; ++t) starts[t] = first + t > 0 && *seq.at(t) != *seq.at(t - 1);
+    return starts;
+}
 
 // Advance the states j ... j + G - 1 over the chunk.
 template <int G, Exp E, States S, bool KEEP>
@@ -185,9 +194,12 @@ INFSSM_INLINE void advance(const Tile& tile, int64_t j) {
             if constexpr (E == Exp::any) a[i] = exp2(dl * A2[i]);
             if constexpr (E == Exp::scalar) a[i] = q.abar[t];
         }
+        if constexpr (KEEP)
+            for (int i = 0; i < G; ++i) q.kept_h[t * G + i] = h[i], q.kept_a[t * G + i] = a[i];
+        if (q.starts && q.starts[t])
+            for (int i = 0; i < G; ++i) h[i] = vf{};
 #pragma GCC unroll 8
         for (int i = 0; i < G; ++i) {
-            if constexpr (KEEP) q.kept_h[t * G + i] = h[i], q.kept_a[t * G + i] = a[i];
             h[i] = a[i] * h[i] + x * B[i];
             y += h[i] * C[i];
             if constexpr (S != States::none && !KEEP) q.acc_a[t * q.n + j + i] += a[i] * q.weight;

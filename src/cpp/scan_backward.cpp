@@ -51,6 +51,7 @@ INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, in
         const vf dy = s.dy[t], x = q.x[t], dl = q.dl[t];
         vf ddl = s.ddl[t], dx = s.dx[t];
         vf *acc_B = all_B + t * q.n + j, *acc_C = all_C + t * q.n + j;
+        const bool start = q.starts && q.starts[t];
 #pragma GCC unroll 8
         for (int i = 0; i < G; ++i) {
             const vf a = q.kept_a[t * G + i];
@@ -60,6 +61,7 @@ INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, in
             acc_B[i] += x * g;
             dx += g * B[i];
             k[i] = g * a;
+            if (start) k[i] = vf{};
             vf da = k[i] * before;  // gradient of delta A
             after[i] = before;
             if constexpr (S != States::none) da += a * grad_a[t * q.n + j + i];
@@ -106,19 +108,19 @@ template <bool FULL>
 __attribute__((noinline)) bool prepare(const ScanBackward& f, const Item& item, const Lanes& lanes, int64_t first, vf largest, int length,
              Scratch& s, vf& total_D) {
     const int count = FULL ? W : lanes.count;
-    const auto walk = [&](const Tokens& x) { return Walk(x, f.size, item.batch, 0, first); };
-    const Walk u = walk(f.u), delta = walk(f.delta), z = walk(f.z), grad = walk(f.grad_y);
+    const auto walk = [&](const Tokens& x) { return Walk(x, f.in.size, item.batch, 0, first); };
+    const Walk u = walk(f.in.u), delta = walk(f.in.delta), z = walk(f.in.z), grad = walk(f.grad_y);
     const Walk du = walk(f.du), ddelta = walk(f.ddelta), dz = walk(f.dz);
-    const vf bias = f.bias ? load(f.bias + lanes.channel, count) : vf{};
-    const vf D = f.D ? load(f.D + lanes.channel, count) : vf{};
+    const vf bias = f.in.bias ? load(f.in.bias + lanes.channel, count) : vf{};
+    const vf D = f.in.D ? load(f.in.D + lanes.channel, count) : vf{};
     vi beyond = {};
     for (int t = 0; t < length; ++t) {
         const vf ut = load(u.at(t) + lanes.channel, count);
         const vf raw = load(delta.at(t) + lanes.channel, count) + bias;
         const vf g = load(grad.at(t) + lanes.channel, count);
         vf slope = splat(1.f);
-        const vf dl = f.size.softplus ? softplus(raw, slope) : raw;
-        if (f.z.data) {
+        const vf dl = f.in.size.softplus ? softplus(raw, slope) : raw;
+        if (f.in.z.data) {
             const vf gate = load(z.at(t) + lanes.channel, count);
             const vf sig = sigmoid(gate), silu = gate * sig;
             s.dy[t] = g * silu;
@@ -144,9 +146,9 @@ template <bool FULL>
 __attribute__((noinline)) void finish(const ScanBackward& f, const Item& item, const Lanes& lanes, int64_t first, int length, const Scratch& s,
             vf& total_bias) {
     const int count = FULL ? W : lanes.count;
-    const auto walk = [&](const Tokens& x) { return Walk(x, f.size, item.batch, 0, first); };
-    const Walk u = walk(f.u), du = walk(f.du), ddelta = walk(f.ddelta), dz = walk(f.dz);
-    const vf D = f.D ? load(f.D + lanes.channel, count) : vf{};
+    const auto walk = [&](const Tokens& x) { return Walk(x, f.in.size, item.batch, 0, first); };
+    const Walk u = walk(f.in.u), du = walk(f.du), ddelta = walk(f.ddelta), dz = walk(f.dz);
+    const vf D = f.in.D ? load(f.in.D + lanes.channel, count) : vf{};
     for (int t = 0; t < length; ++t) {
         const vf ut = load(u.at(t) + lanes.channel, count);
         const vf draw = (s.ddl[t] + ut * s.dx[t]) * s.slope[t];
@@ -159,9 +161,9 @@ __attribute__((noinline)) void finish(const ScanBackward& f, const Item& item, c
 
 // The gradients of the mean states, divided by the number of channels they average.
 void read_grads(const ScanBackward& f, const Cut& cut, const Item& item, int64_t first, int length, Scratch& s) {
-    const int64_t n = f.size.n;
+    const int64_t n = f.in.size.n;
     const float share = 1.f / static_cast<float>(cut.per_group);
-    const auto walk = [&](const Tokens& x) { return Walk(x, f.size, item.batch, item.group, first); };
+    const auto walk = [&](const Tokens& x) { return Walk(x, f.in.size, item.batch, item.group, first); };
     const Walk a = walk(f.grad_a), zoh = walk(f.grad_zoh), delta = walk(f.grad_mean_delta);
     for (int t = 0; t < length; ++t) {
         s.grad_delta[t] = delta.row ? *delta.at(t) * share : 0.f;
@@ -172,29 +174,31 @@ void read_grads(const ScanBackward& f, const Cut& cut, const Item& item, int64_t
 
 void write_sums(const vf* acc, const Tokens& out, const ScanBackward& f, const Item& item, int64_t first, int length,
                 float* sums) {
-    const Walk rows(out, f.size, item.batch, item.group, first);
-    sum_lanes(acc, length * f.size.n, sums);
-    for (int t = 0; t < length; ++t) memcpy(rows.at(t), sums + t * f.size.n, f.size.n * sizeof(float));
+    const Walk rows(out, f.in.size, item.batch, item.group, first);
+    sum_lanes(acc, length * f.in.size.n, sums);
+    for (int t = 0; t < length; ++t) memcpy(rows.at(t), sums + t * f.in.size.n, f.in.size.n * sizeof(float));
 }
 
 void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& item, const Tokens& dB, const Tokens& dC,
          const Totals& totals, Scratch& s) {
-    const int64_t n = f.size.n;
+    const int64_t n = f.in.size.n;
     const States states = f.grad_zoh.data ? States::zoh : f.grad_a.data ? States::mean : States::none;
-    const bool scalar = f.A_state == 0 && n > 1;
+    const bool scalar = f.in.A_state == 0 && n > 1;
     const auto carry = [&](int64_t v) { return s.carry + (v - item.first) * n; };
     const vf* saved = reinterpret_cast<const vf*>(f.saved) + item.batch * cut.chunks * cut.total_vectors * n;
     for (int64_t v = item.first; v < item.last; ++v) {
         const Lanes lanes(cut, item, v);
-        if (f.grad_last) pack_state(f.grad_last + item.batch * f.size.channels * n, lanes, n, carry(v));
+        if (f.grad_last) pack_state(f.grad_last + item.batch * f.in.size.channels * n, lanes, n, carry(v));
         else memset(carry(v), 0, n * sizeof(vf));
         memset(totals.A + lanes.vector * n, 0, n * sizeof(vf));
         totals.D[lanes.vector] = totals.bias[lanes.vector] = vf{};
     }
     for (int64_t chunk = cut.chunks - 1; chunk >= 0; --chunk) {
         const int64_t first = chunk * CHUNK;
-        const int length = chunk_length(f.size, chunk);
-        const Walk B(f.B, f.size, item.batch, item.group, first), C(f.C, f.size, item.batch, item.group, first);
+        const int length = chunk_length(f.in.size, chunk);
+        const Walk B(f.in.B, f.in.size, item.batch, item.group, first), C(f.in.C, f.in.size, item.batch, item.group, first);
+        bool begins[CHUNK];
+        const bool* starts = find_starts(f.in, item.batch, first, length, begins);
         read_grads(f, cut, item, first, length, s);
         memset(s.acc_B, 0, 2 * Scratch::padded(n) * sizeof(vf));
         for (int64_t v = item.first; v < item.last; ++v) {
@@ -205,9 +209,26 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
                 f, item, lanes, first, A.largest.vectors()[lanes.vector], length, s, totals.D[lanes.vector]);
             if (scalar)
                 for (int t = 0; t < length; ++t) s.abar[t] = exp2(s.dl[t] * A2[0]);
-            const Tile q{length, n, s.dl, s.x, s.y, s.abar, A2, plain, B.row, C.row, B.step, C.step,
-                         saved + (chunk * cut.total_vectors + lanes.vector) * n, nullptr, nullptr, nullptr, vf{},
-                         s.kept_a, s.kept_h};
+            const Tile q{.length = length,
+                         .n = n,
+                         .dl = s.dl,
+                         .x = s.x,
+                         .y = s.y,
+                         .abar = s.abar,
+                         .A2 = A2,
+                         .A = plain,
+                         .B = B.row,
+                         .C = C.row,
+                         .B_step = B.step,
+                         .C_step = C.step,
+                         .h_in = saved + (chunk * cut.total_vectors + lanes.vector) * n,
+                         .h_out = nullptr,
+                         .acc_a = nullptr,
+                         .acc_zoh = nullptr,
+                         .weight = vf{},
+                         .kept_a = s.kept_a,
+                         .kept_h = s.kept_h,
+                         .starts = starts};
             const Exp exp = scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any;
             pick(exp, states)(q, s, carry(v), totals.A + lanes.vector * n);
             (full ? finish<true> : finish<false>)(f, item, lanes, first, length, s, totals.bias[lanes.vector]);
@@ -216,7 +237,7 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
         write_sums(s.acc_C, dC, f, item, first, length, s.sums);
     }
     for (int64_t v = item.first; f.dinitial && v < item.last; ++v)
-        unpack_state(carry(v), Lanes(cut, item, v), n, f.dinitial + item.batch * f.size.channels * n);
+        unpack_state(carry(v), Lanes(cut, item, v), n, f.dinitial + item.batch * f.in.size.channels * n);
 }
 
 void add_shares(float* out, const float* shares, int64_t count, int64_t number, int threads) {
@@ -228,10 +249,10 @@ void add_shares(float* out, const float* shares, int64_t count, int64_t number, 
 }  // namespace
 
 void scan_backward(const ScanBackward& f) {
-    const ScanSizes& size = f.size;
+    const ScanSizes& size = f.in.size;
     const Cut cut(size);
     if (cut.items == 0) return;
-    const PackedA A(cut, size, f.A, f.A_channel, f.A_state);
+    const PackedA A(cut, size, f.in.A, f.in.A_channel, f.in.A_state);
     const int64_t scratch = Scratch::vectors(cut, size.n);
     const Buffer memory(scratch * W * size.threads);
     const int64_t per_batch = cut.total_vectors * (size.n + 2) * W;

@@ -47,15 +47,15 @@ struct Scratch {
 template <bool FULL>
 __attribute__((noinline)) bool prepare(const ScanForward& f, const Item& item, const Lanes& lanes, int64_t first, const vf largest, Tile& q) {
     const int count = FULL ? W : lanes.count;
-    const auto walk = [&](const Tokens& x) { return Walk(x, f.size, item.batch, 0, first); };
-    const Walk u = walk(f.u), delta = walk(f.delta), z = walk(f.z), y = walk(f.y);
-    const vf bias = f.bias ? load(f.bias + lanes.channel, count) : vf{};
-    const vf D = f.D ? load(f.D + lanes.channel, count) : vf{};
+    const auto walk = [&](const Tokens& x) { return Walk(x, f.in.size, item.batch, 0, first); };
+    const Walk u = walk(f.in.u), delta = walk(f.in.delta), z = walk(f.in.z), y = walk(f.y);
+    const vf bias = f.in.bias ? load(f.in.bias + lanes.channel, count) : vf{};
+    const vf D = f.in.D ? load(f.in.D + lanes.channel, count) : vf{};
     vi beyond = {};
     for (int t = 0; t < q.length; ++t) {
         const vf ut = load(u.at(t) + lanes.channel, count);
         const vf raw = load(delta.at(t) + lanes.channel, count) + bias;
-        const vf dl = f.size.softplus ? softplus(raw) : raw;
+        const vf dl = f.in.size.softplus ? softplus(raw) : raw;
         q.dl[t] = dl;
         q.x[t] = dl * ut;
         q.y[t] = D * ut;
@@ -69,10 +69,10 @@ __attribute__((noinline)) bool prepare(const ScanForward& f, const Item& item, c
 template <bool FULL>
 __attribute__((noinline)) void finish(const ScanForward& f, const Item& item, const Lanes& lanes, int64_t first, const Tile& q) {
     const int count = FULL ? W : lanes.count;
-    const Walk y(f.y, f.size, item.batch, 0, first), z(f.z, f.size, item.batch, 0, first);
+    const Walk y(f.y, f.in.size, item.batch, 0, first), z(f.in.z, f.in.size, item.batch, 0, first);
     for (int t = 0; t < q.length; ++t) {
         vf value = q.y[t];
-        if (f.z.data) {
+        if (f.in.z.data) {
             const vf gate = load(z.at(t) + lanes.channel, count);
             value *= gate * sigmoid(gate);
         }
@@ -86,9 +86,9 @@ struct Shares {
 };
 
 void write_means(const Shares& out, const ScanForward& f, const Item& item, int64_t first, int length, Scratch& s) {
-    const int64_t n = f.size.n;
-    const Walk a(out.a, f.size, item.batch, item.group, first), zoh(out.zoh, f.size, item.batch, item.group, first);
-    const Walk delta(out.delta, f.size, item.batch, item.group, first);
+    const int64_t n = f.in.size.n;
+    const Walk a(out.a, f.in.size, item.batch, item.group, first), zoh(out.zoh, f.in.size, item.batch, item.group, first);
+    const Walk delta(out.delta, f.in.size, item.batch, item.group, first);
     sum_lanes(s.acc_a, length * n, s.sums);
     for (int t = 0; t < length; ++t) memcpy(a.at(t), s.sums + t * n, n * sizeof(float));
     if (zoh.row) {
@@ -99,9 +99,9 @@ void write_means(const Shares& out, const ScanForward& f, const Item& item, int6
 }
 
 void run(const ScanForward& f, const Cut& cut, const PackedA& A, const Item& item, const Shares& shares, Scratch& s) {
-    const int64_t n = f.size.n;
+    const int64_t n = f.in.size.n;
     const States states = f.zoh.data ? States::zoh : f.a.data ? States::mean : States::none;
-    const bool scalar = f.A_state == 0 && n > 1;
+    const bool scalar = f.in.A_state == 0 && n > 1;
     vf* saved = reinterpret_cast<vf*>(f.saved);
     const auto slot = [&](int64_t chunk, const Lanes& lanes, int64_t v) {  // the state before `chunk`
         return saved && chunk < cut.chunks ? saved + ((item.batch * cut.chunks + chunk) * cut.total_vectors + lanes.vector) * n
@@ -110,20 +110,39 @@ void run(const ScanForward& f, const Cut& cut, const PackedA& A, const Item& ite
     for (int64_t v = item.first; v < item.last; ++v) {
         const Lanes lanes(cut, item, v);
         vf* h = slot(0, lanes, v);
-        if (f.initial) pack_state(f.initial + item.batch * f.size.channels * n, lanes, n, h);
+        if (f.in.initial) pack_state(f.in.initial + item.batch * f.in.size.channels * n, lanes, n, h);
         else memset(h, 0, n * sizeof(vf));
     }
     for (int64_t chunk = 0; chunk < cut.chunks; ++chunk) {
         const int64_t first = chunk * CHUNK;
-        const int length = chunk_length(f.size, chunk);
-        const Walk B(f.B, f.size, item.batch, item.group, first), C(f.C, f.size, item.batch, item.group, first);
+        const int length = chunk_length(f.in.size, chunk);
+        const Walk B(f.in.B, f.in.size, item.batch, item.group, first), C(f.in.C, f.in.size, item.batch, item.group, first);
+        bool begins[CHUNK];
+        const bool* starts = find_starts(f.in, item.batch, first, length, begins);
         if (states != States::none) memset(s.acc_a, 0, reinterpret_cast<char*>(s.carry) - reinterpret_cast<char*>(s.acc_a));
         for (int64_t v = item.first; v < item.last; ++v) {
             const Lanes lanes(cut, item, v);
             const vf *A2 = A.scaled.vectors() + lanes.vector * n, *plain = A.plain.vectors() + lanes.vector * n;
-            Tile q{length, n, s.steps[0], s.steps[1], s.steps[2], s.steps[3], A2, plain, B.row, C.row, B.step, C.step,
-                   slot(chunk, lanes, v), slot(chunk + 1, lanes, v), s.acc_a, s.acc_zoh,
-                   splat(1.f / static_cast<float>(cut.per_group), lanes.count), nullptr, nullptr};
+            Tile q{.length = length,
+                   .n = n,
+                   .dl = s.steps[0],
+                   .x = s.steps[1],
+                   .y = s.steps[2],
+                   .abar = s.steps[3],
+                   .A2 = A2,
+                   .A = plain,
+                   .B = B.row,
+                   .C = C.row,
+                   .B_step = B.step,
+                   .C_step = C.step,
+                   .h_in = slot(chunk, lanes, v),
+                   .h_out = slot(chunk + 1, lanes, v),
+                   .acc_a = s.acc_a,
+                   .acc_zoh = s.acc_zoh,
+                   .weight = splat(1.f / static_cast<float>(cut.per_group), lanes.count),
+                   .kept_a = nullptr,
+                   .kept_h = nullptr,
+                   .starts = starts};
             const bool full = lanes.count == W;
             const bool bounded =
                 (full ? prepare<true> : prepare<false>)(f, item, lanes, first, A.largest.vectors()[lanes.vector], q);
@@ -139,17 +158,17 @@ void run(const ScanForward& f, const Cut& cut, const PackedA& A, const Item& ite
     if (f.last)
         for (int64_t v = item.first; v < item.last; ++v) {
             const Lanes lanes(cut, item, v);
-            unpack_state(slot(cut.chunks, lanes, v), lanes, n, f.last + item.batch * f.size.channels * n);
+            unpack_state(slot(cut.chunks, lanes, v), lanes, n, f.last + item.batch * f.in.size.channels * n);
         }
 }
 
 }  // namespace
 
 void scan_forward(const ScanForward& f) {
-    const ScanSizes& size = f.size;
+    const ScanSizes& size = f.in.size;
     const Cut cut(size);
     if (cut.items == 0) return;
-    const PackedA A(cut, size, f.A, f.A_channel, f.A_state);
+    const PackedA A(cut, size, f.in.A, f.in.A_channel, f.in.A_state);
     const int64_t scratch = ceil_div(Scratch::floats(cut, size.n), W);
     const Buffer memory(scratch * W * size.threads);
     // Means are contiguous: blocks after the first keep their shares apart, to be added in a fixed order.

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 OPTIONAL = ("D", "z", "delta_bias", "initial_state")
+PACKED = "seq_idx"  # an option too: several sequences per row
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class ScanCase:
             if name in self.options:
                 value = randn(*shapes[name])
                 result[name] = value if self.softplus or name != "delta_bias" else 0.1 * value.abs()
+        if PACKED in self.options:
+            result[PACKED] = (torch.rand(self.batch, self.tokens, generator=g) < 0.2).cumsum(1)
         return result
 
     def settings(self) -> dict[str, object]:
@@ -74,7 +77,7 @@ def scan_cases() -> st.SearchStrategy[ScanCase]:
         groups=st.sampled_from([None, None, 1, 2, 3]),
         reverse=st.booleans(),
         softplus=st.booleans(),
-        options=st.frozensets(st.sampled_from(OPTIONAL)),
+        options=st.frozensets(st.sampled_from((*OPTIONAL, PACKED))),
         states=st.sampled_from([False, True, "zoh"]),
         scalar=st.booleans(),
         seed=st.integers(0, 2**16),
@@ -90,8 +93,10 @@ def flatten(result: object) -> list[Tensor]:
 
 def run_with_gradients(function, tensors, dtype, weights=None, **settings):
     """Outputs, gradients by input name, and the random weights of the scalar that was differentiated."""
-    leaves = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in tensors.items()}
-    outputs = flatten(function(**leaves, **settings))
+    fixed = {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()}
+    floats = {name: tensor for name, tensor in tensors.items() if name not in fixed}
+    leaves = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in floats.items()}
+    outputs = flatten(function(**leaves, **fixed, **settings))
     if weights is None:
         g = torch.Generator().manual_seed(1)
         weights = [torch.randn(output.shape, generator=g) for output in outputs]

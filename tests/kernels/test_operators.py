@@ -10,6 +10,7 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.kernels import (
+    ScanInputs,
     _ops,
     add_rms_norm,
     backend_report,
@@ -56,15 +57,17 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
     x = {
         k: v.requires_grad_() for k, v in ScanCase(2, 5, 6, 3, groups=2, options=frozenset(OPTIONAL)).tensors().items()
     }
-    inputs = [x[k] for k in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")]
+    seq_idx = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 2, 2, 2.0]])
+    full = ScanInputs(**x, delta_softplus=True, reverse=True, seq_idx=seq_idx)
+    bare = ScanInputs(*full[:5])
     c = torch.randn(4, 3, requires_grad=True)
     return [
-        (_ops.scan, (*inputs, True, True, True, 2, True)),
-        (_ops.scan, (*inputs[:5], None, None, None, None, False, False, False, 0, True)),
-        (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True)),
-        (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True)),
-        (_ops.norm, (x["u"], x["z"], x["D"], 1e-5)),
-        (_ops.norm, (x["u"], None, x["D"], 1e-5)),
+        (_ops.scan, (*full, True, 2, True, False)),
+        (_ops.scan, (*bare, False, 0, True, False)),
+        (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True, False)),
+        (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True, full.seq_idx, False)),
+        (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, False)),
+        (_ops.norm, (x["u"], None, x["D"], 1e-5, False)),
         (_ops.distance, (c.detach(), c.detach(), c.detach().requires_grad_(), c, 1, True, False, True)),
         (
             _ops.output_distance,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.kernels import (
-    _triton,
+    ScanInputs,
+    _ops,
     add_rms_norm,
     backend,
     backend_report,
@@ -18,9 +19,10 @@ from infssm.kernels import (
     mean_states,
     selective_scan,
 )
+from infssm.kernels._triton import distance as _triton_distance
 from infssm.kernels.backend import choose
 from tests.compare import assert_rounding, identical
-from tests.kernels.cases import OPTIONAL, ScanCase, assert_equivalent, assert_near, flatten, run_with_gradients
+from tests.kernels.cases import OPTIONAL, PACKED, ScanCase, assert_equivalent, assert_near, flatten, run_with_gradients
 from tests.kernels.test_fused import randn
 from tests.kernels.test_operators import block
 
@@ -31,6 +33,7 @@ pytestmark = needs_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALL = frozenset(OPTIONAL)
+PACKED_TOO = ALL | {PACKED}
 
 
 def moved(function, *, backend: str, **arguments):
@@ -56,6 +59,8 @@ scan, means, conv, norm = (
         ScanCase(1, 17, 6, 4, groups=2, options=ALL, reverse=True),
         ScanCase(1, 9, 8, 6, scalar=True, options=ALL, states=False),
         ScanCase(3, 4, 33, 5, states=False, softplus=False),
+        ScanCase(2, 40, 5, 3, options=PACKED_TOO, states="zoh"),
+        ScanCase(1, 35, 4, 2, options=PACKED_TOO, reverse=True),
         ScanCase(1, 6, 7, 3, groups=1, softplus=False, options=frozenset({"delta_bias", "initial_state"})),
     ],
 )
@@ -156,6 +161,8 @@ def test_causal_conv1d(tokens, channels, width, silu, reverse, bias) -> None:
     tensors = {"x": randn(2, tokens, channels), "weight": randn(channels, width)}
     tensors |= {"bias": randn(channels)} if bias else {}
     assert_equivalent(conv, tensors, backend="triton", silu=silu, reverse=reverse)
+    tensors[PACKED] = (torch.rand(2, tokens) < 0.3).cumsum(1)
+    assert_equivalent(conv, tensors, backend="triton", silu=silu, reverse=reverse)
 
 
 @pytest.mark.parametrize(("rows", "channels", "residual"), [(1, 1, True), (40, 5, True), (3, 97, False)])
@@ -184,24 +191,24 @@ def test_compiles_as_one_graph() -> None:
 def test_operators_pass_opcheck() -> None:
     case = ScanCase(1, 3, 4, 2, groups=2, options=ALL)
     x = {name: tensor.to(DEVICE).requires_grad_() for name, tensor in case.tensors().items()}
-    inputs = [x[k] for k in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")]
+    full = ScanInputs(**x, delta_softplus=True, reverse=True, seq_idx=torch.tensor([[0, 1, 1.0]], device=DEVICE))
     c = [randn(4, 3, seed=seed).to(DEVICE).requires_grad_(seed > 2) for seed in range(6)]
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
     for operator, arguments in (
-        (_triton.scan, (*inputs, True, True, True, 2, True)),
-        (_triton.scan, (*inputs[:5], None, None, None, None, False, False, False, 0, True)),
-        (_triton.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True)),
-        (_triton.conv, (x["u"], randn(4, 4).to(DEVICE), x["D"], True, True)),
-        (_triton.norm, (x["u"], x["z"], x["D"], 1e-5)),
-        (_triton.distance, (*c[1:5], 1, True, False, True)),
-        (_triton.output_distance, (*c, True, True)),
+        (_ops.scan, (*full, True, 2, True, True)),
+        (_ops.scan, (*ScanInputs(*full[:5]), False, 0, True, True)),
+        (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True, True)),
+        (_ops.conv, (x["u"], randn(4, 4).to(DEVICE), x["D"], True, True, full.seq_idx, True)),
+        (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, True)),
+        (_triton_distance.distance, (*c[1:5], 1, True, False, True)),
+        (_triton_distance.output_distance, (*c, True, True)),
     ):
         assert set(torch.library.opcheck(operator, arguments, test_utils=tests).values()) == {"SUCCESS"}
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     def tensor(dtype=torch.float32):
-        return SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"), dtype=dtype, numel=lambda: 4)
+        return SimpleNamespace(is_cuda=True, is_cpu=False, device=torch.device("cuda:0"), dtype=dtype, numel=lambda: 4)
 
     host = torch.zeros(2)
     monkeypatch.setattr(backend, "_INTERPRETED", True)

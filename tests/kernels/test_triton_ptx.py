@@ -46,9 +46,11 @@ u, delta, z = (leaf(2, 9, 64) for _ in range(3))
 A, B, C, D, bias, initial = leaf(64, 16), leaf(2, 9, 16), leaf(2, 9, 16), leaf(64), leaf(64), leaf(2, 64, 16)
 options = {"backend": "triton"}
 pull([selective_scan(u, delta, A, B, C, **options)])
-pull(selective_scan(u, delta, A, B, C, D, z, bias, True, True, initial, True, "zoh", **options))
+seq = torch.zeros(2, 9)
+pull(selective_scan(u, delta, A, B, C, D, z, bias, True, True, initial, True, "zoh", seq_idx=seq, **options))
 pull(mean_states(delta, A, delta_bias=bias, delta_softplus=True, zoh=True, **options))
 pull([causal_conv1d(u, leaf(64, 4), bias, **options)])
+pull([causal_conv1d(u, leaf(64, 4), bias, seq_idx=seq, **options)])
 pull(add_rms_norm(u, z, D, eps=1e-5, **options))
 old, new = [torch.rand(5, 16) for _ in range(3)], [leaf(5, 16) for _ in range(3)]
 for kind in ("simplified", "aligned", "martin"):
@@ -66,7 +68,7 @@ def test_every_kernel_compiles_to_ptx(tmp_path: Path) -> None:
     assert all(compiled.values())
     kernels = sorted(name.partition(" ")[0] for name in compiled)
     assert kernels == [
-        *("conv.backward", "conv.forward", "conv.forward", "distance.gram", "distance.gram", "distance.martin"),
+        *(*["conv.backward"] * 2, *["conv.forward"] * 4, "distance.gram", "distance.gram", "distance.martin"),
         *("distance.output", "norm.backward", "norm.forward", "scan.forward", "scan.forward"),
         *("scan_backward.backward", "scan_backward.backward", "states.backward", "states.forward"),
     ]

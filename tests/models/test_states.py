@@ -158,8 +158,8 @@ def test_stopping_computes_states_without_any_scan(name: str, monkeypatch):
     last.tap = stopping
     scans: list[object] = []
     for module in (infssm.models.mixer, infssm.models.mamba2):
-        original = module.selective_scan
-        monkeypatch.setattr(module, "selective_scan", lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
+        original = module.scan
+        monkeypatch.setattr(module, "scan", lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
     with pytest.raises(Stopped):
         model(x)
     directions = 4 if name.startswith("vmamba") else 2 if name.startswith("vim") else 1

@@ -159,8 +159,8 @@ class TestOldModel:
             model(x)
         old = OldModel(model, b_mode="zoh")
         scans, heads = [], []
-        run = mixer.selective_scan
-        monkeypatch.setattr(mixer, "selective_scan", lambda *args, **kwargs: scans.append(1) or run(*args, **kwargs))
+        run = mixer.scan
+        monkeypatch.setattr(mixer, "scan", lambda *args, **kwargs: scans.append(1) or run(*args, **kwargs))
         old.module.head.register_forward_hook(lambda *_: heads.append(1))
         for got, want in zip(old.states(x), states.flat(), strict=True):
             for g, w in zip((got.a, got.c, got.b), (want.a, want.c, want.b), strict=True):

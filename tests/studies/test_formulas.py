@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infssm.geometry import list_distances
-from infssm.models.mixer import Scan
+from infssm.kernels import ScanInputs
 from infssm.studies import run_study
 from infssm.studies.ckd import LinearCKA
 from infssm.studies.monte_carlo import pearson
@@ -63,7 +63,7 @@ class TestVariance:
     @pytest.mark.parametrize("bias", [True, False])
     def test_discretisation_with_and_without_bias(self, bias):
         delta, A, shift = torch.randn(2, 3, 4), -torch.rand(4, 5), torch.randn(4)
-        scan = Scan(delta, delta, A, *torch.randn(2, 2, 3, 5), torch.ones(4), shift)
+        scan = ScanInputs(delta, delta, A, *torch.randn(2, 2, 3, 5), torch.ones(4), delta_bias=shift)
         found = discretised(scan, include_dt_bias=bias)
         step = math.log1p(math.exp(float(delta[1, 2, 3] + (shift[3] if bias else 0))))
         assert float(found[1, 2, 3, 4]) == pytest.approx(math.exp(step * float(A[3, 4])), rel=1e-5)

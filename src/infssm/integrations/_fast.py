@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import selective_scan
+from infssm.kernels import ScanInputs, scan
 from infssm.models import SSMMixer, StateRows
-from infssm.models.mixer import Scan, beside_checkpoint
+from infssm.models.mixer import beside_checkpoint
 from infssm.states.probes import transformers_mamba, transformers_mamba2
 from infssm.states.probes.selective import convolve, masked, raw_states, wide
 
@@ -57,7 +57,7 @@ class Fast(SSMMixer):
     def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """Everything before the output projection; hidden: [batch, tokens, width]. Fills an empty cache."""
 
-    def prefill(self, cache: Any, conv_input: Tensor, state: Tensor) -> None:
+    def prefill(self, cache: Any, conv_input: Tensor, state: Tensor | None) -> None:
         """Leave the convolution's input [batch, tokens, channels] and the scan's last state in the cache."""
         cache.update_conv_state(conv_input.transpose(1, 2), self.layer_idx, conv_kernel_size=self.conv_kernel_size)
         cache.update_recurrent_state(state, self.layer_idx)
@@ -71,17 +71,14 @@ class FastMamba(Fast):
     def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """One selective scan, gated."""
         x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        given = transformers_mamba.scan_inputs(self, x, mask)
-        D, z = wide(self.D), wide(z)
+        given = transformers_mamba.scan_inputs(self, x, mask)._replace(D=wide(self.D), z=wide(z))
         if cache is None:
-            assert given.bias is not None
-            return self.run_scans([Scan(*given[:5], D, given.bias, z)])[0]
+            return self.run_scans([given])[0]
         if self.tap is not None:
             self.emit([raw_states(given, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)])
-        y, state = selective_scan(*given[:5], D, z, given.bias, delta_softplus=True, return_last_state=True)
-        self.prefill(cache, x, state)
-        gated: Tensor = y
-        return gated
+        found = scan(given, last_state=True)
+        self.prefill(cache, x, found.last_state)
+        return found.y
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """As the layer's probe says."""
@@ -119,10 +116,9 @@ class FastMamba2(Fast):
                 self.emit([raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)])
         delta = F.softplus(given.delta + wide(self.dt_bias)).clamp(*self.time_step_limit)
         A = self.per_channel(given.A[:, 0])[:, None].expand(-1, self.ssm_state_size)
-        y, state = selective_scan(
-            x, self.per_channel(delta), A, given.B, given.C, self.per_channel(wide(self.D)), return_last_state=True
-        )
-        if cache is not None:
+        D = self.per_channel(wide(self.D))
+        y, state, _ = scan(ScanInputs(x, self.per_channel(delta), A, given.B, given.C, D), last_state=cache is not None)
+        if state is not None:
             self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))
         mixed: Tensor = self.norm(y, gate) if getattr(self, "mamba_rms_norm", True) else y * F.silu(gate)
         return mixed

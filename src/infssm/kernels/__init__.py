@@ -4,11 +4,15 @@ from infssm.kernels.backend import backend_report
 from infssm.kernels.conv import causal_conv1d
 from infssm.kernels.distance import fused_distance
 from infssm.kernels.norm import add_rms_norm
-from infssm.kernels.scan import selective_scan
-from infssm.kernels.states import ScanStates, mean_states
+from infssm.kernels.packing import seq_idx_from_cu_seqlens, seq_idx_from_position_ids
+from infssm.kernels.records import ScanInputs, ScanOutput, ScanStates
+from infssm.kernels.scan import scan, selective_scan
+from infssm.kernels.states import mean_states
 from infssm.kernels.subspace import principal_angles, rotation_lattice
 
 __all__ = [
+    "ScanInputs",
+    "ScanOutput",
     "ScanStates",
     "add_rms_norm",
     "backend_report",
@@ -17,5 +21,8 @@ __all__ = [
     "mean_states",
     "principal_angles",
     "rotation_lattice",
+    "scan",
     "selective_scan",
+    "seq_idx_from_cu_seqlens",
+    "seq_idx_from_position_ids",
 ]

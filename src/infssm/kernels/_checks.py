@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,20 @@ def expect_rank(name: str, tensor: Tensor, layout: str) -> None:
     """Raise unless `tensor` has as many dimensions as `layout` (such as "batch, tokens, channels") names."""
     if tensor.dim() != layout.count(",") + 1:
         raise ConfigError(f"{name} has shape {list(tensor.shape)}, expected [{layout}]")
+
+
+def expect_floats(names: Iterable[str], values: Iterable[object]) -> None:
+    """Raise unless every tensor among the values is of real floating-point numbers."""
+    for name, value in zip(names, values, strict=False):
+        if isinstance(value, Tensor) and not value.dtype.is_floating_point:
+            kind = "complex" if value.is_complex() else "not of floating-point numbers"
+            raise ConfigError(f"{name} is {kind} ({value.dtype}); the kernels take real floats: convert it first")
+
+
+def expect_channels(name: str, tensor: Tensor) -> None:
+    """Raise where the last dimension is empty: there would be nothing to take a mean over."""
+    if tensor.shape[-1] == 0:
+        raise ConfigError(f"{name} has shape {list(tensor.shape)}, expected at least one channel")
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:

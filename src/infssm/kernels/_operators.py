@@ -6,7 +6,8 @@ from types import ModuleType
 
 from torch import Tensor
 
-from infssm.kernels import _ops, _triton
+from infssm.kernels import _ops
+from infssm.kernels._triton import distance as _triton
 from infssm.kernels.backend import choose
 
 _OPERATORS = {"cpu": _ops, "triton": _triton}

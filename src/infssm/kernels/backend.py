@@ -38,6 +38,8 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def choose(backend: str | None, *tensors: Tensor | None) -> str:
     """The backend that serves this call: `backend` if given (checked), else the fastest that can."""
+    if NATIVE is not None and backend in (None, "cpu") and all(map(_is_simple, tensors)):
+        return "cpu"
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; None picks the fastest")
     if backend == "reference":
@@ -49,6 +51,11 @@ def choose(backend: str | None, *tensors: Tensor | None) -> str:
     # A tensor without elements has no address to hand over; the reference returns its empty result.
     empty = any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
     return "reference" if obstacle is not None or empty else backend or fastest
+
+
+def _is_simple(tensor: Tensor | None) -> bool:
+    """Whether the compiled kernels take the tensor without further questions: the common case, decided fast."""
+    return tensor is None or (tensor.dtype == torch.float32 and tensor.is_cpu and tensor.numel() > 0)
 
 
 def use_native(backend: str | None, *tensors: Tensor | None) -> bool:
@@ -68,7 +75,7 @@ def maybe_single(tensor: Tensor | None) -> Tensor | None:
 
 def _obstacle(backend: str, tensors: tuple[Tensor | None, ...]) -> str | None:
     if backend == "cpu" and NATIVE is None:
-        return "infssm.kernels._native was not built (reinstall with a C++17 compiler)"
+        return "infssm.kernels._native was not built (reinstall with a C++20 compiler)"
     if backend == "triton" and not TRITON:
         return "Triton is not installed (pip install triton) or switched off (INFSSM_TRITON=0)"
     devices = ("cpu",) if backend == "cpu" else ("cuda", "cpu") if _INTERPRETED else ("cuda",)

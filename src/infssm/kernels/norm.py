@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infssm.kernels import _reference
-from infssm.kernels._checks import expect_shape
-from infssm.kernels._operators import operators
-from infssm.kernels.backend import maybe_single, single
+from infssm.kernels import _ops, _reference
+from infssm.kernels._checks import expect_channels, expect_floats, expect_shape
+from infssm.kernels.backend import choose, maybe_single, single
 
 
 def add_rms_norm(
@@ -18,10 +17,12 @@ def add_rms_norm(
     x, residual: [..., channels]; weight: [channels]. Returns `(normed, new_residual)`: normed in x's dtype,
     `new_residual = x + residual` in at least float32.
     """
+    expect_floats(("x", "residual", "weight"), (x, residual, weight))
+    expect_channels("x", x)
     expect_shape("weight", weight, x.shape[-1:])
     expect_shape("residual", residual, x.shape)
-    ops = operators(backend, x, residual, weight)
-    if ops is not None:
-        normed, total, _ = ops.norm(single(x), maybe_single(residual), single(weight), eps)
-        return normed.to(x.dtype), single(x) if residual is None else total
-    return _reference.add_rms_norm(x, residual, weight, eps)
+    chosen = choose(backend, x, residual, weight)
+    if chosen == "reference":
+        return _reference.add_rms_norm(x, residual, weight, eps)
+    normed, total, _ = _ops.norm(single(x), maybe_single(residual), single(weight), eps, chosen == "triton")
+    return normed.to(x.dtype), single(x) if residual is None else total

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
-from types import ModuleType
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.kernels import _reference
-from infssm.kernels._checks import expect_rank, expect_shape, split_groups
-from infssm.kernels._operators import operators
-from infssm.kernels.backend import maybe_single, single
-from infssm.kernels.states import ScanStates, drop_groups
+from infssm.kernels import _ops, _reference
+from infssm.kernels._checks import expect_channels, expect_floats, expect_rank, expect_shape, split_groups
+from infssm.kernels.backend import choose, single
+from infssm.kernels.records import ScanInputs, ScanOutput, ScanStates, runs
+
+States = bool | Literal["zoh"]
 
 
 @overload
 def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    reverse: bool = False,
-    initial_state: Tensor | None = None,
-    return_last_state: Literal[False] = False,
-    return_states: Literal[False] = False,
-    backend: str | None = None,
-) -> Tensor: ...
+    u: Tensor, *more: Any, return_states: Literal[True, "zoh"], return_last_state: Literal[True], **options: Any
+) -> tuple[Tensor, Tensor, ScanStates]: ...
 @overload
 def selective_scan(
+    u: Tensor, *more: Any, return_states: Literal[True, "zoh"], **options: Any
+) -> tuple[Tensor, ScanStates]: ...
+@overload
+def selective_scan(
+    u: Tensor, *more: Any, return_last_state: Literal[True], **options: Any
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def selective_scan(u: Tensor, *more: Any, **options: Any) -> Tensor: ...
+def selective_scan(  # type: ignore[misc] # the overloads say what is returned, and leave the arguments to this one
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -48,24 +43,9 @@ def selective_scan(
     reverse: bool = False,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
-    return_states: bool | Literal["zoh"] = False,
+    return_states: States = False,
     backend: str | None = None,
-) -> Any: ...
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    reverse: bool = False,
-    initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-    return_states: bool | Literal["zoh"] = False,
-    backend: str | None = None,
+    seq_idx: Tensor | None = None,
 ) -> Any:
     """Run `h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t`, `y_t = (C_t h_t + D u_t) silu(z_t)` over the tokens.
 
@@ -73,84 +53,68 @@ def selective_scan(
     [batch, tokens, groups, n]; D, delta_bias: [channels]; initial_state: [batch, channels, n].
     `delta_softplus` applies softplus to `delta + delta_bias`. `reverse` scans from the last token to the first.
     An A expanded from [channels, 1] (a scalar transition) costs one exponential per channel instead of n.
+    seq_idx: [batch, tokens], for rows that hold several sequences: the state restarts where the number changes.
 
     Returns y: [batch, tokens, channels], or the tuple `(y[, last_state][, states])` of what was asked for;
     last_state: [batch, channels, n]; states: see `ScanStates` (`return_states="zoh"` fills its zoh).
     Every output is differentiable in every input.
     """
-    _check(u, delta, A, B, C, D, z, delta_bias, initial_state, return_states)
-    grouped = B.dim() == 4
-    if not grouped:
-        B, C = B.unsqueeze(2), C.unsqueeze(2)
-    tensors = (u, delta, A, B, C, D, z, delta_bias)
-    ops = operators(backend, *tensors, initial_state)
-    run = _reference.selective_scan if ops is None else partial(_run_fused, ops)
-    zoh = return_states == "zoh"
-    y, last, means = run(*tensors, delta_softplus, reverse, initial_state, return_last_state, bool(return_states), zoh)
-    outputs: tuple[Tensor | ScanStates, ...] = (y,)
-    if return_last_state:
-        outputs += (last,)
-    if means is not None:
-        states = ScanStates(*means)
-        outputs += (states if grouped else drop_groups(states),)
-    return outputs if len(outputs) > 1 else y
+    x = ScanInputs(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, initial_state, seq_idx)
+    found = scan(x, last_state=return_last_state, states=return_states, backend=backend)
+    wanted = tuple(part for part in found if part is not None)
+    return wanted if len(wanted) > 1 else found.y
 
 
-def _run_fused(
-    ops: ModuleType,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    reverse: bool,
-    initial_state: Tensor | None,
-    last: bool,
-    states: bool,
-    zoh: bool,
-) -> tuple[Tensor, Tensor, _reference.Means | None]:
-    required = [single(tensor) for tensor in (u, delta, A, B, C)]
-    optional = [maybe_single(tensor) for tensor in (D, z, delta_bias, initial_state)]
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*required, *optional))
-    y, end, a, mean, quotient, _ = ops.scan(
-        *required, *optional, delta_softplus, reverse, last, int(states) + int(zoh), save
-    )
-    return y.to(u.dtype), end, (a, mean, quotient if zoh else None) if states else None
-
-
-def _check(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    initial_state: Tensor | None,
-    return_states: bool | str,
-) -> None:
-    expect_rank("u", u, "batch, tokens, channels")
-    batch, tokens, channels = u.shape
-    expect_rank("A", A, "channels, n")
-    if A.is_complex():
-        raise ConfigError("A is complex; selective_scan takes a real diagonal")
-    n = A.shape[1]
-    expect_shape("A", A, (channels, n))
-    expect_shape("delta", delta, u.shape)
-    expect_shape("z", z, u.shape)
-    expect_shape("D", D, (channels,))
-    expect_shape("delta_bias", delta_bias, (channels,))
-    expect_shape("initial_state", initial_state, (batch, channels, n))
-    if B.dim() == 4:
-        split_groups(channels, B.shape[2])
-        expect_shape("B", B, (batch, tokens, B.shape[2], n))
+def scan(x: ScanInputs, *, last_state: bool = False, states: States = False, backend: str | None = None) -> ScanOutput:
+    """`selective_scan` of a record, into a record."""
+    _check(x, states)
+    tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
+    wide = any(tensor.dtype != torch.float32 for tensor in tensors)
+    if wide:
+        expect_floats(x._fields[:-1], x[:-1])
+    grouped = x.B.dim() == 4
+    B, C = (x.B, x.C) if grouped else (x.B.unsqueeze(2), x.C.unsqueeze(2))
+    x = ScanInputs(x.u, x.delta, x.A, B, C, *x[5:-1], runs(x.seq_idx))
+    chosen = choose(backend, *tensors)
+    if chosen == "reference":
+        found = _reference.selective_scan(x, last_state, states)
     else:
-        expect_shape("B", B, (batch, tokens, n))
-    expect_shape("C", C, B.shape)
-    if return_states not in (False, True, "zoh"):
-        raise ConfigError(f"return_states={return_states!r}, expected False, True or 'zoh'")
+        save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        found = _run_fused(_single(x) if wide else x, last_state, states, save, chosen == "triton")
+    found = found if x.u.dtype == found.y.dtype else found._replace(y=found.y.to(x.u.dtype))
+    return found if grouped or found.states is None else found._replace(states=found.states.without_groups())
+
+
+def _single(x: ScanInputs) -> ScanInputs:
+    values: list[Any] = [single(value) if isinstance(value, Tensor) else value for value in x]
+    return ScanInputs(*values)
+
+
+def _run_fused(x: ScanInputs, last_state: bool, states: States, save: bool, triton: bool) -> ScanOutput:
+    wanted = 0 if not states else 2 if states == "zoh" else 1
+    y, last, a, delta, zoh, _ = _ops.scan(*x, last_state, wanted, save, triton)
+    means = ScanStates(a, delta, zoh if wanted == 2 else None) if wanted else None
+    return ScanOutput(y, last if last_state else None, means)
+
+
+def _check(x: ScanInputs, states: bool | str) -> None:
+    expect_rank("u", x.u, "batch, tokens, channels")
+    batch, tokens, channels = x.u.shape
+    expect_rank("A", x.A, "channels, n")
+    n = x.A.shape[1]
+    expect_channels("u", x.u)
+    expect_shape("A", x.A, (channels, n))
+    for name, tensor in (("delta", x.delta), ("z", x.z)):
+        expect_shape(name, tensor, x.u.shape)
+    for name, tensor in (("D", x.D), ("delta_bias", x.delta_bias)):
+        expect_shape(name, tensor, (channels,))
+    expect_shape("initial_state", x.initial_state, (batch, channels, n))
+    expect_shape("seq_idx", x.seq_idx, (batch, tokens))
+    if x.B.dim() == 4:
+        split_groups(channels, x.B.shape[2])
+        expect_shape("B", x.B, (batch, tokens, x.B.shape[2], n))
+    else:
+        expect_shape("B", x.B, (batch, tokens, n))
+    expect_shape("C", x.C, x.B.shape)
+    if states not in (False, True, "zoh"):
+        raise ConfigError(f"return_states={states!r}, expected False, True or 'zoh'")

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor
 
-from infssm.kernels import _reference
-from infssm.kernels._checks import expect_rank, expect_shape, split_groups
-from infssm.kernels._operators import operators
-from infssm.kernels.backend import maybe_single, single
-
-
-class ScanStates(NamedTuple):
-    """Means over the channels (of each group) of what a selective layer discretises, in token order.
-
-    a: [batch, tokens, n] mean of exp(delta A); delta: [batch, tokens] mean of delta;
-    zoh: [batch, tokens, n] mean of (exp(delta A) - 1) / A, or None. With groups: [batch, tokens, groups, n].
-    """
-
-    a: Tensor
-    delta: Tensor
-    zoh: Tensor | None = None
+from infssm.kernels import _ops, _reference
+from infssm.kernels._checks import expect_channels, expect_floats, expect_rank, expect_shape, split_groups
+from infssm.kernels.backend import choose, maybe_single, single
+from infssm.kernels.records import ScanStates
 
 
 def mean_states(
@@ -41,21 +27,17 @@ def mean_states(
     """
     expect_rank("delta", delta, "batch, tokens, channels")
     expect_rank("A", A, "channels, n")
+    expect_floats(("delta", "A", "delta_bias"), (delta, A, delta_bias))
+    expect_channels("delta", delta)
     channels = delta.shape[-1]
     expect_shape("A", A, (channels, A.shape[1]))
     expect_shape("delta_bias", delta_bias, (channels,))
     split_groups(channels, groups or 1)
-    ops = operators(backend, delta, A, delta_bias)
-    if ops is not None:
-        bias = maybe_single(delta_bias)
-        a, mean, quotient = ops.mean_states(single(delta), single(A), bias, groups or 1, delta_softplus, zoh)
-        states = ScanStates(a, mean, quotient if zoh else None)
+    chosen = choose(backend, delta, A, delta_bias)
+    if chosen == "reference":
+        states = _reference.mean_states(delta, A, delta_bias, delta_softplus, groups or 1, zoh)
     else:
-        states = ScanStates(*_reference.mean_states(delta, A, delta_bias, delta_softplus, groups or 1, zoh))
-    return states if groups is not None else drop_groups(states)
-
-
-def drop_groups(states: ScanStates) -> ScanStates:
-    """Remove the group dimension of size 1."""
-    zoh = None if states.zoh is None else states.zoh.squeeze(2)
-    return ScanStates(states.a.squeeze(2), states.delta.squeeze(2), zoh)
+        tensors = single(delta), single(A), maybe_single(delta_bias)
+        a, mean, quotient = _ops.mean_states(*tensors, groups or 1, delta_softplus, zoh, chosen == "triton")
+        states = ScanStates(a, mean, quotient if zoh else None)
+    return states if groups is not None else states.without_groups()

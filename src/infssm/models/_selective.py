@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infssm.kernels import causal_conv1d
-from infssm.models.mixer import Scan, StateRows, at_least_float32
+from infssm.kernels import ScanInputs, causal_conv1d
+from infssm.models.mixer import StateRows, at_least_float32
 
 
 class Direction(NamedTuple):
@@ -22,22 +22,22 @@ class Direction(NamedTuple):
     D: nn.Parameter
     reverse: bool = False
 
-    def prepare(self, x: Tensor, z: Tensor, *, out_scale: float = 1.0) -> Scan:
+    def prepare(self, x: Tensor, z: Tensor) -> ScanInputs:
         """Convolve and project x [batch, tokens, channels]; z gates the output."""
         u = causal_conv1d(x, self.conv.weight.squeeze(1), self.conv.bias, reverse=self.reverse)
         n = self.A_log.shape[1]
         low, b, c = self.x_proj(u).split([self.dt_proj.in_features, n, n], dim=-1)
-        return Scan(
+        return ScanInputs(
             u=u,
             delta=F.linear(low, self.dt_proj.weight),
             A=-torch.exp(at_least_float32(self.A_log)),
             B=b,
             C=c,
             D=self.D,
-            bias=self.dt_proj.bias,
             z=z,
+            delta_bias=self.dt_proj.bias,
+            delta_softplus=True,
             reverse=self.reverse,
-            out_scale=out_scale,
         )
 
     def state_parameters(self, which: str) -> list[StateRows]:

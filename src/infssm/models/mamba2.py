@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import add_rms_norm, causal_conv1d, mean_states, selective_scan
+from infssm.kernels import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan
 from infssm.models import _init
 from infssm.models._registry import register_model
 from infssm.models._selective import depthwise_conv
@@ -87,18 +87,18 @@ class Mamba2Mixer(SSMMixer):
         if self.tap is not None:
             with beside_checkpoint():
                 self.emit([self._states(dt, a, b, c, self.tap)])
-        y = selective_scan(
-            x,
-            self._per_channel(dt),
-            self._per_channel(a)[:, None].expand(-1, self.d_state),
-            b,
-            c,
-            self._per_channel(self.D),
+        inputs = ScanInputs(
+            u=x,
+            delta=self._per_channel(dt),
+            A=self._per_channel(a)[:, None].expand(-1, self.d_state),
+            B=b,
+            C=c,
+            D=self._per_channel(self.D),
             z=z,
             delta_bias=self._per_channel(self.dt_bias),
             delta_softplus=True,
         )
-        mixed: Tensor = self.out_proj(self.norm(y))
+        mixed: Tensor = self.out_proj(self.norm(scan(inputs).y))
         return mixed
 
     def _per_channel(self, per_head: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from infssm.errors import ConfigError
-from infssm.kernels import ScanStates, mean_states, selective_scan
+from infssm.kernels import ScanInputs, ScanStates, mean_states, scan
 
 StateRows = tuple[Tensor, "slice | None"]
 """A parameter and the rows of it that form states (``None``: all rows)."""
@@ -54,25 +54,6 @@ class StateTap(Protocol):
         """Take the states of one forward pass, one entry per scan direction."""
 
 
-class Scan(NamedTuple):
-    """One scan direction, ready to run.
-
-    u, delta, z: [batch, tokens, channels]; A: [channels, n]; B, C: [batch, tokens, n] or [batch, tokens, groups, n];
-    D, bias: [channels]. ``out_scale`` multiplies the output (folded into B and D, which are small).
-    """
-
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor
-    bias: Tensor
-    z: Tensor | None = None
-    reverse: bool = False
-    out_scale: float = 1.0
-
-
 class SSMMixer(nn.Module, ABC):
     """Base of all mixers: a token mixer that hands its states to ``tap`` whenever one is set."""
 
@@ -82,16 +63,17 @@ class SSMMixer(nn.Module, ABC):
     def state_parameters(self, which: str) -> list[StateRows]:
         """Return the parameters (and their rows) that form the states; ``which`` is one of ``STATE_SETS``."""
 
-    def run_scans(self, scans: Iterable[Scan]) -> list[Tensor]:
+    def run_scans(self, scans: Iterable[ScanInputs], *, out_scale: float = 1.0) -> list[Tensor]:
         """Run every scan, and emit the states of all of them when a tap is set.
 
         Each scan runs as soon as it is prepared, while its inputs are still in the cache: pass a generator.
+        ``out_scale`` multiplies the outputs (folded into B and D, which are small).
         """
         if self.tap is None:
-            return [_output(scan) for scan in scans]
+            return [scan(_scaled(x, out_scale)).y for x in scans]
         if self.tap.stop:
-            self.emit([_states_only(scan, self.tap) for scan in scans])
-        pairs = [_output_and_states(scan, self.tap) for scan in scans]
+            self.emit([_states_only(x, self.tap) for x in scans])
+        pairs = [_output_and_states(x, out_scale, self.tap) for x in scans]
         self.emit([states for _, states in pairs])
         return [y for y, _ in pairs]
 
@@ -104,35 +86,18 @@ class SSMMixer(nn.Module, ABC):
             raise RuntimeError("a tap with stop=True must raise from emit to end the forward pass")
 
 
-def _scan(scan: Scan, return_states: bool | Literal["zoh"]) -> Any:
-    scale = scan.out_scale
-    return selective_scan(
-        scan.u,
-        scan.delta,
-        scan.A,
-        scan.B if scale == 1.0 else scan.B * scale,
-        scan.C,
-        scan.D if scale == 1.0 else scan.D * scale,
-        z=scan.z,
-        delta_bias=scan.bias,
-        delta_softplus=True,
-        reverse=scan.reverse,
-        return_states=return_states,
-    )
+def _scaled(x: ScanInputs, scale: float) -> ScanInputs:
+    return x if scale == 1.0 else x._replace(B=x.B * scale, D=None if x.D is None else x.D * scale)
 
 
-def _output(scan: Scan) -> Tensor:
-    y: Tensor = _scan(scan, False)
-    return y
-
-
-def _output_and_states(scan: Scan, tap: StateTap) -> tuple[Tensor, RawStates]:
+def _output_and_states(x: ScanInputs, out_scale: float, tap: StateTap) -> tuple[Tensor, RawStates]:
     if not tap.include_dt_bias:
         with beside_checkpoint():
-            states_only = _states_only(scan, tap)
-        return _output(scan), states_only
-    y, states = _scan(scan, "zoh" if tap.zoh else True)
-    return y, _raw(scan, states)
+            states_only = _states_only(x, tap)
+        return scan(_scaled(x, out_scale)).y, states_only
+    found = scan(_scaled(x, out_scale), states="zoh" if tap.zoh else True)
+    assert found.states is not None
+    return found.y, _raw(x, found.states)
 
 
 def beside_checkpoint() -> saved_tensors_hooks:
@@ -147,20 +112,20 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _states_only(scan: Scan, tap: StateTap) -> RawStates:
+def _states_only(x: ScanInputs, tap: StateTap) -> RawStates:
     states = mean_states(
-        scan.delta,
-        scan.A,
-        delta_bias=scan.bias if tap.include_dt_bias else None,
-        delta_softplus=True,
-        groups=scan.B.shape[2] if scan.B.ndim == 4 else None,
+        x.delta,
+        x.A,
+        delta_bias=x.delta_bias if tap.include_dt_bias else None,
+        delta_softplus=x.delta_softplus,
+        groups=x.B.shape[2] if x.B.ndim == 4 else None,
         zoh=tap.zoh,
     )
-    return _raw(scan, states)
+    return _raw(x, states)
 
 
-def _raw(scan: Scan, states: ScanStates) -> RawStates:
-    return RawStates(a=states.a, c=scan.C, b=scan.B, delta=states.delta, zoh=states.zoh)
+def _raw(x: ScanInputs, states: ScanStates) -> RawStates:
+    return RawStates(a=states.a, c=x.C, b=x.B, delta=states.delta, zoh=states.zoh)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class VimMixer(SSMMixer):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [batch, tokens, d_model]."""
         x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        forward, backward = self.run_scans(way.prepare(x, z, out_scale=0.5) for way in self.directions())
+        forward, backward = self.run_scans((way.prepare(x, z) for way in self.directions()), out_scale=0.5)
         mixed: Tensor = self.out_proj(forward + backward)
         return mixed
 

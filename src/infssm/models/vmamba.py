@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.kernels import ScanInputs
 from infssm.models import _init
 from infssm.models._backbone import Backbone
 from infssm.models._block import drop_path, drop_path_rates
 from infssm.models._registry import register_model
-from infssm.models.mixer import Scan, SSMMixer, StateRows, at_least_float32, check_state_set
+from infssm.models.mixer import SSMMixer, StateRows, at_least_float32, check_state_set
 
 _DIRECTIONS = 4
 
@@ -56,7 +57,7 @@ class SS2D(SSMMixer):
         mixed: Tensor = self.out_proj(self.out_norm(y))
         return mixed
 
-    def _prepare(self, x: Tensor) -> Iterator[Scan]:
+    def _prepare(self, x: Tensor) -> Iterator[ScanInputs]:
         """Project x [batch, height, width, inner] for all directions, and lay tokens out along each path."""
         paths = (x.flatten(1, 2), x.transpose(1, 2).flatten(1, 2))
         projected = self.x_proj(x).chunk(_DIRECTIONS, dim=-1)
@@ -67,7 +68,12 @@ class SS2D(SSMMixer):
             own = (own.transpose(1, 2) if by_column else own).flatten(1, 2)
             low, b, c = own.split([self.dt_rank, self.d_state, self.d_state], dim=-1)
             delta = F.linear(low, dt_weights[k])
-            yield Scan(paths[by_column], delta, a[k], b, c, skip[k], self.dt_projs_bias[k], reverse=k >= 2)
+            yield ScanInputs(
+                *(paths[by_column], delta, a[k], b, c, skip[k]),
+                delta_bias=self.dt_projs_bias[k],
+                delta_softplus=True,
+                reverse=k >= 2,
+            )
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """Parameters that form the states of all directions, with the rows that matter."""

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.kernels import ScanInputs
 from infssm.models import SSMMixer, create_model
-from infssm.models.mixer import Scan
 from infssm.presets import paper_numbers
 from infssm.states import find_mixers
 from infssm.studies._run import TrainedRun
@@ -64,9 +64,10 @@ def variance(
 
 
 @torch.no_grad()
-def discretised(scan: Scan, *, include_dt_bias: bool = True) -> Tensor:
+def discretised(scan: ScanInputs, *, include_dt_bias: bool = True) -> Tensor:
     """Ā = exp(Δ A) of one scan: [batch, tokens, channels, n]."""
-    delta = F.softplus(scan.delta + scan.bias if include_dt_bias else scan.delta)
+    bias = scan.delta_bias if include_dt_bias else None
+    delta = F.softplus(scan.delta if bias is None else scan.delta + bias)
     return torch.exp(delta.unsqueeze(-1) * scan.A)
 
 
@@ -84,7 +85,7 @@ def axis_variances(a: Tensor) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _scans(model: nn.Module, x: Tensor) -> Iterator[tuple[str, int, Scan]]:
+def _scans(model: nn.Module, x: Tensor) -> Iterator[tuple[str, int, ScanInputs]]:
     """The scans of every layer, one layer at a time so that little is held."""
     mixers = {name: mixer for name, mixer in find_mixers(model).items() if isinstance(mixer, SSMMixer)}
     found = False
@@ -99,14 +100,14 @@ def _scans(model: nn.Module, x: Tensor) -> Iterator[tuple[str, int, Scan]]:
 
 
 @contextmanager
-def _captured(mixer: SSMMixer) -> Iterator[list[Scan]]:
+def _captured(mixer: SSMMixer) -> Iterator[list[ScanInputs]]:
     """Keep the scans the mixer runs inside the block."""
-    kept: list[Scan] = []
+    kept: list[ScanInputs] = []
     plain = mixer.run_scans
 
-    def run_scans(scans: Iterable[Scan]) -> list[Tensor]:
+    def run_scans(scans: Iterable[ScanInputs], **options: Any) -> list[Tensor]:
         kept[:] = scans
-        return plain(kept)
+        return plain(kept, **options)
 
     mixer.run_scans = run_scans  # type: ignore[method-assign]
     try:

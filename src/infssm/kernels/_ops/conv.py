@@ -7,53 +7,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, native, needed, new, rows
+from infssm.kernels._ops._library import arguments, define, differentiate, flat, given, native, needed, new, rows
+from infssm.kernels._triton import conv as _triton
+from infssm.kernels.records import ConvInputs
 
 
-def _conv_fake(x: Tensor, *_: Any) -> Tensor:
+def _output(x: Tensor, *_: Any) -> Tensor:
     return new(x, *x.shape)
 
 
-def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, reverse: bool) -> Tensor:
-    y = _conv_fake(x)
-    threads = torch.get_num_threads()
-    native.conv_forward(rows(x), flat(weight), flat(bias), silu, reverse, threads, y)
+def _readable(args: tuple[Any, ...]) -> ConvInputs:
+    x, weight, bias, silu, reverse, seq_idx = args[: len(ConvInputs._fields)]
+    return ConvInputs(rows(x), flat(weight), flat(bias), silu, reverse, seq_idx)
+
+
+def _conv(*args: Any) -> Tensor:
+    y = _output(*args)
+    native.conv_forward(_readable(args), y, torch.get_num_threads())
     return y
 
 
-def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    ctx.save_for_backward(*inputs[:3])
-    ctx.options = inputs[3:]
+def _triton_conv(*args: Any) -> Tensor:
+    y = _output(*args)
+    _triton.forward(_readable(args), y)
+    return y
 
 
-def _conv_autograd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    result = conv_backward(*ctx.saved_tensors, *ctx.options, grad)
-    return (*needed(ctx, result), None, None)
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    x, weight, bias, silu, reverse, seq_idx, triton = inputs
+    ctx.save_for_backward(x, weight, bias, seq_idx)
+    ctx.options = silu, reverse, triton
 
 
-def _conv_backward_fake(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+def _autograd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, bias, seq_idx = ctx.saved_tensors
+    silu, reverse, triton = ctx.options
+    result = conv_backward(x, weight, bias, silu, reverse, seq_idx, grad, triton)
+    return (*needed(ctx, result), None, None, None, None)
+
+
+def _input_grads(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
     return new(x, *x.shape), new(x, *weight.shape), new(x, weight.shape[0] if bias is not None else 0)
 
 
 def _conv_backward(*args: Any) -> tuple[Tensor, ...]:
-    x, weight, bias, silu, reverse, grad = args
-    dx, dweight, dbias = outputs = _conv_backward_fake(*args)
-    native.conv_backward(
-        *(rows(x), flat(weight), flat(bias), silu, reverse, torch.get_num_threads(), rows(grad)),
-        *(dx, dweight, None if bias is None else dbias),
-    )
-    return outputs
+    found = _input_grads(*args)
+    native.conv_backward(_readable(args), rows(args[-2]), *map(given, found), torch.get_num_threads())
+    return found
 
 
-conv = define(
-    "conv(Tensor x, Tensor weight, Tensor? bias, bool silu, bool reverse) -> Tensor",
-    _conv,
-    _conv_fake,
-)
+def _triton_backward(*args: Any) -> tuple[Tensor, ...]:
+    found = _input_grads(*args)
+    _triton.backward(_readable(args), rows(args[-2]), *map(given, found))
+    return found
+
+
+conv = define(f"conv({arguments(ConvInputs)}, bool triton) -> Tensor", _conv, _output, triton=_triton_conv)
 conv_backward = define(
-    "conv_backward(Tensor x, Tensor weight, Tensor? bias, bool silu, bool reverse, Tensor grad)"
-    " -> (Tensor, Tensor, Tensor)",
+    f"conv_backward({arguments(ConvInputs)}, Tensor grad, bool triton) -> (Tensor, Tensor, Tensor)",
     _conv_backward,
-    _conv_backward_fake,
+    _input_grads,
+    triton=_triton_backward,
 )
-differentiate("conv", _conv_autograd, _conv_setup)
+differentiate("conv", _autograd, _setup)

@@ -2,119 +2,178 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, given, native, needed, new, rows
+from infssm.kernels._ops._library import arguments, define, differentiate, flat, given, native, new, rows
+from infssm.kernels._triton import scan as _triton
+from infssm.kernels.records import ScanInputs
 
-_INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias"
+
+class Outputs(NamedTuple):
+    """What the operator returns: y, the last state, the mean states, and what the backward starts its chunks from."""
+
+    y: Any
+    last: Any
+    a: Any
+    delta: Any
+    zoh: Any
+    saved: Any
+
+    def wanted(self) -> Outputs:
+        """None in the place of what was not asked for."""
+        return Outputs(*map(given, self))
 
 
-def _scan_outputs(u: Tensor, A: Tensor, B: Tensor, last: bool, states: int, save: bool) -> tuple[Tensor, ...]:
-    batch, tokens, channels = u.shape
-    groups, n = B.shape[2], A.shape[1]
+class OutputGrads(NamedTuple):
+    """Gradients of the outputs; None where there is none."""
+
+    y: Any
+    last: Any
+    a: Any
+    delta: Any
+    zoh: Any
+
+
+class InputGrads(NamedTuple):
+    """Gradients of the inputs, named as they are; empty for an input that was not given."""
+
+    u: Any
+    delta: Any
+    A: Any
+    B: Any
+    C: Any
+    D: Any
+    z: Any
+    delta_bias: Any
+    initial_state: Any
+
+    def wanted(self) -> InputGrads:
+        """None in the place of what has no input."""
+        return InputGrads(*map(given, self))
+
+
+_COUNT = len(ScanInputs._fields)
+
+
+def _split(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
+    return ScanInputs(*args[:_COUNT]), args[_COUNT:]
+
+
+def _saved_shape(x: ScanInputs, triton: bool) -> tuple[int, ...]:
+    """States before each chunk, in the order in which the kernels that asked for them hold channels."""
+    (batch, tokens, channels), (groups, n) = x.u.shape, x.B.shape[2:]
+    if triton:
+        return batch, -(-tokens // _triton.CHUNK), n * channels
     lanes, chunk = native.lanes(), native.CHUNK
     padded = groups * ((channels // groups + lanes - 1) // lanes) * lanes
-    return (
-        new(u, batch, tokens, channels),
-        new(u, batch, channels, n) if last else new(u, 0),
-        new(u, batch, tokens, groups, n) if states else new(u, 0),
-        new(u, batch, tokens, groups) if states else new(u, 0),
-        new(u, batch, tokens, groups, n) if states == 2 else new(u, 0),
-        new(u, batch, (tokens + chunk - 1) // chunk, padded * n) if save else new(u, 0),
+    return batch, (tokens + chunk - 1) // chunk, padded * n
+
+
+def _outputs(*args: Any) -> Outputs:
+    return _outputs_of(*_split(args))
+
+
+def _outputs_of(x: ScanInputs, options: tuple[Any, ...]) -> Outputs:
+    last, states, save, triton = options
+    u, (batch, tokens, channels), (groups, n) = x.u, x.u.shape, x.B.shape[2:]
+    return Outputs(
+        y=new(u, batch, tokens, channels),
+        last=new(u, batch, channels, n) if last else new(u, 0),
+        a=new(u, batch, tokens, groups, n) if states else new(u, 0),
+        delta=new(u, batch, tokens, groups) if states else new(u, 0),
+        zoh=new(u, batch, tokens, groups, n) if states == 2 else new(u, 0),
+        saved=new(u, *_saved_shape(x, triton)) if save else new(u, 0),
     )
 
 
-def _scan_fake(*args: Any) -> tuple[Tensor, ...]:
-    u, _, A, B, *_, last, states, save = args
-    return _scan_outputs(u, A, B, last, states, save)
+def _readable(x: ScanInputs) -> ScanInputs:
+    """As the kernels read them: any strides, but the last dimension contiguous; A as it is."""
+    return ScanInputs(
+        *(rows(x.u), rows(x.delta), x.A, rows(x.B), rows(x.C), flat(x.D), rows(x.z), flat(x.delta_bias)),
+        *(x.delta_softplus, x.reverse, flat(x.initial_state), x.seq_idx),
+    )
 
 
-def _scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    initial_state: Tensor | None,
-    softplus: bool,
-    reverse: bool,
-    last: bool,
-    states: int,
-    save: bool,
-) -> tuple[Tensor, ...]:
-    outputs = _scan_outputs(u, A, B, last, states, save)
-    tensors = (rows(u), rows(delta), A, rows(B), rows(C), flat(D), rows(z), flat(delta_bias))
-    wanted = (given(output) for output in outputs)
-    threads = torch.get_num_threads()
-    native.scan_forward(*tensors, flat(initial_state), softplus, reverse, threads, *wanted)
+def _scan(*args: Any) -> Outputs:
+    x, options = _split(args)
+    outputs = _outputs_of(x, options)
+    native.scan_forward(_readable(x), outputs.wanted(), torch.get_num_threads())
     return outputs
 
 
-def _scan_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, initial_state, softplus, reverse, _, _, _ = inputs
+def _triton_scan(*args: Any) -> Outputs:
+    x, options = _split(args)
+    outputs = _outputs_of(x, options)
+    _triton.forward(_readable(x), outputs.wanted())
+    return outputs
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, (*_, triton) = _split(inputs)
     saved = output[-1]
     ctx.mark_non_differentiable(saved)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, saved)
-    ctx.options = (initial_state is not None, softplus, reverse)
+    ctx.save_for_backward(*(None if isinstance(value, bool) else value for value in x), saved)
+    ctx.options = x.delta_softplus, x.reverse, triton
 
 
-def _scan_autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, saved = ctx.saved_tensors
-    result = scan_backward(*tensors, *ctx.options, saved, *grads[:5])
-    return (*needed(ctx, result), None, None, None, None, None)
+def _autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    *inputs, saved = ctx.saved_tensors
+    softplus, reverse, triton = ctx.options
+    x = ScanInputs(*inputs)._replace(delta_softplus=softplus, reverse=reverse)
+    *found, start = scan_backward(*x, saved, *grads[:5], triton)
+    needs = ctx.needs_input_grad
+    given_grads = (grad if need else None for grad, need in zip(found, needs, strict=False))
+    return *given_grads, None, None, start if needs[len(found) + 2] else None, None, None, None, None, None
 
 
-def _scan_backward_outputs(*args: Any) -> tuple[Tensor, ...]:
-    u, _, A, B, C, D, z, delta_bias, initial, *_ = args
-    channels, n = A.shape
-    return (
-        new(u, *u.shape),
-        new(u, *u.shape),
-        new(u, channels, n),
-        new(u, *B.shape),
-        new(u, *C.shape),
-        new(u, 0) if D is None else new(u, channels),
-        new(u, 0) if z is None else new(u, *u.shape),
-        new(u, 0) if delta_bias is None else new(u, channels),
-        new(u, u.shape[0], channels, n) if initial else new(u, 0),
-    )
+def _input_grads(*args: Any) -> InputGrads:
+    return _input_grads_of(_split(args)[0])
 
 
-def _scan_backward(*args: Any) -> tuple[Tensor, ...]:
-    u, delta, A, B, C, D, z, bias, initial, softplus, reverse, saved, grad_y, *grad_states = args
-    du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial = outputs = _scan_backward_outputs(*args)
-    grad_y = torch.zeros_like(du) if grad_y is None else grad_y
-    grad_last, grad_a, grad_delta, grad_zoh = (flat(given(grad)) for grad in grad_states)
-    if grad_zoh is not None and grad_a is None:
-        grad_a = torch.zeros_like(grad_zoh)
-    native.scan_backward(
-        *(rows(u), rows(delta), A, rows(B), rows(C), flat(D), rows(z), flat(bias)),
-        *(softplus, reverse, torch.get_num_threads(), saved.contiguous()),
-        *(rows(grad_y), grad_last, grad_a, grad_delta, grad_zoh, du, ddelta, dA, dB, dC),
-        *(None if D is None else dD, None if z is None else dz, None if bias is None else dbias),
-        dinitial if initial else None,
-    )
-    return outputs
+def _input_grads_of(x: ScanInputs) -> InputGrads:
+    inputs = (*x[:8], x.initial_state)
+    return InputGrads(*(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs))
 
 
+def _backward_of(args: tuple[Any, ...]) -> tuple[ScanInputs, Tensor, OutputGrads, InputGrads]:
+    x, (saved, grad_y, *states, _) = _split(args)
+    found = _input_grads_of(x)
+    last, a, delta, zoh = (flat(given(grad)) for grad in states)
+    if zoh is not None and a is None:
+        a = torch.zeros_like(zoh)
+    grads = OutputGrads(torch.zeros_like(found.u) if grad_y is None else rows(grad_y), last, a, delta, zoh)
+    return _readable(x), saved.contiguous(), grads, found
+
+
+def _scan_backward(*args: Any) -> InputGrads:
+    x, saved, grads, found = _backward_of(args)
+    native.scan_backward(x, saved, grads, found.wanted(), torch.get_num_threads())
+    return found
+
+
+def _triton_backward(*args: Any) -> InputGrads:
+    x, saved, grads, found = _backward_of(args)
+    _triton.backward(x, saved, grads, found.wanted())
+    return found
+
+
+_INPUTS = arguments(ScanInputs)
 scan = define(
-    f"scan({_INPUTS}, Tensor? initial_state, bool softplus, bool reverse, bool last, int states, bool save)"
+    f"scan({_INPUTS}, bool last, int states, bool save, bool triton)"
     " -> (Tensor y, Tensor last, Tensor a, Tensor delta, Tensor zoh, Tensor saved)",
     _scan,
-    _scan_fake,
+    _outputs,
+    triton=_triton_scan,
 )
 scan_backward = define(
-    f"scan_backward({_INPUTS}, bool initial, bool softplus, bool reverse, Tensor saved, Tensor? grad_y,"
-    " Tensor? grad_last, Tensor? grad_a, Tensor? grad_delta, Tensor? grad_zoh)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"scan_backward({_INPUTS}, Tensor saved, Tensor? grad_y, Tensor? grad_last, Tensor? grad_a, Tensor? grad_delta,"
+    " Tensor? grad_zoh, bool triton) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _scan_backward,
-    _scan_backward_outputs,
+    _input_grads,
+    triton=_triton_backward,
 )
-differentiate("scan", _scan_autograd, _scan_setup)
+differentiate("scan", _autograd, _setup)

@@ -2,10 +2,9 @@
 
 from infssm.kernels._reference.distance import fused_distance, output_distance
 from infssm.kernels._reference.layers import add_rms_norm, causal_conv1d
-from infssm.kernels._reference.scan import Means, mean_states, selective_scan
+from infssm.kernels._reference.scan import mean_states, selective_scan
 
 __all__ = [
-    "Means",
     "add_rms_norm",
     "causal_conv1d",
     "fused_distance",

@@ -7,17 +7,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infssm.kernels._checks import compute_dtype
+from infssm.kernels.records import ConvInputs
 
 
-def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, reverse: bool) -> Tensor:
-    """Depthwise convolution over the tokens; x: [batch, tokens, channels]; weight: [channels, width]."""
-    tokens, width = x.shape[1], weight.shape[1]
-    padded = F.pad(x, (0, 0, 0, width - 1) if reverse else (0, 0, width - 1, 0))
-    taps = weight.flip(1) if reverse else weight
+def causal_conv1d(inputs: ConvInputs) -> Tensor:
+    """Depthwise convolution over the tokens."""
+    x, weight, bias, silu, reverse, seq_idx = inputs
     y = torch.zeros_like(x) if bias is None else bias.expand_as(x)
-    for k in range(width):
-        y = y + taps[:, k] * padded[:, k : k + tokens]
+    for k, tap in enumerate(weight.unbind(1)):
+        y = y + tap * _shifted(x, weight.shape[1] - 1 - k, reverse, seq_idx)
     return F.silu(y) if silu else y
+
+
+def _shifted(x: Tensor, back: int, reverse: bool, seq_idx: Tensor | None) -> Tensor:
+    """For each token the one ``back`` before (reverse: after) it; 0 where that is not in its sequence."""
+    moved = _move(x.mT, back, reverse, 0.0).mT
+    if seq_idx is None or back == 0:
+        return moved
+    return moved * (_move(seq_idx, back, reverse, -1.0) == seq_idx).unsqueeze(-1)
+
+
+def _move(x: Tensor, back: int, reverse: bool, fill: float) -> Tensor:
+    """Move [..., tokens] by ``back`` tokens, away from the first (reverse: from the last)."""
+    tokens = x.shape[-1]
+    return F.pad(x, (0, back), value=fill)[..., back:] if reverse else F.pad(x, (back, 0), value=fill)[..., :tokens]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -11,51 +11,36 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from infssm.kernels._checks import compute_dtype
+from infssm.kernels.records import ScanInputs, ScanOutput, ScanStates
 
 # Tokens whose [batch, tokens, channels, n] tensors exist at one time; the backward recomputes chunk by chunk.
 CHUNK = 16
 
-Means = tuple[Tensor, Tensor, Tensor | None]
 
-
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    reverse: bool,
-    initial_state: Tensor | None,
-    last: bool,  # noqa: ARG001 - it costs nothing here, so it is always returned
-    states: bool,
-    zoh: bool,
-) -> tuple[Tensor, Tensor, Means | None]:
-    """y, last state and the mean states (or None); B, C: [batch, tokens, groups, n]."""
-    dtype = compute_dtype(u, delta, A, B, C)
-    with torch.autocast(u.device.type, enabled=False):
-        x, dt = u.to(dtype), discretise(delta.to(dtype), delta_bias, delta_softplus)
-        y, end, means = _scan_chunks(x, dt, A.to(dtype), B.to(dtype), C.to(dtype), reverse, initial_state, states, zoh)
-        if D is not None:
-            y = y + D * x
-        if z is not None:
-            y = y * F.silu(z.to(dtype))
-    return y.to(u.dtype), end, means
+def selective_scan(x: ScanInputs, last_state: bool, states: bool | str) -> ScanOutput:
+    """The scan of a record; B, C: [batch, tokens, groups, n]."""
+    dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
+    with torch.autocast(x.u.device.type, enabled=False):
+        u, dt = x.u.to(dtype), discretise(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
+        wide = x._replace(u=u, delta=dt, A=x.A.to(dtype), B=x.B.to(dtype), C=x.C.to(dtype))
+        y, end, means = _scan_chunks(wide, states)
+        if x.D is not None:
+            y = y + x.D * u
+        if x.z is not None:
+            y = y * F.silu(x.z.to(dtype))
+    return ScanOutput(y, end if last_state else None, means)
 
 
 def mean_states(
     delta: Tensor, A: Tensor, delta_bias: Tensor | None, delta_softplus: bool, groups: int, zoh: bool
-) -> Means:
+) -> ScanStates:
     """Means over the channels of each group: [batch, tokens, groups, n], [batch, tokens, groups], like the first."""
     dtype = compute_dtype(delta, A)
     dt = _split(discretise(delta.to(dtype), delta_bias, delta_softplus), -1, groups)
     grouped = _split(A.to(dtype), 0, groups)
     parts = [_recomputed(_chunk_means, part, grouped, zoh) for part in torch.split(dt, CHUNK, dim=1)]
     a = torch.cat([part[0] for part in parts], dim=1)
-    return a, dt.mean(-1), torch.cat([part[1] for part in parts], dim=1) if zoh else None
+    return ScanStates(a, dt.mean(-1), torch.cat([part[1] for part in parts], dim=1) if zoh else None)
 
 
 def _split(tensor: Tensor, dim: int, groups: int) -> Tensor:
@@ -77,43 +62,51 @@ def discretise(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -
     return F.softplus(delta) if delta_softplus else delta
 
 
-def _scan_chunks(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    reverse: bool,
-    initial_state: Tensor | None,
-    states: bool,
-    zoh: bool,
-) -> tuple[Tensor, Tensor, Means | None]:
-    batch, _, channels = x.shape
-    groups, n = B.shape[2:]
-    h = x.new_zeros(batch, channels, n) if initial_state is None else initial_state.to(x.dtype)
-    h, A = _split(h, 1, groups), _split(A, 0, groups)
-    x, dt = _split(x, -1, groups), _split(dt, -1, groups)
+def _scan_chunks(x: ScanInputs, states: bool | str) -> tuple[Tensor, Tensor, ScanStates | None]:
+    """y before skip and gate, the last state and the means; delta is the step size."""
+    batch, tokens, channels = x.u.shape
+    groups, n = x.B.shape[2:]
+    h = x.u.new_zeros(batch, channels, n) if x.initial_state is None else x.initial_state.to(x.u.dtype)
+    h, A = _split(h, 1, groups), _split(x.A, 0, groups)
+    u, dt = _split(x.u, -1, groups), _split(x.delta, -1, groups)
+    stays = _stays(x) if x.seq_idx is not None else u.new_ones(1, tokens)
     # Splitting, unlike slicing, puts the gradients of the chunks together once.
-    chunks = list(zip(*(torch.split(tensor, CHUNK, dim=1) for tensor in (x, dt, B, C)), strict=True))
+    chunks = list(zip(*(torch.split(tensor, CHUNK, dim=1) for tensor in (u, dt, x.B, x.C, stays)), strict=True))
     parts = []
-    for u, delta, b, c in reversed(chunks) if reverse else chunks:
-        h, *part = _recomputed(_scan_chunk, h, u, delta, A, b, c, reverse, states, zoh)
+    for chunk in reversed(chunks) if x.reverse else chunks:
+        h, *part = _recomputed(_scan_chunk, h, A, *chunk, x.reverse, states)
         parts.append(part)
-    if reverse:
+    if x.reverse:
         parts.reverse()
     y = torch.cat([part[0] for part in parts], dim=1).flatten(-2)
     if not states:
         return y, h.flatten(1, 2), None
     a = torch.cat([part[1] for part in parts], dim=1)
-    return y, h.flatten(1, 2), (a, dt.mean(-1), torch.cat([part[2] for part in parts], dim=1) if zoh else None)
+    zoh = torch.cat([part[2] for part in parts], dim=1) if states == "zoh" else None
+    return y, h.flatten(1, 2), ScanStates(a, dt.mean(-1), zoh)
+
+
+def _stays(x: ScanInputs) -> Tensor:
+    """1 where the state goes on from the token before in scan order, 0 where a sequence begins: [batch, tokens]."""
+    assert x.seq_idx is not None
+    changes = (x.seq_idx[:, 1:] != x.seq_idx[:, :-1]).to(x.u.dtype)
+    return 1 - F.pad(changes, (0, 1) if x.reverse else (1, 0))
 
 
 def _scan_chunk(
-    h: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, reverse: bool, states: bool, zoh: bool
+    h: Tensor,
+    A: Tensor,
+    u: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    stays: Tensor,
+    reverse: bool,
+    states: bool | str,
 ) -> tuple[Tensor, ...]:
-    """Last h, y and means of a chunk. h: [batch, groups, k, n]; x, dt: [batch, T, groups, k]; A: [groups, k, n]."""
-    abar = torch.exp(dt.unsqueeze(-1) * A).unbind(1)
-    drive = ((dt * x).unsqueeze(-1) * B.unsqueeze(3)).unbind(1)
+    """Last h, y and means of a chunk. h: [batch, groups, k, n]; u, dt: [batch, T, groups, k]; A: [groups, k, n]."""
+    factor = stays[..., None, None, None] * torch.exp(dt.unsqueeze(-1) * A)
+    abar, drive = factor.unbind(1), ((dt * u).unsqueeze(-1) * B.unsqueeze(3)).unbind(1)
     steps = range(len(abar) - 1, -1, -1) if reverse else range(len(abar))
     history = []
     for t in steps:
@@ -121,8 +114,8 @@ def _scan_chunk(
         history.append(h)
     if reverse:
         history.reverse()
-    y = (torch.stack(history, dim=1) * C.unsqueeze(3)).sum(-1) if history else torch.zeros_like(x)
-    return (h, y, *(_chunk_means(dt, A, zoh) if states else ()))
+    y = (torch.stack(history, dim=1) * C.unsqueeze(3)).sum(-1) if history else torch.zeros_like(u)
+    return (h, y, *(_chunk_means(dt, A, states == "zoh") if states else ()))
 
 
 def _chunk_means(dt: Tensor, A: Tensor, zoh: bool) -> tuple[Tensor, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, needed, new
-from infssm.kernels._ops.conv import _conv_backward_fake, _conv_fake, _conv_setup
-from infssm.kernels._triton._launch import DEVICES, power_of_two, rows_of, run, turned
+from infssm.kernels._ops._library import new
+from infssm.kernels._triton._launch import power_of_two, run, turned
+from infssm.kernels.records import ConvInputs
 
 _ROWS, _COLS = 16, 128
 
@@ -21,55 +22,33 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, dict[str, Any]]:
     return parts, parts * -(-channels // cols), {"WIDTH": weight.shape[1], "ROWS": _ROWS, "COLS": cols, "warps": 4}
 
 
-def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, reverse: bool) -> Tensor:
-    from infssm.kernels._triton.kernels.conv import forward
+def forward(inputs: ConvInputs, y: Tensor) -> None:
+    """Fill y."""
+    from infssm.kernels._triton.kernels.conv import forward as kernel
 
-    x = rows_of(x)
-    y = _conv_fake(x)
+    x, weight, bias, silu, reverse, seq_idx = inputs
     _, programs, constants = _sizes(x, weight)
-    tensors = (x, turned(weight), flat(bias), y, *x.stride()[:2], *x.shape[1:])
-    run(forward, programs, y, *tensors, SILU=silu, REVERSE=reverse, **constants)
-    return y
+    tensors = (x, turned(weight), bias, seq_idx, y, *x.stride()[:2], *x.shape[1:])
+    run(kernel, programs, y, *tensors, SILU=silu, REVERSE=reverse, **constants)
 
 
-def _conv_autograd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    result = conv_backward(*ctx.saved_tensors, *ctx.options, grad)
-    return (*needed(ctx, result), None, None)
+def backward(inputs: ConvInputs, grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor | None) -> None:
+    """Fill the gradients."""
+    from infssm.kernels._triton.kernels.conv import backward as kernel
 
-
-def _conv_backward(*args: Any) -> tuple[Tensor, ...]:
-    from infssm.kernels._triton.kernels.conv import backward
-
-    x, weight, bias, silu, reverse, grad = args
-    x, grad = rows_of(x), rows_of(grad)
-    _, dweight, dbias = _conv_backward_fake(*args)
+    x, weight, bias, silu, reverse, seq_idx = inputs
     parts, programs, constants = _sizes(x, weight)
-    before = _conv_fake(x)
-    weight_parts, bias_parts = (new(x, parts, *out.shape) if out.numel() else None for out in (dweight.mT, dbias))
+    before = new(x, *x.shape)
+    weight_parts = new(x, parts, *dweight.mT.shape)
+    bias_parts = None if dbias is None else new(x, parts, *dbias.shape)
     run(
-        *(backward, programs, x, x, turned(weight), flat(bias), grad, before, weight_parts, bias_parts),
+        *(kernel, programs, x, x, turned(weight), bias, seq_idx, grad, before, weight_parts, bias_parts),
         *(*x.stride()[:2], *grad.stride()[:2], *x.shape[1:]),
         SILU=silu,
         REVERSE=reverse,
         **constants,
     )
-    for out, part in ((dweight.mT, weight_parts), (dbias, bias_parts)):
-        if part is not None:
-            out.copy_(part.sum(0))
-    return _conv(before, weight, None, False, not reverse), dweight, dbias
-
-
-conv = define(
-    "triton_conv(Tensor x, Tensor weight, Tensor? bias, bool silu, bool reverse) -> Tensor",
-    _conv,
-    _conv_fake,
-    DEVICES,
-)
-conv_backward = define(
-    "triton_conv_backward(Tensor x, Tensor weight, Tensor? bias, bool silu, bool reverse, Tensor grad)"
-    " -> (Tensor, Tensor, Tensor)",
-    _conv_backward,
-    _conv_backward_fake,
-    DEVICES,
-)
-differentiate("triton_conv", _conv_autograd, _conv_setup)
+    dweight.copy_(weight_parts.sum(0).mT)
+    if dbias is not None and bias_parts is not None:
+        torch.sum(bias_parts, 0, out=dbias)
+    forward(ConvInputs(before, weight, None, False, not reverse, seq_idx), dx)

@@ -7,47 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, given, needed, new
-from infssm.kernels._ops.scan import _INPUTS, _scan_backward_outputs, _scan_setup
-from infssm.kernels._triton._launch import CHUNK, DEVICES, Cut, rows_of, run, turned
+from infssm.kernels._ops._library import new
+from infssm.kernels._triton._launch import CHUNK, Cut, run, turned
+from infssm.kernels.records import ScanInputs
+
+__all__ = ["CHUNK", "backward", "forward"]
 
 
-def _scan_fake(*args: Any) -> tuple[Tensor, ...]:
-    u, _, _, B, *_, last, states, save = args
-    batch, tokens, channels = u.shape
-    groups, n = B.shape[2:]
-    return (
-        new(u, batch, tokens, channels),
-        new(u, batch, channels, n) if last else new(u, 0),
-        new(u, batch, tokens, groups, n) if states else new(u, 0),
-        new(u, batch, tokens, groups) if states else new(u, 0),
-        new(u, batch, tokens, groups, n) if states == 2 else new(u, 0),
-        new(u, batch, -(-tokens // CHUNK), n, channels) if save else new(u, 0),
-    )
+def _tensors(x: ScanInputs) -> tuple[tuple[Tensor | None, ...], tuple[int, ...], Cut]:
+    """The tensors as the kernels take them, the strides of [batch, tokens(, groups)], and the cut."""
+    strides = [tensor.stride()[:-1] for tensor in (x.u, x.delta, x.u if x.z is None else x.z, x.B, x.C)]
+    cut = Cut(x.u.shape[0], x.u.shape[1], x.B.shape[2], x.u.shape[2], x.A.shape[1])
+    tensors = (x.u, x.delta, turned(x.A), x.B, x.C, x.D, x.z, x.delta_bias, x.seq_idx)
+    return tensors, tuple(sum(strides, ())), cut
 
 
-def _inputs(*tensors: Any) -> tuple[tuple[Tensor | None, ...], tuple[int, ...], Cut]:
-    """The tensors u ... delta_bias as the kernels read them, the strides of [batch, tokens(, groups)], and the cut."""
-    u, delta, A, B, C, D, z, bias = tensors
-    u, delta, B, C = (rows_of(tensor) for tensor in (u, delta, B, C))
-    z = None if z is None else rows_of(z)
-    strides = [tensor.stride()[:-1] for tensor in (u, delta, u if z is None else z, B, C)]
-    cut = Cut(u.shape[0], u.shape[1], B.shape[2], u.shape[2], A.shape[1])
-    return (u, delta, turned(A), B, C, flat(D), z, flat(bias)), tuple(sum(strides, ())), cut
+def forward(x: ScanInputs, out: Any) -> None:
+    """Fill the outputs that are not None."""
+    from infssm.kernels._triton.kernels.scan import forward as kernel
 
-
-def _scan(*args: Any) -> tuple[Tensor, ...]:
-    from infssm.kernels._triton.kernels.scan import forward
-
-    initial, softplus, reverse, *_ = args[8:]
-    tensors, strides, cut = _inputs(*args[:8])
-    y, last, *means, boundary = outputs = _scan_fake(*args)
-    end = new(y, *last.mT.shape) if last.numel() else None
-    sums = [new(y, cut.blocks, *mean.shape) if mean.numel() else None for mean in means]
+    tensors, strides, cut = _tensors(x)
+    end = None if out.last is None else new(out.y, *out.last.mT.shape)
+    means = (out.a, out.delta, out.zoh)
+    sums = [None if mean is None else new(out.y, cut.blocks, *mean.shape) for mean in means]
     run(
-        *(forward, cut.programs, y, *tensors, turned(initial), y, end, given(boundary), *sums, *strides, *cut.sizes),
-        SOFTPLUS=softplus,
-        REVERSE=reverse,
+        *(kernel, cut.programs, out.y, *tensors, turned(x.initial_state), out.y, end, out.saved, *sums, *strides),
+        *cut.sizes,
+        SOFTPLUS=x.delta_softplus,
+        REVERSE=x.reverse,
         CHUNK=CHUNK,
         **cut.constants,
     )
@@ -55,58 +42,32 @@ def _scan(*args: Any) -> tuple[Tensor, ...]:
         if part is not None:
             torch.sum(part, 0, out=mean).div_(cut.size)
     if end is not None:
-        last.copy_(end.mT)
-    return outputs
+        out.last.copy_(end.mT)
 
 
-def _scan_autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, saved = ctx.saved_tensors
-    result = scan_backward(*tensors, *ctx.options, saved, *grads[:5])
-    return (*needed(ctx, result), None, None, None, None, None)
+def backward(x: ScanInputs, saved: Tensor, grads: Any, found: Any) -> None:
+    """Fill the gradients of the inputs that are not None from those of the outputs."""
+    from infssm.kernels._triton.kernels.scan_backward import backward as kernel
 
-
-def _scan_backward(*args: Any) -> tuple[Tensor, ...]:
-    from infssm.kernels._triton.kernels.scan_backward import backward
-
-    _, softplus, reverse, boundary, grad_y, grad_last, *grad_means = args[8:]
-    tensors, strides, cut = _inputs(*args[:8])
-    du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial = outputs = _scan_backward_outputs(*args)
-    grad_y = torch.zeros_like(du) if grad_y is None else rows_of(grad_y)
+    tensors, strides, cut = _tensors(x)
+    du, dA = found.u, found.A.mT
     history = new(du, cut.programs, CHUNK, cut.states, cut.columns)
     # Sums over batch and blocks of channels are added up in a second step and a fixed order.
-    by_batch = [new(du, cut.batch, *grad.shape) if grad.numel() else None for grad in (dA.mT, dD, dbias)]
-    by_block = [new(du, cut.blocks, *grad.shape) for grad in (dB, dC)]
-    start = new(du, cut.batch, *dA.mT.shape)
+    shared = (dA, found.D, found.delta_bias)
+    by_batch = [None if grad is None else new(du, cut.batch, *grad.shape) for grad in shared]
+    by_block = [new(du, cut.blocks, *grad.shape) for grad in (found.B, found.C)]
+    start = new(du, cut.batch, *dA.shape)
     run(
-        *(backward, cut.programs, du, *tensors, boundary.contiguous(), history, grad_y, turned(given(grad_last))),
-        *(flat(given(grad)) for grad in grad_means),
-        *(du, ddelta, *by_block, given(dz), *by_batch, start, *strides, *grad_y.stride()[:2], *cut.sizes),
-        SOFTPLUS=softplus,
-        REVERSE=reverse,
+        *(kernel, cut.programs, du, *tensors, saved, history, grads.y, turned(grads.last)),
+        *(grads.a, grads.delta, grads.zoh),
+        *(du, found.delta, *by_block, found.z, *by_batch, start, *strides, *grads.y.stride()[:2], *cut.sizes),
+        SOFTPLUS=x.delta_softplus,
+        REVERSE=x.reverse,
         CHUNK=CHUNK,
         **cut.constants,
     )
-    for grad, part in zip((dA.mT, dD, dbias, dB, dC), (*by_batch, *by_block), strict=True):
+    for grad, part in zip((*shared, found.B, found.C), (*by_batch, *by_block), strict=True):
         if part is not None:
             grad.copy_(part.sum(0))
-    if dinitial.numel():
-        dinitial.copy_(start.mT)
-    return outputs
-
-
-scan = define(
-    f"triton_scan({_INPUTS}, Tensor? initial_state, bool softplus, bool reverse, bool last, int states, bool save)"
-    " -> (Tensor y, Tensor last, Tensor a, Tensor delta, Tensor zoh, Tensor saved)",
-    _scan,
-    _scan_fake,
-    DEVICES,
-)
-scan_backward = define(
-    f"triton_scan_backward({_INPUTS}, bool initial, bool softplus, bool reverse, Tensor saved, Tensor? grad_y,"
-    " Tensor? grad_last, Tensor? grad_a, Tensor? grad_delta, Tensor? grad_zoh)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _scan_backward,
-    _scan_backward_outputs,
-    DEVICES,
-)
-differentiate("triton_scan", _scan_autograd, _scan_setup)
+    if found.initial_state is not None:
+        found.initial_state.copy_(start.mT)

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.geometry import StateSpace
-from infssm.kernels import causal_conv1d, mean_states
+from infssm.kernels import ScanInputs, causal_conv1d, mean_states
 from infssm.models import RawStates, StateRows
 from infssm.states._probe import StateOptions
-
-
-class SelectiveInputs(NamedTuple):
-    """What a selective scan is given.
-
-    u: [batch, tokens, channels]; delta: [batch, tokens, channels] before bias and softplus; A: [channels, n];
-    B, C: [batch, tokens, n] or [batch, tokens, groups, n]; bias: [channels] of delta, or None.
-    """
-
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    bias: Tensor | None
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -69,7 +54,7 @@ def selective_inputs(
     A_log: Tensor,
     *,
     norms: tuple[Norm | None, Norm | None, Norm | None] = (None, None, None),
-) -> SelectiveInputs:
+) -> ScanInputs:
     """Mamba's projections of the convolved input u: [batch, tokens, channels]; norms act on dt, B and C."""
     n = A_log.shape[-1]
     projected = project(x_proj, u)
@@ -77,11 +62,11 @@ def selective_inputs(
     dt, B, C = (part if norm is None else norm(part) for part, norm in zip(parts, norms, strict=True))
     delta = F.linear(wide(dt), wide(dt_proj.weight))
     bias = None if dt_proj.bias is None else wide(dt_proj.bias)
-    return SelectiveInputs(u, delta, -torch.exp(wide(A_log)), B, C, bias)
+    return ScanInputs(u, delta, -torch.exp(wide(A_log)), B, C, delta_bias=bias, delta_softplus=True)
 
 
 def state_space(
-    inputs: SelectiveInputs, options: StateOptions, *, limit: tuple[float, float] = (0.0, math.inf)
+    inputs: ScanInputs, options: StateOptions, *, limit: tuple[float, float] = (0.0, math.inf)
 ) -> StateSpace:
     """States of a selective layer: a, b, c: [batch, tokens, n] ([batch, tokens, groups, n] with groups)."""
     zoh = options.b_mode == "zoh"
@@ -90,10 +75,10 @@ def state_space(
 
 
 def raw_states(
-    inputs: SelectiveInputs, *, include_dt_bias: bool, zoh: bool, limit: tuple[float, float] = (0.0, math.inf)
+    inputs: ScanInputs, *, include_dt_bias: bool, zoh: bool, limit: tuple[float, float] = (0.0, math.inf)
 ) -> RawStates:
     """States of a selective layer whose step size is clamped to ``limit``."""
-    delta, bias, softplus = inputs.delta, inputs.bias if include_dt_bias else None, True
+    delta, bias, softplus = inputs.delta, inputs.delta_bias if include_dt_bias else None, inputs.delta_softplus
     if limit[0] > 0.0 or limit[1] < math.inf:
         delta = F.softplus(delta if bias is None else delta + bias).clamp(*limit)
         bias, softplus = None, False

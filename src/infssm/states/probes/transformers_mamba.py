@@ -8,10 +8,10 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
+from infssm.kernels import ScanInputs
 from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes.selective import (
-    SelectiveInputs,
     convolve,
     masked,
     project,
@@ -21,7 +21,7 @@ from infssm.states.probes.selective import (
 )
 
 
-def scan_inputs(mixer: Any, x: Tensor, mask: Tensor | None) -> SelectiveInputs:
+def scan_inputs(mixer: Any, x: Tensor, mask: Tensor | None) -> ScanInputs:
     """What the mixer's scan is given, from the conv's input x: [batch, tokens, channels]."""
     act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
     u = masked(convolve(mixer.conv1d, x, act=act), mask)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from infssm.geometry import StateSpace
+from infssm.kernels import ScanInputs
 from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes.selective import (
-    SelectiveInputs,
     convolve,
     head_parameters,
     head_rows,
@@ -50,7 +50,8 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
 
 def head_inputs(
     bc: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, groups: int
-) -> SelectiveInputs:
+) -> ScanInputs:
     """Mamba-2's scan without its input: bc: [batch, tokens, 2 groups n]; dt: [batch, tokens, heads]."""
     B, C = (torch.unflatten(part, -1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
-    return SelectiveInputs(dt, dt, -torch.exp(wide(A_log)).unsqueeze(-1), B, C, wide(dt_bias))
+    A = -torch.exp(wide(A_log)).unsqueeze(-1)
+    return ScanInputs(dt, dt, A, B, C, delta_bias=wide(dt_bias), delta_softplus=True)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from infssm.geometry import StateSpace
+from infssm.kernels import ScanInputs
 from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
-from infssm.states.probes.selective import SelectiveInputs, convolve, masked, project, state_space, wide
+from infssm.states.probes.selective import convolve, masked, project, state_space, wide
 from infssm.states.probes.transformers_mamba import mixer_input
 
 
@@ -36,5 +37,5 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     dt, B, C = torch.split(projected, [mixer.time_step_rank, n, n], dim=-1)
     delta = torch.einsum("bthr,hdr->bthd", dt, wide(mixer.dt_proj_weight)).flatten(2)
     A = -torch.exp(wide(mixer.A_log)).flatten(0, 1)
-    scan = SelectiveInputs(u, delta, A, B, C, wide(mixer.dt_proj_bias).flatten())
+    scan = ScanInputs(u, delta, A, B, C, delta_bias=wide(mixer.dt_proj_bias).flatten(), delta_softplus=True)
     return [state_space(scan, inputs.options)]

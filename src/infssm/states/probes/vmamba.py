@@ -10,9 +10,10 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
+from infssm.kernels import ScanInputs
 from infssm.models import StateRows
 from infssm.states._probe import MixerInputs, register_probe
-from infssm.states.probes.selective import SelectiveInputs, state_space, wide
+from infssm.states.probes.selective import state_space, wide
 
 DIRECTIONS = 4
 
@@ -62,8 +63,8 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     delta = torch.einsum("kbtr,kdr->kbtd", dt, wide(dt_weight).view(DIRECTIONS, channels, -1))
     A = -torch.exp(wide(mixer.A_logs)).view(DIRECTIONS, channels, n)
     dt_bias = wide(mixer.dt_projs_bias).view(DIRECTIONS, channels)
-    scans = (SelectiveInputs(u, delta[k], A[k], B[k], C[k], dt_bias[k]) for k in range(DIRECTIONS))
-    return [state_space(scan, inputs.options) for scan in scans]
+    scans = (ScanInputs(u, delta[k], A[k], B[k], C[k], delta_bias=dt_bias[k]) for k in range(DIRECTIONS))
+    return [state_space(scan._replace(delta_softplus=True), inputs.options) for scan in scans]
 
 
 def _features(mixer: Any, x: Tensor, width: int) -> Tensor:

@@ -16,35 +16,40 @@ def place(tokens, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def tap(x, step, token, tokens, channel, channels, k, REVERSE: tl.constexpr, WIDTH: tl.constexpr):
+def tap(x, seq, step, token, tokens, channel, channels, k, REVERSE: tl.constexpr, WIDTH: tl.constexpr):
     """What weight k multiplies: the token WIDTH - 1 - k before (REVERSE: after) each token, 0 outside the sequence."""
     at = token + (WIDTH - 1 - k) if REVERSE else token - (WIDTH - 1 - k)
-    mask = ((at >= 0) & (at < tokens))[:, None] & (channel < channels)[None, :]
+    inside = (at >= 0) & (at < tokens) & (token < tokens)
+    if seq is not None:
+        inside &= tl.load(seq + at, mask=inside, other=0.0) == tl.load(seq + token, mask=inside, other=0.0)
+    mask = inside[:, None] & (channel < channels)[None, :]
     return tl.load(x + at[:, None] * step + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def convolve(x, weight, bias, step, token, tokens, channel, channels, REVERSE: tl.constexpr, WIDTH: tl.constexpr):
+def convolve(x, weight, bias, seq, step, token, tokens, channel, channels, REVERSE: tl.constexpr, WIDTH: tl.constexpr):
     """The convolution of a tile before SiLU; weight: [WIDTH, channels]."""
     keep = channel < channels
     total = tl.load(bias + channel, mask=keep, other=0.0)[None, :] if bias is not None else 0.0
     for k in tl.static_range(WIDTH):
         factor = tl.load(weight + k * channels + channel, mask=keep, other=0.0)
-        total += factor[None, :] * tap(x, step, token, tokens, channel, channels, k, REVERSE, WIDTH)
+        total += factor[None, :] * tap(x, seq, step, token, tokens, channel, channels, k, REVERSE, WIDTH)
     return total
 
 
 # fmt: off
 @triton.jit
 def forward(
-    x, weight, bias, y, x_batch, x_step, tokens, channels,
+    x, weight, bias, seq, y, x_batch, x_step, tokens, channels,
     SILU: tl.constexpr, REVERSE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):
     # fmt: on
     """y: [batch, tokens, channels]."""
     batch, _, token, channel = place(tokens, channels, ROWS, COLS)
     mask = (token < tokens)[:, None] & (channel < channels)[None, :]
-    total = convolve(x + batch * x_batch, weight, bias, x_step, token, tokens, channel, channels, REVERSE, WIDTH)
+    if seq is not None:
+        seq += batch * tokens
+    total = convolve(x + batch * x_batch, weight, bias, seq, x_step, token, tokens, channel, channels, REVERSE, WIDTH)
     if SILU:
         total *= tl.sigmoid(total)
     tl.store(y + (batch * tokens + token[:, None]) * channels + channel[None, :], total, mask=mask)
@@ -53,7 +58,8 @@ def forward(
 # fmt: off
 @triton.jit
 def backward(
-    x, weight, bias, grad, before, dweight, dbias, x_batch, x_step, grad_batch, grad_step, tokens, channels,
+    x, weight, bias, seq, grad, before, dweight, dbias,
+    x_batch, x_step, grad_batch, grad_step, tokens, channels,
     SILU: tl.constexpr, REVERSE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):
     # fmt: on
@@ -65,14 +71,16 @@ def backward(
     keep = channel < channels
     mask = (token < tokens)[:, None] & keep[None, :]
     x += batch * x_batch
+    if seq is not None:
+        seq += batch * tokens
     g = tl.load(grad + batch * grad_batch + token[:, None] * grad_step + channel[None, :], mask=mask, other=0.0)
     if SILU:
-        total = convolve(x, weight, bias, x_step, token, tokens, channel, channels, REVERSE, WIDTH)
+        total = convolve(x, weight, bias, seq, x_step, token, tokens, channel, channels, REVERSE, WIDTH)
         sigmoid = tl.sigmoid(total)
         g *= sigmoid * (1.0 + total * (1.0 - sigmoid))
     tl.store(before + (batch * tokens + token[:, None]) * channels + channel[None, :], g, mask=mask)
     for k in tl.static_range(WIDTH):
-        product = g * tap(x, x_step, token, tokens, channel, channels, k, REVERSE, WIDTH)
+        product = g * tap(x, seq, x_step, token, tokens, channel, channels, k, REVERSE, WIDTH)
         tl.store(dweight + (part * WIDTH + k) * channels + channel, tl.sum(product, axis=0), mask=keep)
     if dbias is not None:
         tl.store(dbias + part * channels + channel, tl.sum(g, axis=0), mask=keep)

@@ -48,6 +48,12 @@ def discretise(raw, bias, keep, SOFTPLUS: tl.constexpr):
 
 
 @triton.jit
+def restarts(seq, t, tokens, REVERSE: tl.constexpr):
+    """Whether the token the scan reaches after t others begins a sequence; seq: [tokens]."""
+    return tl.load(seq + token_at(t, tokens, REVERSE)) != tl.load(seq + token_at(t - 1, tokens, REVERSE))
+
+
+@triton.jit
 def advance(h, u, dt, A, B):
     """The state after a token, and exp(delta A)."""
     a = tl.exp(dt[None, :] * A)
@@ -57,7 +63,7 @@ def advance(h, u, dt, A, B):
 # fmt: off
 @triton.jit
 def forward(
-    u, delta, A, B, C, D, z, bias, initial, y, last, boundary, a_sum, delta_sum, zoh_sum,
+    u, delta, A, B, C, D, z, bias, seq, initial, y, last, boundary, a_sum, delta_sum, zoh_sum,
     u_batch, u_step, delta_batch, delta_step, z_batch, z_step,
     B_batch, B_step, B_group, C_batch, C_step, C_group, batches, tokens, groups, size, n,
     SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, CHUNK: tl.constexpr, STATES: tl.constexpr, COLS: tl.constexpr,
@@ -93,6 +99,8 @@ def forward(
             if t % CHUNK == 0:
                 chunk = batch * tl.cdiv(tokens, CHUNK) + t // CHUNK
                 tl.store(boundary + chunk * n * channels + inner, h, mask=tile)
+        if seq is not None:
+            h = tl.where(restarts(seq + batch * tokens, t, tokens, REVERSE), 0.0, h)
         dt = discretise(raw, shift, keep, SOFTPLUS)
         h, a = advance(h, ut, dt, poles, b)
         total = tl.sum(h * c[:, None], axis=0) + skip * ut

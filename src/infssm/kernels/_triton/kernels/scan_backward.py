@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 
 from infssm.kernels._triton.kernels.math import exp_slope_derivative
-from infssm.kernels._triton.kernels.scan import advance, discretise, place, read, token_at
+from infssm.kernels._triton.kernels.scan import advance, discretise, place, read, restarts, token_at
 
 
 # fmt: off
 @triton.jit
 def backward(
-    u, delta, A, B, C, D, z, bias, boundary, history, grad_y, grad_last, grad_a, grad_delta, grad_zoh,
+    u, delta, A, B, C, D, z, bias, seq, boundary, history, grad_y, grad_last, grad_a, grad_delta, grad_zoh,
     du, ddelta, dB, dC, dz, dA, dD, dbias, dinitial, u_batch, u_step, delta_batch, delta_step, z_batch, z_step,
     B_batch, B_step, B_group, C_batch, C_step, C_group, y_batch, y_step, batches, tokens, groups, size, n,
     SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, CHUNK: tl.constexpr, STATES: tl.constexpr, COLS: tl.constexpr,
@@ -55,6 +55,8 @@ def backward(
             after = token_at(first + i + 1, tokens, REVERSE)
             next_u, next_raw = read(u, delta, after, u_step, delta_step, channel, keep)
             tl.store(history + i * STATES * COLS, h)
+            if seq is not None:
+                h = tl.where(restarts(seq + batch * tokens, first + i, tokens, REVERSE), 0.0, h)
             h, _ = advance(h, ut, discretise(raw, shift, keep, SOFTPLUS), poles, b)
             ut, raw = next_u, next_raw
         tl.debug_barrier()
@@ -82,6 +84,8 @@ def backward(
             tl.store(dB + at, tl.sum(g * (dt * ut)[None, :], axis=1), mask=real)
             dx = tl.sum(g * b[:, None], axis=0)
             carry = g * a
+            if seq is not None:
+                carry = tl.where(restarts(seq + batch * tokens, first + count - k, tokens, REVERSE), 0.0, carry)
             exponent = carry * before  # gradient of delta A
             at = (means + token * groups) * n + state
             if grad_a is not None:
