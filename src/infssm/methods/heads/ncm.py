@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.methods._build import register_method
 from infssm.methods._contract import TaskInfo
-from infssm.methods._distributed import sum_over_processes
-from infssm.methods._head import Features, FittedHead
+from infssm.methods._head import Features
+from infssm.methods.heads._statistical import StatisticalHead
 
 
 class NearestMean(nn.Module):
@@ -31,7 +28,7 @@ class NearestMean(nn.Module):
 
 
 @register_method
-class NCM(FittedHead):
+class NCM(StatisticalHead):
     """Nearest class mean: the class whose mean feature points the same way as the image's.
 
     Cosine of a feature with the mean of each class's normalised features.
@@ -43,26 +40,10 @@ class NCM(FittedHead):
     name = "ncm"
     Module = NearestMean
 
-    def reset(self) -> None:
-        """No means."""
-        self.means: Tensor | None = None
+    def transformed(self, features: Tensor) -> Tensor:
+        """Of unit length: ``[b, d]``."""
+        return F.normalize(features, dim=1)
 
-    def fit(self, rows: Features, task: TaskInfo) -> NearestMean:  # noqa: ARG002
-        """Means of the task's classes from its images; those of other classes stay."""
-        sums = torch.zeros(self.num_classes, self.num_features, dtype=torch.float64, device=self.context.device)
-        for row in rows:
-            sums.index_add_(0, row.y, F.normalize(row.new.double(), dim=1))
-        means = F.normalize(sum_over_processes([sums])[0], dim=1)
-        if self.means is not None:
-            fresh = (means != 0).any(dim=1, keepdim=True)
-            means = torch.where(fresh, means, self.means.to(means.device))
-        self.means = means
-        return NearestMean(means)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The means so far."""
-        return {"means": self.means}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.means = state["means"]
+    def fit(self, rows: Features, task: TaskInfo) -> NearestMean:  # noqa: ARG002 - labels say which classes
+        """The means' directions."""
+        return NearestMean(F.normalize(self.gather(rows).mean, dim=1))

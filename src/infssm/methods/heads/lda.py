@@ -1,0 +1,42 @@
+"""LDA: Gaussian classes of one covariance (Fisher 1936; in streams Hayes and Kanan 2020), linear in the features."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import nn
+
+from infssm.methods._build import register_method
+from infssm.methods._contract import ComponentConfig, TaskInfo
+from infssm.methods._head import Features, linear
+from infssm.methods.heads._fitting import lda_classifier
+from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
+
+
+class LDAConfig(StatisticalConfig):
+    """Options of :class:`LDA`."""
+
+    alpha: float = Field(0.02, gt=0, le=1, description="share of the identity in the covariance; .005 to .05")
+
+
+@register_method
+class LDA(StatisticalHead):
+    """Class means and one covariance of features, no images; a linear classifier follows from them.
+
+    Linear discriminant analysis with equal priors. The model's own classifier holds it, so saving and exporting the
+    model is as ever.
+
+    Paper: Fisher, The Use of Multiple Measurements in Taxonomic Problems, 1936; in continual learning Hayes and Kanan,
+    Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPR Workshops 2020, arXiv:1909.01520
+    """
+
+    name = "lda"
+    Config: ClassVar[type[ComponentConfig]] = LDAConfig
+    config: LDAConfig
+    Module = linear
+
+    def fit(self, rows: Features, task: TaskInfo) -> nn.Linear:  # noqa: ARG002
+        """See :func:`lda_classifier`."""
+        weight, bias = lda_classifier(self.gather(rows), self.config.alpha)
+        return linear(weight, bias)

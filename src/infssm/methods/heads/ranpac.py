@@ -1,0 +1,126 @@
+"""RanPAC (McDonnell et al. 2023): ridge regression on random ReLU features, from Gram matrices summed over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from infssm.methods._build import register_method
+from infssm.methods._contract import ComponentConfig, TaskInfo
+from infssm.methods._distributed import process_rank, sum_over_processes, world_size
+from infssm.methods._head import Features, FittedHead
+from infssm.methods.heads._fitting import ridge_classifier, squared_error
+
+RIDGES = tuple(10.0**power for power in range(-8, 9))
+_HELD_OUT = 5
+"""One row in five judges the ridge."""
+
+
+class RanPACConfig(ComponentConfig):
+    """Options of :class:`RanPAC`."""
+
+    width: int | None = Field(
+        None, ge=1, description="random features M; null: 16 times the features, at most 10,000 (8·M² bytes are kept)"
+    )
+
+
+class RandomFeatures(nn.Module):
+    """``relu(f @ projection) @ weightᵀ``; projection: [d, M], weight: [K, M], offset: [K] (0, or -inf if unseen)."""
+
+    projection: Tensor
+    weight: Tensor
+    offset: Tensor
+
+    def __init__(self, projection: Tensor, weight: Tensor, offset: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("projection", projection)
+        self.register_buffer("weight", weight)
+        self.register_buffer("offset", offset)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``features: [b, d]`` to scores ``[b, K]``."""
+        return F.linear(F.relu(features @ self.projection), self.weight, self.offset)
+
+
+@register_method
+class RanPAC(FittedHead):
+    """Random ReLU features and ridge regression; exact for a backbone that stays, stale where it moves.
+
+    Paper: McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023,
+    arXiv:2307.02251
+    """
+
+    name = "ranpac"
+    Config: ClassVar[type[ComponentConfig]] = RanPACConfig
+    config: RanPACConfig
+    Module = RandomFeatures
+
+    def reset(self) -> None:
+        """No sums."""
+        self.gram: Tensor | None = None
+        self.cross: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Number M of random features."""
+        return self.config.width or min(10_000, 16 * self.num_features)
+
+    def projection(self) -> Tensor:
+        """The fixed random weights, float32 [d, M]; they follow from the run's seed."""
+        rng = torch.Generator().manual_seed(self.context.seed)
+        return torch.randn(self.num_features, self.width, generator=rng).to(self.context.device)
+
+    def fit(self, rows: Features, task: TaskInfo) -> RandomFeatures:  # noqa: ARG002 - labels say which classes
+        """Add the task's images to the sums; a fifth of them judges the ridge, then all are fitted."""
+        projection = self.projection()
+        fit_gram, fit_cross, held_gram, held_cross = self._sums(rows, projection)
+        if self.gram is not None and self.cross is not None:
+            fit_gram += self.gram.to(fit_gram.device)
+            fit_cross += self.cross.to(fit_cross.device)
+        ridge = best_ridge(fit_gram, fit_cross, held_gram, held_cross)
+        self.gram, self.cross = fit_gram.add_(held_gram), fit_cross.add_(held_cross)
+        weight = ridge_classifier(self.gram, self.cross, ridge)
+        assert weight is not None  # G grew by a positive matrix since best_ridge found it regular
+        seen = (self.cross != 0).any(dim=0)
+        offset = torch.zeros(len(seen), dtype=weight.dtype, device=weight.device).masked_fill(~seen, -torch.inf)
+        return RandomFeatures(projection, weight, offset)
+
+    def _sums(self, rows: Features, projection: Tensor) -> list[Tensor]:
+        """Gram and cross sums of the rows to fit and of those held out: [M, M], [M, K], [M, M], [M, K]."""
+        world = world_size()
+        shapes = [(self.width, self.width), (self.width, self.num_classes)] * 2
+        sums = [torch.zeros(shape, dtype=torch.float64, device=projection.device) for shape in shapes]
+        position = process_rank()  # of the row among those of all processes, which are dealt in turn
+        for row in rows:
+            hidden = F.relu(row.new.to(projection.dtype) @ projection).double()
+            targets = F.one_hot(row.y, self.num_classes).double()
+            index = position + world * torch.arange(len(hidden), device=hidden.device)
+            held = index % _HELD_OUT == _HELD_OUT - 1
+            position += world * len(hidden)
+            for part, start in ((~held, 0), (held, 2)):
+                sums[start].addmm_(hidden[part].T, hidden[part])
+                sums[start + 1].addmm_(hidden[part].T, targets[part])
+        return [sum_over_processes([part])[0] for part in sums]  # one at a time: no second copy of them all
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far."""
+        return {"gram": self.gram, "cross": self.cross}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.gram, self.cross = state["gram"], state["cross"]
+
+
+def best_ridge(gram: Tensor, cross: Tensor, held_gram: Tensor, held_cross: Tensor) -> float:
+    """The ridge of least squared error on held-out rows; grams: [M, M], crosses: [M, K]."""
+    errors: dict[float, float] = {}
+    for ridge in RIDGES:
+        weight = ridge_classifier(gram, cross, ridge)
+        if weight is not None:
+            errors[ridge] = float(squared_error(weight, held_gram, held_cross))
+    return min(errors, key=errors.__getitem__)

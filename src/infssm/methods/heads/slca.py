@@ -1,0 +1,105 @@
+"""SLCA's classifier alignment (Zhang et al. 2023): a linear classifier trained on samples of class Gaussians."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from infssm.methods._build import register_method
+from infssm.methods._contract import ComponentConfig, TaskInfo
+from infssm.methods._head import Features, linear
+from infssm.methods.heads._fitting import cholesky, lda_classifier
+from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
+from infssm.methods.heads._statistics import ClassStatistics
+
+_JITTER = 1e-4
+"""Added to the variances before sampling, as in the paper."""
+
+
+class SLCAConfig(StatisticalConfig):
+    """Options of :class:`SLCA`."""
+
+    samples: int = Field(256, ge=1, description="drawn of each class and epoch (paper: 256)")
+    epochs: int = Field(3, ge=1, description="passes over fresh samples")
+    lr: float = Field(0.01, gt=0, description="of SGD with momentum 0.9, cosine to 0 (paper: 0.01)")
+    temperature: float = Field(0.1, gt=0, description="of the normalised logits (paper: 0.1)")
+
+
+@register_method
+class SLCA(StatisticalHead):
+    """Class means and covariances of features; a linear classifier trained on samples of them, logits normalised.
+
+    Paper: Zhang et al., SLCA: Slow Learner with Classifier Alignment, ICCV 2023, arXiv:2303.05118
+    """
+
+    name = "slca"
+    Config: ClassVar[type[ComponentConfig]] = SLCAConfig
+    config: SLCAConfig
+    Module = linear
+    per_class: ClassVar[bool] = True
+
+    def reset(self) -> None:
+        """No statistics, no tasks."""
+        super().reset()
+        self.stops: list[int] = []
+
+    def fit(self, rows: Features, task: TaskInfo) -> nn.Linear:
+        """Align a classifier that starts from LDA's solution, whose scale does not depend on how tasks were trained."""
+        statistics = self.gather(rows)
+        stop = self.num_classes if task.classes is None else task.classes.stop
+        self.stops = [*(s for s in self.stops if s < stop), stop]
+        weight, bias = lda_classifier(statistics, alpha=0.05)
+        bias = bias.masked_fill(~statistics.seen, 0)
+        rng = torch.Generator().manual_seed(self.context.seed + task.index)
+        with torch.enable_grad():
+            weight, bias = self._aligned(statistics, weight, bias, rng)
+        return linear(weight, bias.masked_fill(~statistics.seen, -torch.inf))
+
+    def _aligned(
+        self, statistics: ClassStatistics, weight: Tensor, bias: Tensor, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """``weight: [K, d]`` and ``bias: [K]`` after training on samples, in float64."""
+        seen = statistics.seen.nonzero().flatten()
+        factors = _factors(statistics, seen)
+        blocks = [slice(*ends) for ends in pairwise([0, *self.stops])]
+        parameters = [tensor[: self.stops[-1]].clone().requires_grad_() for tensor in (weight, bias)]
+        optimizer = torch.optim.SGD(parameters, lr=self.config.lr, momentum=0.9)
+        batches = self.config.samples  # as many steps per epoch as samples of a class: each step has one of each
+        steps = self.config.epochs * batches
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for _ in range(steps):
+            noise = torch.randn(statistics.mean[seen].shape, generator=rng, dtype=torch.float64).to(seen.device)
+            x = statistics.mean[seen] + (factors @ noise[:, :, None])[:, :, 0]
+            logits = F.linear(x, parameters[0], parameters[1])
+            norms = torch.stack([logits[:, block].norm(dim=1) for block in blocks]).mean(dim=0)
+            loss = F.cross_entropy(logits / (norms[:, None] + 1e-7) / self.config.temperature, seen)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+        for tensor, trained in zip((weight, bias), parameters, strict=True):
+            tensor[: self.stops[-1]] = trained.detach()
+        return weight, bias
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics, and where tasks end among the classes."""
+        return super().state_dict() | {"stops": list(self.stops)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.stops = list(state["stops"])
+
+
+def _factors(statistics: ClassStatistics, seen: Tensor) -> Tensor:
+    """Lower factors of the covariances of the seen classes, [n, d, d] (``[1, d, d]`` of the pooled one), float64."""
+    eye = torch.eye(len(statistics.pooled), dtype=torch.float64, device=seen.device)
+    if statistics.covariance is None:
+        return cholesky(statistics.pooled + _JITTER * eye)[None]
+    return torch.stack([cholesky(statistics.covariance[label].double() + _JITTER * eye) for label in seen.tolist()])
