@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infssm._processes import Share
 from infssm.data import (
     ImageDataset,
     PerImageRecipe,
@@ -168,7 +169,8 @@ def test_ranks_share_the_batches_of_one_process(mix, world):
     }
     alone = list(make_loader(stream[0], batch_size=4 * world, drop_last=True, **options))
     ranks = [
-        list(make_loader(stream[0], batch_size=4, drop_last=True, rank=r, world=world, **options)) for r in range(world)
+        list(make_loader(stream[0], batch_size=4, drop_last=True, share=Share(r, world), **options))
+        for r in range(world)
     ]
     assert {len(batches) for batches in ranks} == {len(alone)}
     for whole, *parts in zip(alone, *ranks, strict=True):
@@ -191,8 +193,8 @@ def test_ranks_share_the_batches_of_one_process(mix, world):
 @given(st.integers(0, 90), st.integers(1, 8), st.integers(1, 4), st.booleans(), st.booleans())
 def test_dealing(count, batch_size, world, pairs, drop_last):
     batch_size += pairs and batch_size % 2
-    options = {"world": world, "pairs": pairs, "drop_last": drop_last}
-    ranks = [train_slots(count, batch_size, rank=r, **options) for r in range(world)]
+    options = {"pairs": pairs, "drop_last": drop_last}
+    ranks = [train_slots(count, batch_size, Share(r, world), **options) for r in range(world)]
     assert len({len(batches) for batches in ranks}) == 1
     dealt = []
     for number, parts in enumerate(zip(*ranks, strict=True)):
@@ -211,7 +213,7 @@ def test_dealing(count, batch_size, world, pairs, drop_last):
     else:
         assert len(dealt) == count - count % unit
     evaluated = [
-        slot for r in range(world) for batch in eval_slots(count, batch_size, rank=r, world=world) for slot in batch
+        slot for r in range(world) for batch in eval_slots(count, batch_size, Share(r, world)) for slot in batch
     ]
     assert sorted(evaluated) == list(range(count))
 
@@ -269,8 +271,8 @@ def test_bad_options():
         make_loader(task, recipe="light", batch_size=5, mixing=make_mixing(4, "deit"))
     with pytest.raises(ConfigError, match="shuffled training batches"):
         make_loader(task, "val", recipe="light", batch_size=4, mixing=make_mixing(4, "deit"))
-    with pytest.raises(ConfigError, match="rank 2 of 2"):
-        make_loader(task, recipe="light", batch_size=4, rank=2, world=2)
+    with pytest.raises(ConfigError, match="no process 2 among 2"):
+        make_loader(task, recipe="light", batch_size=4, share=Share(2, 2))
     with pytest.raises(ConfigError, match="batches of 0"):
         make_loader(task, recipe="light", batch_size=0)
 

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from infssm._processes import sum_over_processes
 from infssm.methods.er import ER
-from infssm.replay import ReservoirBuffer, gather_in_graph, gather_rows, rank_slice, sum_over_ranks
+from infssm.replay import ReservoirBuffer, gather_in_graph, gather_rows, rank_slice
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of
@@ -45,7 +46,7 @@ def _out(folder: str, rank: int) -> str:
 
 def _exchange(rank: int) -> dict[str, torch.Tensor]:
     rows = torch.full((rank + 1, 2), float(rank))
-    return {"gathered": gather_rows(rows), "sum": sum_over_ranks(rows[0]), "mine": rank_slice(torch.arange(5))}
+    return {"gathered": gather_rows(rows), "sum": sum_over_processes([rows[0]])[0], "mine": rank_slice(torch.arange(5))}
 
 
 ROWS = torch.linspace(-1, 1, 6).view(3, 2).double()

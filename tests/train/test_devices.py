@@ -97,8 +97,7 @@ def trained(loop: Loop, task: Task) -> None:
 
 
 def batches(loop: Loop, task: Task) -> Loader:
-    fabric = loop.fabric
-    return loop.setup.train_loader(task, 0, rank=fabric.global_rank, world=fabric.world_size)
+    return loop.setup.train_loader(task, 0)
 
 
 def of_all_methods(fabric: Any, configs: list[RunConfig], path: Path) -> None:

@@ -1,7 +1,7 @@
 """Batches whose order and augmentation depend only on (seed, task, epoch, position).
 
-Neither the number of worker processes, nor the number of ranks, nor where a run was interrupted changes what a batch
-holds.
+Neither the number of worker processes, nor of processes that share a batch, nor where a run was interrupted changes
+what a batch holds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from infssm._processes import ALONE, Share
 from infssm.data._order import eval_slots, train_slots
 from infssm.data._reading import read_images
 from infssm.data._seeding import generator
@@ -50,7 +51,7 @@ class Batch:
         return len(self.y)
 
     def to(self, device: torch.device | str) -> Batch:
-        """Model input and targets on ``device``; raw pictures and indices stay where they are."""
+        """Model input and targets on ``device``; raw images and indices stay where they are."""
         soft = None if self.soft is None else self.soft.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), soft=soft)
 
@@ -74,8 +75,7 @@ class Loader:
         num_workers: int,
         drop_last: bool,
         skip_batches: int,
-        rank: int,
-        world: int,
+        share: Share,
         with_raw: bool,
     ) -> None:
         self.data = data
@@ -89,9 +89,9 @@ class Loader:
         self._skip = skip_batches
         if shuffle:
             pairs = mixing is not None and mixing.mixes
-            self._slots = train_slots(len(data), batch_size, rank=rank, world=world, pairs=pairs, drop_last=drop_last)
+            self._slots = train_slots(len(data), batch_size, share, pairs=pairs, drop_last=drop_last)
         else:
-            self._slots = eval_slots(len(data), batch_size, rank=rank, world=world)
+            self._slots = eval_slots(len(data), batch_size, share)
 
     def __len__(self) -> int:
         """Batches still to come, those skipped not counted."""
@@ -99,7 +99,7 @@ class Loader:
 
     @property
     def num_samples(self) -> int:
-        """Pictures this rank yields."""
+        """Pictures this process gets."""
         return sum(len(slots) for slots in self._slots[self._skip :])
 
     def __iter__(self) -> Iterator[Batch]:
@@ -141,8 +141,7 @@ def make_loader(
     num_workers: int = 0,
     drop_last: bool = False,
     skip_batches: int = 0,
-    rank: int = 0,
-    world: int = 1,
+    share: Share = ALONE,
     with_raw: bool = False,
 ) -> Loader:
     """Batches of one epoch over one part of a task.
@@ -151,23 +150,22 @@ def make_loader(
         task: the task.
         split: ``train``, ``val`` or ``test``.
         recipe: a recipe, or its name.
-        batch_size: pictures per batch and rank; ``world`` ranks with b / ``world`` see the batches of one rank with b.
+        batch_size: images per batch and process; w processes with b / w each see the batches of one with b.
         seed: of the run.
         epoch: which epoch; shuffling and augmentation depend on (seed, task, split, epoch) alone.
-        shuffle: whether to shuffle; for ``train`` unless given. Without it every picture comes exactly once, in order.
+        shuffle: whether to shuffle; for ``train`` unless given. Without it every image comes exactly once, in order.
         augment: whether to apply the training transform; for ``train``, and for ``val`` where the recipe says so.
         mixing: mixing and label smoothing of shuffled training batches.
-        num_workers: processes that read and transform single pictures; arrays with a batch recipe need none.
+        num_workers: processes that read and transform single images; arrays with a batch recipe need none.
         drop_last: leave out a smaller last batch, unless it is the only one.
         skip_batches: start after so many batches, to go on inside an epoch.
-        rank: of this process.
-        world: number of processes.
-        with_raw: also yield the pictures before augmentation.
+        share: which of how many processes this is.
+        with_raw: also yield the images before augmentation.
     """
     if split not in ("train", "val", "test"):
         raise ConfigError(f"unknown part {split!r}; use 'train', 'val' or 'test'")
-    if batch_size < 1 or not 0 <= rank < world:
-        raise ConfigError(f"cannot make batches of {batch_size} for rank {rank} of {world}")
+    if batch_size < 1:
+        raise ConfigError(f"cannot make batches of {batch_size}")
     shuffle = split == "train" if shuffle is None else shuffle
     if mixing is not None:
         if not shuffle:
@@ -188,7 +186,6 @@ def make_loader(
         num_workers=num_workers,
         drop_last=drop_last,
         skip_batches=skip_batches,
-        rank=rank,
-        world=world,
+        share=share,
         with_raw=with_raw,
     )

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._processes import this_share
 from infssm.errors import ConfigError
 from infssm.methods._contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods._passes import evaluating, needed
-from infssm.replay import Buffer, ReservoirBuffer, rank_and_world, rank_slice
+from infssm.replay import Buffer, ReservoirBuffer, rank_slice
 
 
 class ReplayConfig(ComponentConfig):
@@ -83,7 +84,7 @@ class Replay(Base):
     @property
     def replays(self) -> bool:
         """Whether there is something to replay, for every process."""
-        return len(self.buffer) >= rank_and_world()[1]
+        return len(self.buffer) >= this_share().world
 
     def replay(self, batch_size: int) -> Replayed:
         """Draw from the buffer for a stream batch of ``batch_size`` images per process; images freshly augmented."""
@@ -93,14 +94,14 @@ class Replay(Base):
 
     def replay_count(self, batch_size: int) -> int:
         """Entries replayed per step over all processes, for a stream batch of ``batch_size`` images on each."""
-        return self.config.replay_batch or batch_size * rank_and_world()[1]
+        return self.config.replay_batch or batch_size * this_share().world
 
     def draw(self, count: int) -> Tensor:
         """This process's share of about ``count`` drawn slots: ``[m]``; all processes draw the same.
 
         All get equally many, one or more: the mean over processes of a mean over images is then that over all images.
         """
-        world = rank_and_world()[1]
+        world = this_share().world
         slots = self.buffer.sample(max(count // world, 1) * world)
         return rank_slice(slots[: len(slots) // world * world])
 

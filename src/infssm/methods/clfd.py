@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods import _clfd_model as parts
 from infssm.methods._build import register_method
@@ -23,7 +24,7 @@ from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader
 from infssm.methods._passes import evaluating, needed
 from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of
 from infssm.models.features import find_classifier
-from infssm.replay import ReservoirBuffer, sum_over_ranks
+from infssm.replay import ReservoirBuffer
 
 
 class CLFDConfig(ReplayConfig):
@@ -154,7 +155,7 @@ class CLFD(StreamReplay):
     def end_epoch(self, epoch: int, epochs: int) -> None:
         """Probabilities from how alike classes look, later from what was selected."""
         self._ready = False
-        self.counts += sum_over_ranks(self._new_counts)
+        self.counts += sum_over_processes([self._new_counts])[0]
         self._new_counts.zero_()
         if self._comparing:
             self._compare()
@@ -166,7 +167,7 @@ class CLFD(StreamReplay):
         self._comparing = False
         classes = classes_of(self.context, self.name)
         block = slice(classes.start, classes.stop)
-        self.looks[block] = sum_over_ranks(self.looks[block])
+        self.looks[block] = sum_over_processes([self.looks[block]])[0]
         if classes.start == 0:
             return
         looks = F.normalize(self.looks, dim=1)
@@ -181,7 +182,7 @@ class CLFD(StreamReplay):
             raise ConfigError("clfd must train task 0 itself, a checkpoint has no encoder: use train.task0=train")
         if task.index == 0:
             self._settle(loader)
-            self.buffer.seen = max(self.buffer.seen, int(sum_over_ranks(torch.tensor(self._images))))
+            self.buffer.seen = max(self.buffer.seen, int(sum_over_processes([torch.tensor(self._images)])[0]))
 
     def _settle(self, loader: Loader | None) -> None:
         """Where the best epoch was an earlier one, its encoder is the final one: fill buffer and looks anew with it."""
@@ -201,7 +202,7 @@ class CLFD(StreamReplay):
                 encoded: parts.Encoded = self.encoder(self.to_device(batch.x))
                 self._add_looks(encoded, batch.y.cpu())
                 self.buffer.offer(features=encoded.features, label=batch.y)
-        self.looks = sum_over_ranks(self.looks)
+        self.looks = sum_over_processes([self.looks])[0]
 
     def _add_looks(self, encoded: parts.Encoded, labels: Tensor) -> None:
         self.looks.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())

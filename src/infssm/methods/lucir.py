@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._processes import sum_over_processes, this_share
 from infssm.methods._build import register_method
 from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
@@ -23,7 +24,7 @@ from infssm.methods._passes import evaluating, needed
 from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
-from infssm.replay import BalancedBuffer, gather_rows, herd, rank_and_world, rank_slice, sum_over_ranks
+from infssm.replay import BalancedBuffer, gather_rows, herd, rank_slice
 from infssm.states import unwrap
 
 
@@ -105,7 +106,7 @@ class LUCIR(Replay):
 
     def _shuffle(self) -> None:
         self._position = 0
-        world = rank_and_world()[1]
+        world = this_share().world
         self._order = self.buffer.sample(len(self.buffer) // world * world)
 
     def loss(self, batch: BatchLike) -> Terms:
@@ -144,7 +145,7 @@ class LUCIR(Replay):
             return self._order[:0]
         if self._position >= self._task_images:
             self._shuffle()
-        world = rank_and_world()[1]  # every share is a multiple of it, so that all processes get equally many
+        world = this_share().world  # every share is a multiple of it, so that all processes get equally many
         self._position += stream * world
         left = max(self._task_images - self._position, 0)
         if left < stream * world:  # a smaller last batch may be left out: what is due with it comes now
@@ -178,10 +179,10 @@ class LUCIR(Replay):
                 count += len(batch.y)
                 features = F.normalize(self._features(batch), dim=1).to(sums.dtype)
                 sums.index_add_(0, self.to_device(batch.y) - classes.start, features)
-        self._task_images = int(sum_over_ranks(count))
+        self._task_images = int(sum_over_processes([count])[0])
         if imprint:
             old = torch.cat(list(self.head.weights)[:block]) if block else None
-            self.head.weights[block].copy_(imprinted(sum_over_ranks(sums), old))
+            self.head.weights[block].copy_(imprinted(sum_over_processes([sums])[0], old))
 
     def _features(self, batch: BatchLike) -> Tensor:
         """Features ``[b, d]`` of the images without augmentation."""

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infssm._processes import this_share
 from infssm.errors import CheckpointError, ConfigError
-from infssm.replay._ranks import gather_rows, rank_and_world
+from infssm.replay._ranks import gather_rows
 
 FIELDS: Mapping[str, torch.dtype] = {
     "image": torch.uint8,
@@ -73,7 +74,7 @@ class Buffer:
     def fresh_generator(self, *, per_rank: bool = True) -> torch.Generator:
         """A generator seeded from the buffer's, one stream per process (or one for all), such as for augmentation."""
         seed = int(torch.randint(2**62, (), generator=self.generator))
-        return torch.Generator().manual_seed(seed + (rank_and_world()[0] if per_rank else 0))
+        return torch.Generator().manual_seed(seed + (this_share().rank if per_rank else 0))
 
     def gather(self, **rows: Tensor) -> dict[str, Tensor]:
         """Rows of all processes in rank order, on the CPU in the buffer's types: what every process should write."""

@@ -8,20 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of processes."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+from infssm._processes import message_device, this_share
 
 
 def gather_rows(rows: Tensor) -> Tensor:
     """Rows of all processes, ``[b_0 + b_1 + ..., ...]`` in rank order; processes may have different numbers of rows."""
-    _, world = rank_and_world()
+    world = this_share().world
     if world == 1:
         return rows
-    home, device, counts = rows.device, _device(rows), _counts(rows, world)
+    home, device, counts = rows.device, message_device(rows), _counts(rows, world)
     padded = rows.new_zeros(max(counts), *rows.shape[1:], device=device)
     padded[: rows.shape[0]] = rows.to(device)
     parts = [torch.empty_like(padded) for _ in range(world)]
@@ -31,7 +26,7 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 def _counts(rows: Tensor, world: int) -> list[int]:
     """Rows of each process."""
-    device = _device(rows)
+    device = message_device(rows)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
     dist.all_gather(sizes, torch.tensor([rows.shape[0]], device=device))
     return [int(size) for size in sizes]
@@ -43,8 +38,8 @@ def gather_in_graph(rows: Tensor) -> Tensor:
     Where every process computes such a loss of all rows and the processes then average their gradients, the result is
     the gradient of a single process.
     """
-    rank, world = rank_and_world()
-    return rows if world == 1 else cast(Tensor, _GatherInGraph.apply(rows, rank, world))  # type: ignore[no-untyped-call]
+    share = this_share()
+    return rows if share.world == 1 else cast(Tensor, _GatherInGraph.apply(rows, share.rank, share.world))  # type: ignore[no-untyped-call]
 
 
 class _GatherInGraph(torch.autograd.Function):
@@ -60,22 +55,7 @@ class _GatherInGraph(torch.autograd.Function):
         return ctx.world * gradient[ctx.first : ctx.first + ctx.count], None, None
 
 
-def sum_over_ranks(values: Tensor) -> Tensor:
-    """Elementwise sum over processes."""
-    if rank_and_world()[1] == 1:
-        return values
-    total = values.to(_device(values), copy=True)
-    dist.all_reduce(total)
-    return total.to(values.device)
-
-
 def rank_slice(items: Tensor) -> Tensor:
     """This process's share of ``items: [m, ...]``, a contiguous piece; the shares differ by at most one item."""
-    rank, world = rank_and_world()
-    return items.tensor_split(world)[rank]
-
-
-def _device(tensor: Tensor) -> torch.device:
-    if dist.get_backend() == "nccl" and not tensor.is_cuda:
-        return torch.device("cuda", torch.cuda.current_device())
-    return tensor.device
+    share = this_share()
+    return items.tensor_split(share.world)[share.rank]

@@ -36,7 +36,7 @@ def evaluate(
     was_training = module.training
     module.eval()
     counts = torch.zeros(3, dtype=torch.int64, device=fabric.device)
-    loader = setup.eval_loader(task, part, rank=fabric.global_rank, world=fabric.world_size)
+    loader = setup.eval_loader(task, part)
     for batch in itertools.islice(loader, setup.config.train.limit_batches):
         x, y = (t.to(fabric.device) for t in batch)
         with fabric.autocast():

@@ -82,7 +82,7 @@ class Loop:
 
     def statistics(self, task: Task) -> Loader:
         """This process's share of the task's training images, for what the method measures."""
-        return self.setup.statistics_loader(task, rank=self.fabric.global_rank, world=self.fabric.world_size)
+        return self.setup.statistics_loader(task)
 
     def train_task(self, task: Task, epochs: int) -> None:
         """A fresh optimiser, all epochs, and the best of them at the end."""
@@ -110,7 +110,7 @@ class Loop:
             seed_all(setup.config.seed, task.index, epoch)
             setup.method.begin_epoch(epoch, epochs)
         setup.method.module.train()
-        loader = setup.train_loader(task, epoch, skip=skip, rank=self.fabric.global_rank, world=self.fabric.world_size)
+        loader = setup.train_loader(task, epoch, skip=skip)
         steps = min(len(loader) + skip, train.limit_batches or len(loader) + skip)
         self.started = time.monotonic()
         self.images = 0
@@ -177,7 +177,7 @@ class Loop:
         """Let the method consolidate, test on all tasks so far, save."""
         setup, state = self.setup, self.state
         seed_all(setup.config.seed, task.index, "end")
-        images = setup.plain_loader(task, rank=self.fabric.global_rank, world=self.fabric.world_size)
+        images = setup.plain_loader(task)
         setup.method.end_task(task, self.statistics(task), images)
         seen = setup.stream[task.index].classes.stop
         confusion = torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)

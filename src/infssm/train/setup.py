@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from infssm._memory import describe_bytes, memory_here
+from infssm._processes import ALONE, Share, this_share
 from infssm.data import (
     Split,
     StreamFacts,
@@ -37,13 +38,14 @@ from infssm.train.rng import seed_all
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run works with; all of it follows from the configuration."""
+    """What a run works with; all of it follows from the configuration, but the process's share of the work."""
 
     config: RunConfig
     stream: TaskStream
     recipe: Recipe
     mixing: Mixing | None
     method: Method
+    share: Share = ALONE
 
     def task(self, index: int) -> Task:
         """Task ``index`` as the method sees it: joint training gets all earlier tasks' images too."""
@@ -56,49 +58,47 @@ class Setup:
             return train.epochs if self.method.trains(task) else 0
         return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
 
-    def train_loader(self, task: Task, epoch: int, *, skip: int = 0, rank: int = 0, world: int = 1) -> Loader:
-        """Training batches of one epoch: this rank's share of each global batch."""
+    def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> Loader:
+        """Training batches of one epoch: this process's share of each."""
         train = self.config.train
         return make_loader(
             task,
             "train",
             recipe=self.recipe,
-            batch_size=train.batch_size // world,
+            batch_size=train.batch_size // self.share.world,
             seed=self.config.seed,
             epoch=epoch,
             mixing=self.mixing,
             num_workers=train.num_workers,
             drop_last=True,
             skip_batches=skip,
-            rank=rank,
-            world=world,
+            share=self.share,
             with_raw=self.method.base.needs_raw,
         )
 
-    def statistics_loader(self, task: Task, *, rank: int = 0, world: int = 1) -> Loader:
+    def statistics_loader(self, task: Task) -> Loader:
         """All training images of a task with hard labels, for what methods measure before and after it.
 
-        Each rank gets its share, in equally many batches; methods add up what the ranks measured.
+        Each process gets its share, in equally many batches; methods add up what the processes measured.
         """
         return make_loader(
             task,
             "train",
             recipe=self.recipe,
-            batch_size=self.config.train.batch_size // world,
+            batch_size=self.config.train.batch_size // self.share.world,
             seed=self.config.seed,
             epoch=self.epochs(task.index),
             num_workers=self.config.train.num_workers,
-            rank=rank,
-            world=world,
+            share=self.share,
             with_raw=self.method.base.needs_raw,
         )
 
-    def plain_loader(self, task: Task, *, rank: int = 0, world: int = 1) -> Loader:
-        """All training images of a task through the evaluation transform, for heads: every image on one rank."""
-        return self.eval_loader(task, "train", rank=rank, world=world)
+    def plain_loader(self, task: Task) -> Loader:
+        """All training images of a task through the evaluation transform, for heads: every image on one process."""
+        return self.eval_loader(task, "train")
 
-    def eval_loader(self, task: Task, part: Part, *, rank: int = 0, world: int = 1) -> Loader:
-        """Images of a task to evaluate on: every image on exactly one rank."""
+    def eval_loader(self, task: Task, part: Part) -> Loader:
+        """Images of a task to evaluate on: every image on exactly one process."""
         train = self.config.train
         return make_loader(
             task,
@@ -108,8 +108,7 @@ class Setup:
             seed=self.config.seed,
             shuffle=False,
             num_workers=train.num_workers,
-            rank=rank,
-            world=world,
+            share=self.share,
         )
 
 
@@ -174,7 +173,7 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
     stream, train = load_stream(config, split), config.train
     method, recipe = build_learner(config, stream.facts, device, weights=weights)
     mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
-    return Setup(config, stream, recipe, mixing, method)
+    return Setup(config, stream, recipe, mixing, method, this_share())
 
 
 def build_learner(
