@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
-.PHONY: help demo test cells sanitize lint docs bench format clean
+.PHONY: help demo test cells sanitize wheels lint docs bench format clean
 help:     ## show this list
 	@grep -hE '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
@@ -29,6 +29,10 @@ cells: $(STAMP) ## the numerical rooms with older instruction sets, and the pack
 
 sanitize: $(STAMP) ## kernels and geometry under the address and undefined-behaviour sanitizers (not part of test)
 	$(BIN)/python -m tests.cells sanitize
+
+wheels: $(STAMP) ## what a user installs: sdist and wheel in dist/, tested in an environment without a compiler
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m tests.cells wheel
 
 lint: $(STAMP) ## format, lint, types, room table
 	$(BIN)/ruff format --check .

@@ -2,7 +2,8 @@
 
 A cell is a part of the suite under other conditions: the numerical rooms with the oldest instruction set there is (and
 with AVX2, where this machine has more); the package installed without a compiler, where plain PyTorch serves; and, only
-when asked for, the compiled kernels under the address and undefined-behaviour sanitizers.
+when asked for, the compiled kernels under the address and undefined-behaviour sanitizers, and the wheel that
+`make wheels` built.
 `python -m tests.cells` runs those of `make test`, `python -m tests.cells NAME...` the named ones.
 """
 
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -59,11 +61,25 @@ def sanitize() -> int:
     return pytest(python, KERNELS, LD_PRELOAD=":".join(libraries), PYTHONMALLOC="malloc", **options)
 
 
+def wheel() -> int:
+    """What `make wheels` built, in an environment without a compiler: kernels, geometry and a run from nowhere."""
+    built = sorted((ROOT / "dist").glob("infssm-*.whl"), key=lambda path: path.stat().st_mtime)
+    if not built:
+        sys.exit("there is no wheel in dist/: make wheels")
+    python = environment("wheel")
+    install(python, [str(built[-1])], {"CC": "no-such-compiler", "CXX": "no-such-compiler"})
+    with tempfile.TemporaryDirectory() as empty:
+        command = [python, "-m", "infssm", "run", "method=lwf-ac", "train.epochs=1", "train.limit_batches=2"]
+        subprocess.run(command, cwd=empty, check=True)
+    return pytest(python, [*KERNELS, "tests/train/test_loop.py"])
+
+
 CELLS: Mapping[str, Callable[[], int]] = {
     "oldest": oldest,
     "avx2": avx2,
     "no-compiler": no_compiler,
     "sanitize": sanitize,
+    "wheel": wheel,
 }
 GATE = ("oldest", "avx2", "no-compiler")
 
@@ -77,7 +93,15 @@ def pytest(python: str, paths: list[str], **variables: str) -> int:
 
 
 def installed(name: str, variables: Mapping[str, str], *options: str) -> str:
-    """The interpreter of an environment of its own under build/, into which the package was installed.
+    """The interpreter of an environment of its own, into which this source tree was installed."""
+    python = environment(name)
+    build = f"-Cbuild-dir={ROOT / 'build' / 'cells' / name / 'build'}"
+    install(python, ["--no-build-isolation", build, *options, str(ROOT)], variables)
+    return python
+
+
+def environment(name: str) -> str:
+    """The interpreter of an environment of its own under build/, without infssm.
 
     Everything else is taken from the environment that runs this, so nothing is downloaded.
     """
@@ -88,20 +112,13 @@ def installed(name: str, variables: Mapping[str, str], *options: str) -> str:
         (packages,) = folder.glob("lib/python*/site-packages")
         shared = [path for path in sys.path if path.endswith("site-packages")]
         (packages / "shared.pth").write_text("\n".join(shared) + "\n")
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-build-isolation",
-    ]
-    build = f"-Cbuild-dir={folder / 'build'}"
-    command = [*pip, "--force-reinstall", build, *options, str(ROOT)]
-    subprocess.run(command, env=os.environ | dict(variables), check=True)
     return str(python)
+
+
+def install(python: str, arguments: list[str], variables: Mapping[str, str]) -> None:
+    """Install infssm into an environment, and nothing else."""
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
+    subprocess.run([*pip, *arguments], env=os.environ | dict(variables), check=True)
 
 
 def main(names: list[str]) -> int:
