@@ -1,8 +1,13 @@
-"""Rewrite the generated tables of README and docs from the registries: ``python docs/generate.py`` (``--check``)."""
+"""Rewrite the generated tables of README and docs from the registries: ``python docs/generate.py`` (``--check``).
+
+mkdocs takes it as a hook, which fills in the API reference whenever the documentation is built.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -41,6 +46,36 @@ def works() -> str:
     return "\n".join(["| what | names |", "|---|---|", *lines])
 
 
+ROOMS = ("methods", "models", "states", "geometry", "kernels", "data", "replay", "metrics", "train", "runs", "presets")
+ADAPTERS = {
+    "integrations": ["mend_torchvision"],
+    "integrations.transformers": ["accelerate", "restore", "ContinualTrainerMixin"],
+    "integrations.timm": ["register"],
+    "studies": ["list_studies", "run_study", "Study"],
+}
+
+
+def api() -> str:
+    """Every public name, for mkdocstrings: those of ``infssm`` first, then what rooms offer besides."""
+    lines = ["## infssm", "", *(f"::: infssm.{name}" for name in infssm.__all__)]
+    for room in ROOMS:
+        module = importlib.import_module(f"infssm.{room}")
+        names = [n for n in module.__all__ if n not in infssm.__all__ and not inspect.ismodule(getattr(module, n))]
+        documented = [n for n in names if callable(getattr(module, n)) and getattr(module, n).__doc__]
+        lines += ["", f"## infssm.{room}", "", *(f"::: infssm.{room}.{name}" for name in documented)]
+    for module_name, names in ADAPTERS.items():
+        lines += ["", f"## infssm.{module_name}", "", *(f"::: infssm.{module_name}.{name}" for name in names)]
+    made_on_use = {"lightning": "ContinualCallback(method, task=0)", "avalanche": "MethodPlugin(method)"}
+    for library, signature in made_on_use.items():
+        lines += [
+            "",
+            f"## infssm.integrations.{library}",
+            "",
+            f"`{signature}`: see [In another trainer](plug-in.md#in-another-trainer).",
+        ]
+    return "\n".join(lines)
+
+
 TABLES = {"methods": methods, "works": works}
 
 
@@ -52,6 +87,16 @@ def fill(text: str) -> str:
             table = make()
             text = pattern.sub(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text)
     return text
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Called by mkdocs with the source of each page."""
+    return markdown.replace("<!-- api -->", api()) if "<!-- api -->" in markdown else markdown
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Called by mkdocs with each rendered page: docstrings mark code as ``:class:`Name```, which is not Markdown."""
+    return re.sub(r":(?:class|func|meth|mod|attr|data):<code>~?([^<]*)</code>", r"<code>\1</code>", html)
 
 
 def main() -> int:
