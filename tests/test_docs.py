@@ -1,5 +1,6 @@
 """The examples of README and docs run as a user would run them, and the generated tables are current."""
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import infssm
 from infssm.cli.app import invoke
 from infssm.train import run
 from tests.train.tiny import tiny_config
@@ -78,6 +80,14 @@ def test_generated_tables_are_current():
         [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_api_reference_has_every_public_name():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    named = set(re.findall(r"^::: infssm\.(\w+)$", generate.on_page_markdown("<!-- api -->"), re.MULTILINE))
+    assert named == set(infssm.__all__)
 
 
 def test_every_local_link_leads_somewhere():
