@@ -285,7 +285,7 @@ def test_the_only_batch_is_never_dropped():
 def test_files_are_read_once_per_picture(file_stream, monkeypatch):
     reads = []
     original = FileImages.pil
-    monkeypatch.setattr(FileImages, "pil", lambda self, index: reads.append(index) or original(self, index))
+    monkeypatch.setattr(FileImages, "pil", lambda self, index, size: reads.append(index) or original(self, index, size))
     assert isinstance(file_stream.dataset, ImageDataset)
     recipe = make_recipe("light", file_stream.dataset, size=8)
     list(make_loader(file_stream[0], recipe=recipe, batch_size=4, with_raw=True))

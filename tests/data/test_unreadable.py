@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from infssm.data import FileImages, check, find_unreadable, load_dataset, require_readable
-from infssm.data.registry import cache_root
+from infssm.data.places import cache_root
 from infssm.errors import DataError
 from infssm.train import load_config
 from infssm.train.setup import load_stream

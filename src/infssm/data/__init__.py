@@ -6,6 +6,7 @@ from infssm.data.dataset import ImageDataset
 from infssm.data.facts import ImageFacts, StreamFacts
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import Batch, Loader, make_loader
+from infssm.data.places import data_root
 from infssm.data.recipes import (
     LightRecipe,
     Mixing,
@@ -21,7 +22,6 @@ from infssm.data.recipes import (
 from infssm.data.registry import (
     Archive,
     DatasetEntry,
-    data_root,
     list_datasets,
     load_dataset,
     register_dataset,

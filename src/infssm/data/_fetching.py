@@ -13,7 +13,8 @@ from infssm.data.archive import extract
 from infssm.data.dataset import ImageDataset
 from infssm.data.download import Progress, download, verify_file
 from infssm.data.images import FileImages
-from infssm.data.registry import DATASETS, Archive, data_root, load_dataset
+from infssm.data.places import data_root
+from infssm.data.registry import DATASETS, Archive, load_dataset
 from infssm.data.unreadable import find_unreadable
 from infssm.errors import ConfigError, DataError
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from infssm.data.images import ArrayImages, Images, to_raw
+from infssm.data.images import ArrayImages, FileImages, Images, to_raw
 from infssm.data.recipes.base import PerImageRecipe, Recipe
 from infssm.errors import DataError
+
+_DETAIL = 4
+"""Pixels kept per pixel of output, a side: the smallest random crop (8 % of the area) is never enlarged."""
+_WORTH = 256
+"""Images for which starting processes pays."""
+_MOST = 8
 
 _Item = tuple[Tensor | None, Tensor | None]
 
@@ -24,7 +32,7 @@ def read_images(
     batches: Sequence[Tensor],
     *,
     with_raw: bool,
-    workers: int,
+    workers: int | None,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Model input and, if wanted, raw images of each batch.
 
@@ -35,7 +43,8 @@ def read_images(
         draws: [n, ...] random numbers of every slot; None for the evaluation transform.
         batches: int64 slots of each batch.
         with_raw: whether to return raw images too.
-        workers: processes.
+        workers: processes that read and transform single images; None: as many as there are cores, where there is
+            enough to do.
     """
     if isinstance(images, ArrayImages) and not isinstance(recipe, PerImageRecipe):
         for slots in batches:
@@ -46,7 +55,7 @@ def read_images(
     loader: DataLoader[_Item | DataError] = DataLoader(
         source,
         batch_sampler=[slots.tolist() for slots in batches],
-        num_workers=workers,
+        num_workers=_useful_workers(source, len(indices)) if workers is None else workers,
         collate_fn=_collate,
         generator=torch.Generator(),  # else the loader would draw from the global generator
     )
@@ -79,15 +88,27 @@ class _Single(Dataset[_Item | DataError]):
 
     def _read(self, slot: int) -> _Item:
         index = int(self.indices[slot])
-        image = self.images.pil(index)
-        x = raw = None
-        if isinstance(self.recipe, PerImageRecipe):
-            seed = None if self.draws is None else int(self.draws[slot])
-            x = self.recipe.eval_image(image) if seed is None else self.recipe.train_image(image, seed)
-        if x is None or self.with_raw:
-            in_memory = isinstance(self.images, ArrayImages)
-            raw = self.images.raw([index], 0)[0] if in_memory else to_raw(image, self.recipe.raw_size)
-        return x, raw
+        if not isinstance(self.recipe, PerImageRecipe):
+            return None, self.images.raw([index], self.recipe.raw_size)[0]
+        image = self.images.pil(index, _DETAIL * self.recipe.size)
+        seed = None if self.draws is None else int(self.draws[slot])
+        x = self.recipe.eval_image(image) if seed is None else self.recipe.train_image(image, seed)
+        if not self.with_raw:
+            return x, None
+        in_memory = isinstance(self.images, ArrayImages)
+        return x, self.images.raw([index], 0)[0] if in_memory else to_raw(image, self.recipe.raw_size)
+
+
+def _useful_workers(source: _Single, count: int) -> int:
+    """Processes worth starting: none for few images, for decoded ones, or where a process cannot be forked."""
+    if count < _WORTH or sys.platform != "linux":
+        return 0
+    images, recipe = source.images, source.recipe
+    if isinstance(images, FileImages) and not isinstance(recipe, PerImageRecipe):
+        store, some = images.store(recipe.raw_size), source.indices[:: max(1, count // _MOST)]
+        if store is not None and all(store.get(int(index)) is not None for index in some):
+            return 0
+    return min(len(os.sched_getaffinity(0)), _MOST)
 
 
 def _collate(items: list[_Item | DataError]) -> _Item | DataError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infssm.data.decoded import DecodedStore, open_store
 from infssm.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pil(self, index: int) -> Image:
-        """Image ``index`` as a PIL image, in its own size."""
+    def pil(self, index: int, at_least: int | None = None) -> Image:
+        """Image ``index`` as a PIL image, in its own size, or a smaller one with ``at_least`` so many pixels a side."""
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
         """Images as uint8 [n, channels, height, width], all of one size."""
@@ -66,8 +67,8 @@ class ArrayImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def pil(self, index: int) -> Image:
-        """Image ``index`` as an RGB or grey PIL image."""
+    def pil(self, index: int, at_least: int | None = None) -> Image:  # noqa: ARG002 - there is nothing to decode
+        """Image ``index`` as an RGB or grey PIL image, in its own size."""
         return to_pil(self.pixels[index])
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:  # noqa: ARG002 - arrays keep the size they have
@@ -92,6 +93,7 @@ class FileImages:
 
     root: Path
     paths: tuple[str, ...]
+    _stores: dict[int, DecodedStore | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def channels(self) -> int:
@@ -101,13 +103,19 @@ class FileImages:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def pil(self, index: int) -> Image:
-        """Image ``index`` as an RGB PIL image; DataError names a file that cannot be read."""
+    def pil(self, index: int, at_least: int | None = None) -> Image:
+        """Image ``index`` as an RGB PIL image; DataError names a file that cannot be read.
+
+        A large JPEG may be decoded at a half, a quarter or an eighth, as long as its short side keeps ``at_least`` so
+        many pixels, which takes a fraction of the time.
+        """
         from PIL import Image as pil
 
         path = self.root / self.paths[index]
         try:
             with pil.open(path) as image:
+                if at_least is not None:
+                    image.draft(None, (at_least, at_least))
                 return to_rgb(image)
         except _pil_errors() as error:
             raise DataError(
@@ -138,8 +146,27 @@ class FileImages:
         return None
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
-        """Images with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size]."""
-        return torch.stack([to_raw(self.pil(int(index)), size) for index in indices])
+        """Images with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size].
+
+        Each is decoded once, then kept under the cache root.
+        """
+        return torch.stack([self._kept(int(index), size) for index in indices])
+
+    def _kept(self, index: int, size: int) -> Tensor:
+        store = self.store(size)
+        if store is None:
+            return to_raw(self.pil(index, 2 * size), size)
+        raw = store.get(index)
+        if raw is None:
+            raw = to_raw(self.pil(index, 2 * size), size)
+            store.put(index, raw)
+        return raw
+
+    def store(self, size: int) -> DecodedStore | None:
+        """Where images of this size are kept; None where there is no room."""
+        if size not in self._stores:
+            self._stores[size] = open_store(self.root, self.paths, size)
+        return self._stores[size]
 
     def fingerprint(self) -> str:
         """Digest of the list of paths."""

@@ -72,7 +72,7 @@ class Loader:
         shuffle: bool,
         augment: bool,
         mixing: Mixing | None,
-        num_workers: int,
+        num_workers: int | None,
         drop_last: bool,
         skip_batches: int,
         share: Share,
@@ -138,7 +138,7 @@ def make_loader(
     shuffle: bool | None = None,
     augment: bool | None = None,
     mixing: Mixing | None = None,
-    num_workers: int = 0,
+    num_workers: int | None = 0,
     drop_last: bool = False,
     skip_batches: int = 0,
     share: Share = ALONE,
@@ -156,7 +156,8 @@ def make_loader(
         shuffle: whether to shuffle; for ``train`` unless given. Without it every image comes exactly once, in order.
         augment: whether to apply the training transform; for ``train``, and for ``val`` where the recipe says so.
         mixing: mixing and label smoothing of shuffled training batches.
-        num_workers: processes that read and transform single images; arrays with a batch recipe need none.
+        num_workers: processes that read and transform single images; arrays with a batch recipe need none. None: as
+            many as there are cores, where there is enough to do.
         drop_last: leave out a smaller last batch, unless it is the only one.
         skip_batches: start after so many batches, to go on inside an epoch.
         share: which of how many processes this is.

@@ -10,6 +10,7 @@ from typing import Any
 
 from infssm._registry import Registry, shorten, suggest
 from infssm.data.dataset import ImageDataset
+from infssm.data.places import data_root
 from infssm.errors import ConfigError, DataError
 
 
@@ -78,17 +79,6 @@ def register_dataset(
 def list_datasets() -> list[str]:
     """Names of all registered data sets."""
     return list(DATASETS)
-
-
-def data_root(root: str | Path | None = None) -> Path:
-    """The folder that holds data sets: ``root``, else ``$INFSSM_DATA``, else ``~/.cache/infssm/data``."""
-    chosen = root or os.environ.get("INFSSM_DATA") or Path("~/.cache/infssm/data")
-    return Path(os.path.expanduser(chosen))
-
-
-def cache_root() -> Path:
-    """The folder for what infssm finds out and can find out again: ``$INFSSM_CACHE``, else ``~/.cache/infssm``."""
-    return Path(os.environ.get("INFSSM_CACHE") or "~/.cache/infssm").expanduser()
 
 
 def find_layout(name: str, root: Path, candidates: tuple[str, ...], *, what: str) -> Path:

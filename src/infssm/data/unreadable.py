@@ -16,7 +16,7 @@ import numpy as np
 
 from infssm.data.dataset import ImageDataset
 from infssm.data.images import FileImages
-from infssm.data.registry import cache_root
+from infssm.data.places import cache_root
 from infssm.errors import DataError
 
 Progress = Callable[[int, int], None]

@@ -216,8 +216,12 @@ class TrainConfig(Section):
         le=4096,
         description="CPU threads per process; null: torch's choice. Recorded, kept on resume",
     )
-    num_workers: int = Field(
-        default=0, ge=0, le=4096, description="loader processes; results do not depend on it (not part of the hash)"
+    num_workers: int | None = Field(
+        default=None,
+        ge=0,
+        le=1024,
+        description="loader processes; null: one per core where images are read or transformed one by one; results do "
+        "not depend on it (not part of the hash)",
     )
     log_every: Size = Field(
         default=10, description="steps between two step lines of metrics.jsonl (not part of the hash)"
