@@ -20,7 +20,7 @@ import yaml
 
 from infssm.cli.app import invoke
 from infssm.methods import explain_method, list_methods
-from infssm.train import load_config, to_yaml
+from infssm.train import load_config, to_dict, to_yaml
 from infssm.train.loop import Loop
 from tests.train.tiny import TINY, tiny_config
 
@@ -144,6 +144,34 @@ def test_one_of_a_list(infssm: Any) -> None:
     unknown = infssm("list", "methods", "ewk")
     assert unknown.code == 2
     assert "no 'ewk' among methods; did you mean 'ewc'?" in unknown.err
+
+
+def test_schema_knows_every_setting(infssm: Any) -> None:
+    schema = json.loads(infssm("schema").out)
+
+    def check(values: dict[str, Any], node: dict[str, Any]) -> None:
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        node = node["anyOf"][1] if {"type": "string"} in node.get("anyOf", [])[:1] else node
+        for key, value in values.items():
+            field = node["properties"][key]
+            if isinstance(value, dict) and value and key != "options":
+                check(value, field)
+            else:
+                assert field["description"], key
+
+    check(to_dict(load_config()), schema)
+    sections = schema["$defs"]
+    assert {"type": "string"} in sections["MethodConfig"]["anyOf"]
+    assert "ewc" in sections["MethodConfig"]["anyOf"][1]["properties"]["name"]["examples"]
+
+
+def test_completion(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_INFSSM_COMPLETE", "complete_bash")
+    for words, offered in (("infssm sch", ["schema"]), ("infssm list met", ["methods"])):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert invoke([]) == 0
+        assert capfd.readouterr().out.split() == offered
 
 
 def test_doctor(infssm: Any) -> None:

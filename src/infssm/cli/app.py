@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from infssm.cli import bench, data, doctor, evaluate, listing, predict, report, resume, run, study
+from infssm.cli import bench, data, doctor, evaluate, listing, predict, report, resume, run, schema, study
 from infssm.errors import InfssmError
 
 app = typer.Typer(
@@ -17,7 +17,6 @@ app = typer.Typer(
     help="Train state space models on task after task without forgetting, and measure it.",
     epilog="Start with `infssm run`: four methods on five tasks of digits, a table and a report in about a minute.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -29,6 +28,7 @@ app.command("report")(report.command)
 app.command("study")(study.command)
 app.command("list")(listing.command)
 app.add_typer(data.app, name="data")
+app.command("schema")(schema.command)
 app.command("doctor")(doctor.command)
 app.command("bench")(bench.command)
 

@@ -14,7 +14,12 @@ from infssm.errors import ConfigError
 
 
 def command(
-    what: Annotated[str, typer.Argument(help="methods, models, datasets, distances, presets or studies.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="methods, models, datasets, distances, presets or studies.", autocompletion=lambda: list(_KINDS)
+        ),
+    ],
     name: Annotated[str | None, typer.Argument(help="One of them: what it is, and for a method its options.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
