@@ -47,6 +47,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 4, "use_bias": True},
     ),
     "bamba": ("bamba", "Bamba", _ATTENTION | _SSM2 | {"attn_layer_indices": [0]}),
+    "granite-moe-hybrid": (
+        "granitemoehybrid", "GraniteMoeHybrid",
+        _ATTENTION | _SSM2 | {
+            "layer_types": ["attention", "mamba"], "num_local_experts": 2, "num_experts_per_tok": 1,
+            "shared_intermediate_size": 24,
+        },
+    ),
     "falcon-h1": (
         "falcon_h1", "FalconH1",
         _ATTENTION | _SSM2 | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,11 +36,13 @@ class StateSpace:
             means the scalar transition ``A = a I`` of Mamba-2.
         c: ``[..., n]`` output row.
         b: ``[..., n]`` input column, or None; only the `output` distance needs it.
+        mask: ``[batch, tokens]``, the leading indices, true where there is a token and not padding; None: everywhere.
     """
 
     a: Tensor
     c: Tensor
     b: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -53,8 +55,19 @@ class StateSpace:
         return self.a.shape[-1] == 1 and self.n > 1
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> StateSpace:
-        """Apply ``fn`` to each tensor."""
-        return StateSpace(fn(self.a), fn(self.c), None if self.b is None else fn(self.b))
+        """Apply ``fn`` to each tensor but the mask."""
+        return replace(self, a=fn(self.a), c=fn(self.c), b=None if self.b is None else fn(self.b))
+
+    def rows(self, take: Callable[[Tensor], Tensor]) -> StateSpace:
+        """Take rows of the batch, of the mask too."""
+        return replace(self.map(take), mask=None if self.mask is None else take(self.mask))
+
+    def without_padding(self) -> StateSpace:
+        """The systems of tokens alone, ``[real tokens, ..., n]``: what a mean over tokens is to be taken of."""
+        if self.mask is None:
+            return self
+        mask = self.mask
+        return replace(self.map(lambda x: x.expand(*mask.shape, *x.shape[2:])[mask]), mask=None)
 
     def detach(self) -> StateSpace:
         """The same values, cut from the autograd graph."""

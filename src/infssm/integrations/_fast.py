@@ -15,7 +15,7 @@ from infssm.kernels import ScanInputs, scan
 from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import beside_checkpoint
 from infssm.states.probes import transformers_mamba, transformers_mamba2
-from infssm.states.probes.selective import convolve, masked, raw_states, wide
+from infssm.states.probes.selective import convolve, masked, packing, raw_states, wide
 
 _MAMBA = {
     "MambaMixer": "transformers.models.mamba.modeling_mamba",
@@ -25,6 +25,7 @@ _MAMBA = {
 _MAMBA2 = {
     "Mamba2Mixer": "transformers.models.mamba2.modeling_mamba2",
     "BambaMixer": "transformers.models.bamba.modeling_bamba",
+    "GraniteMoeHybridMambaLayer": "transformers.models.granitemoehybrid.modeling_granitemoehybrid",
     "FalconH1Mixer": "transformers.models.falcon_h1.modeling_falcon_h1",
     "Zamba2MambaMixer": "transformers.models.zamba2.modeling_zamba2",
     "NemotronHMamba2Mixer": "transformers.models.nemotron_h.modeling_nemotron_h",
@@ -46,7 +47,10 @@ class Fast(SSMMixer):
     ) -> Tensor:
         """hidden_states: [batch, tokens, width] -> the same shape."""
         if cache_params is None or not cache_params.has_previous_state(self.layer_idx):
-            mixed = self.mix(masked(hidden_states, attention_mask), attention_mask, cache_params)
+            seq_idx = packing(hidden_states, kwargs)
+            if seq_idx is not None and cache_params is not None:
+                raise ConfigError("a cache holds one sequence per row; call packed sequences with use_cache=False")
+            mixed = self.mix(masked(hidden_states, attention_mask), attention_mask, seq_idx, cache_params)
             out: Tensor = self.out_proj(mixed.to(hidden_states.dtype))
             return out
         if self.tap is not None:
@@ -54,8 +58,11 @@ class Fast(SSMMixer):
         return super().forward(hidden_states, cache_params, attention_mask, **kwargs)  # type: ignore[no-any-return]
 
     @abstractmethod
-    def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-        """Everything before the output projection; hidden: [batch, tokens, width]. Fills an empty cache."""
+    def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
+        """Everything before the output projection; hidden: [batch, tokens, width]. Fills an empty cache.
+
+        mask, seq_idx: [batch, tokens] of padding and of packed sequences, or None.
+        """
 
     def prefill(self, cache: Any, conv_input: Tensor, state: Tensor | None) -> None:
         """Leave the convolution's input [batch, tokens, channels] and the scan's last state in the cache."""
@@ -68,14 +75,15 @@ class FastMamba(Fast):
 
     D: Any
 
-    def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+    def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
         """One selective scan, gated."""
         x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        given = transformers_mamba.scan_inputs(self, x, mask)._replace(D=wide(self.D), z=wide(z))
+        given = transformers_mamba.scan_inputs(self, x, mask, seq_idx)._replace(D=wide(self.D), z=wide(z))
         if cache is None:
-            return self.run_scans([given])[0]
+            return self.run_scans([given], mask=mask)[0]
         if self.tap is not None:
-            self.emit([raw_states(given, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)])
+            states = raw_states(given, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)
+            self.emit([states._replace(mask=mask)])
         found = scan(given, last_state=True)
         self.prefill(cache, x, found.last_state)
         return found.y
@@ -86,7 +94,7 @@ class FastMamba(Fast):
 
 
 class FastMamba2(Fast):
-    """Mamba2, Bamba, FalconH1, Zamba2 and NemotronH."""
+    """Mamba2, Bamba, GraniteMoeHybrid, FalconH1, Zamba2 and NemotronH."""
 
     num_heads: Any
     head_dim: Any
@@ -103,21 +111,23 @@ class FastMamba2(Fast):
     D: Any
     norm: Any
 
-    def mix(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+    def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
         """One scan with a scalar transition per head, gated and normalised."""
         gate, xbc, dt = self.project(hidden)
         act = self.activation if self.activation in ("silu", "swish") else self.act
-        convolved = masked(convolve(self.conv1d, xbc, act=act), mask)
+        convolved = masked(convolve(self.conv1d, xbc, act=act, seq_idx=seq_idx), mask)
         x, bc = torch.split(convolved, [self.intermediate_size, self.conv_dim - self.intermediate_size], dim=-1)
         given = transformers_mamba2.head_inputs(bc, wide(dt), self.A_log, self.dt_bias, self.n_groups)
         if self.tap is not None:
             with beside_checkpoint():
                 bias, zoh = self.tap.include_dt_bias, self.tap.zoh
-                self.emit([raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)])
+                states = raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)
+                self.emit([states._replace(mask=mask)])
         delta = F.softplus(given.delta + wide(self.dt_bias)).clamp(*self.time_step_limit)
         A = self.per_channel(given.A[:, 0])[:, None].expand(-1, self.ssm_state_size)
         D = self.per_channel(wide(self.D))
-        y, state, _ = scan(ScanInputs(x, self.per_channel(delta), A, given.B, given.C, D), last_state=cache is not None)
+        inputs = ScanInputs(x, self.per_channel(delta), A, given.B, given.C, D, seq_idx=seq_idx)
+        y, state, _ = scan(inputs, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))
         mixed: Tensor = self.norm(y, gate) if getattr(self, "mamba_rms_norm", True) else y * F.silu(gate)

@@ -26,8 +26,9 @@ def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
 
 
 def mean_over_states(pair: StatePair, difference: Callable[[StateSpace, StateSpace], Tensor]) -> Tensor:
-    """Mean over tokens, then over layers and directions, of a difference of two state spaces."""
-    means = [difference(old, new).mean() for old, new in zip(pair.old, pair.new, strict=True)]
+    """Mean over tokens (padding is none), then over layers and directions, of a difference of two state spaces."""
+    pairs = zip(pair.old, pair.new, strict=True)
+    means = [difference(old.without_padding(), new.without_padding()).mean() for old, new in pairs]
     return torch.stack(means).mean()
 
 

@@ -26,6 +26,7 @@ class RawStates(NamedTuple):
     c, b: [batch, tokens, n] output and input vectors as the projections give them.
     delta: [batch, tokens] mean step size. zoh: [batch, tokens, n] mean of (exp(delta A) - 1) / A, if asked for.
     Layers with g > 1 groups have [batch, tokens, g, n] (delta: [batch, tokens, g]).
+    mask: [batch, tokens], true where there is a token and not padding; None: everywhere.
     """
 
     a: Tensor
@@ -33,6 +34,7 @@ class RawStates(NamedTuple):
     b: Tensor
     delta: Tensor
     zoh: Tensor | None
+    mask: Tensor | None = None
 
 
 class StateTap(Protocol):
@@ -63,18 +65,21 @@ class SSMMixer(nn.Module, ABC):
     def state_parameters(self, which: str) -> list[StateRows]:
         """Return the parameters (and their rows) that form the states; ``which`` is one of ``STATE_SETS``."""
 
-    def run_scans(self, scans: Iterable[ScanInputs], *, out_scale: float = 1.0) -> list[Tensor]:
+    def run_scans(
+        self, scans: Iterable[ScanInputs], *, out_scale: float = 1.0, mask: Tensor | None = None
+    ) -> list[Tensor]:
         """Run every scan, and emit the states of all of them when a tap is set.
 
         Each scan runs as soon as it is prepared, while its inputs are still in the cache: pass a generator.
-        ``out_scale`` multiplies the outputs (folded into B and D, which are small).
+        ``out_scale`` multiplies the outputs (folded into B and D, which are small). ``mask``: [batch, tokens] of the
+        tokens that are none but padding; the states say so.
         """
         if self.tap is None:
             return [scan(_scaled(x, out_scale)).y for x in scans]
         if self.tap.stop:
-            self.emit([_states_only(x, self.tap) for x in scans])
+            self.emit([_states_only(x, self.tap)._replace(mask=mask) for x in scans])
         pairs = [_output_and_states(x, out_scale, self.tap) for x in scans]
-        self.emit([states for _, states in pairs])
+        self.emit([states._replace(mask=mask) for _, states in pairs])
         return [y for y, _ in pairs]
 
     def emit(self, states: list[RawStates]) -> None:

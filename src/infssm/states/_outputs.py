@@ -39,7 +39,7 @@ class Observation(NamedTuple):
             return tensor if len(tensor) == 1 else tensor[rows]
 
         features, logits = (None if t is None else take(t) for t in (self.features, self.logits))
-        return Observation([space.map(take) for space in self.states], features, logits)
+        return Observation([space.rows(take) for space in self.states], features, logits)
 
 
 class OutputRecorder:

@@ -65,6 +65,14 @@ class MixerInputs:
         return self.args[position] if position < len(self.args) else self.kwargs.get(name)
 
 
+def as_mask(mask: Tensor | None) -> Tensor | None:
+    """A padding mask [batch, tokens] of any dtype as booleans; None where no token is padding."""
+    if mask is None:
+        return None
+    tokens = mask.detach() != 0
+    return None if bool(tokens.all()) else tokens
+
+
 ProbeFn = Callable[[Any, MixerInputs], list[StateSpace]]
 ParametersFn = Callable[[Any, str], list[StateRows]]
 

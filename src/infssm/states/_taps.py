@@ -17,7 +17,7 @@ from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
 from infssm.models import RawStates, SSMMixer
 from infssm.models.mixer import beside_checkpoint
-from infssm.states._probe import MixerInputs, Probe, probe_for
+from infssm.states._probe import MixerInputs, Probe, as_mask, probe_for
 
 if TYPE_CHECKING:
     from infssm.states._recorder import Recorder
@@ -55,7 +55,7 @@ class _Tap:
         _reject_reentrant_checkpoint()
         options = self.recorder.options
         with beside_checkpoint():
-            spaces = [StateSpace(s.a, s.c, options.b(s.b, s.delta, s.zoh)) for s in states]
+            spaces = [StateSpace(s.a, s.c, options.b(s.b, s.delta, s.zoh), as_mask(s.mask)) for s in states]
             self.recorder._add(self.name, spaces)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:

@@ -49,9 +49,9 @@ def drift(
 @torch.no_grad()
 def _mean_distance(old: Sequence[StateSpace], new: Sequence[StateSpace], kind: str) -> float:
     options: dict[str, Any] = {"equality": "off"} if kind == "simplified" else {}
+    pairs = ((a.without_padding(), b.without_padding()) for a, b in zip(old, new, strict=True))
     values = [
-        distance(a, b, kind=kind, soft_normalize=True, validate=False, **options).double().mean()
-        for a, b in zip(old, new, strict=True)
+        distance(a, b, kind=kind, soft_normalize=True, validate=False, **options).double().mean() for a, b in pairs
     ]
     return float(torch.stack(values).mean())
 

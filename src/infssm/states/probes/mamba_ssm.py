@@ -14,6 +14,7 @@ from infssm.states.probes.selective import (
     convolve,
     head_parameters,
     head_rows,
+    packing,
     project,
     selective_inputs,
     selective_parameters,
@@ -71,6 +72,6 @@ def mamba2(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     groups, n, heads = mixer.ngroups, mixer.d_state, mixer.nheads
     rows, conv_rows = head_rows(mixer.in_proj, groups, n, heads)
     bc, dt = torch.split(project(mixer.in_proj, u, rows), [2 * groups * n, heads], dim=-1)
-    bc = convolve(mixer.conv1d, bc, rows=conv_rows)
+    bc = convolve(mixer.conv1d, bc, rows=conv_rows, seq_idx=packing(u, inputs.kwargs))
     scan = head_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
     return [state_space(scan, inputs.options, limit=mixer.dt_limit)]

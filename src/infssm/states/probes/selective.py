@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.kernels import ScanInputs, causal_conv1d, mean_states
+from infssm.kernels import (
+    ScanInputs,
+    causal_conv1d,
+    mean_states,
+    seq_idx_from_cu_seqlens,
+    seq_idx_from_position_ids,
+)
 from infssm.models import RawStates, StateRows
-from infssm.states._probe import StateOptions
+from infssm.states._probe import StateOptions, as_mask
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -30,18 +37,47 @@ def project(linear: nn.Module, x: Tensor, rows: slice = slice(None)) -> Tensor:
 
 
 def convolve(
-    conv: nn.Conv1d, x: Tensor, *, rows: slice = slice(None), act: Any = "silu", reverse: bool = False
+    conv: nn.Conv1d,
+    x: Tensor,
+    *,
+    rows: slice = slice(None),
+    act: Any = "silu",
+    reverse: bool = False,
+    seq_idx: Tensor | None = None,
 ) -> Tensor:
     """Those channels of a causal depthwise convolution, then the activation (a name or a callable)."""
     bias = None if conv.bias is None else wide(conv.bias[rows])
     fused = act in ("silu", "swish")
-    y = causal_conv1d(wide(x), wide(conv.weight[rows, 0]), bias, silu=fused, reverse=reverse)
+    y = causal_conv1d(wide(x), wide(conv.weight[rows, 0]), bias, silu=fused, reverse=reverse, seq_idx=seq_idx)
     return y if fused else act(y)
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the padding tokens. x: [batch, tokens, channels]; mask: [batch, tokens] or None."""
     return x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)
+
+
+def packing(hidden: Tensor, arguments: Mapping[str, Any]) -> Tensor | None:
+    """The number of each token's sequence [batch, tokens], where a layer is called with packed sequences.
+
+    They are given as ``seq_idx`` [batch, tokens], as ``cu_seqlens`` or ``cu_seq_lens_q`` of one row, or as
+    ``position_ids`` [batch, tokens] that restart.
+    """
+    batch, tokens = hidden.shape[:2]
+    if (seq_idx := arguments.get("seq_idx")) is not None:
+        if seq_idx.shape != (batch, tokens):
+            raise ConfigError(f"seq_idx has shape {list(seq_idx.shape)}, expected {[batch, tokens]}")
+        return seq_idx if bool((seq_idx != seq_idx[:, :1]).any()) else None
+    for name in ("cu_seqlens", "cu_seq_lens_q"):
+        if (lengths := arguments.get(name)) is not None:
+            if batch != 1:
+                raise ConfigError(f"{name} packs one row, but the batch has {batch}; give seq_idx instead")
+            return seq_idx_from_cu_seqlens(lengths, tokens)
+    positions = arguments.get("position_ids")
+    if not isinstance(positions, Tensor) or positions.shape != (batch, tokens):
+        return None
+    restarts = seq_idx_from_position_ids(positions)
+    return restarts if bool(restarts[:, -1].any()) else None
 
 
 Norm = Callable[[Tensor], Tensor]
@@ -66,12 +102,16 @@ def selective_inputs(
 
 
 def state_space(
-    inputs: ScanInputs, options: StateOptions, *, limit: tuple[float, float] = (0.0, math.inf)
+    inputs: ScanInputs,
+    options: StateOptions,
+    *,
+    mask: Tensor | None = None,
+    limit: tuple[float, float] = (0.0, math.inf),
 ) -> StateSpace:
     """States of a selective layer: a, b, c: [batch, tokens, n] ([batch, tokens, groups, n] with groups)."""
     zoh = options.b_mode == "zoh"
     raw = raw_states(inputs, include_dt_bias=options.include_dt_bias, zoh=zoh, limit=limit)
-    return StateSpace(raw.a, raw.c, options.b(raw.b, raw.delta, raw.zoh))
+    return StateSpace(raw.a, raw.c, options.b(raw.b, raw.delta, raw.zoh), as_mask(mask))
 
 
 def raw_states(

@@ -14,6 +14,7 @@ from infssm.states._probe import MixerInputs, register_probe
 from infssm.states.probes.selective import (
     convolve,
     masked,
+    packing,
     project,
     selective_inputs,
     selective_parameters,
@@ -21,11 +22,12 @@ from infssm.states.probes.selective import (
 )
 
 
-def scan_inputs(mixer: Any, x: Tensor, mask: Tensor | None) -> ScanInputs:
+def scan_inputs(mixer: Any, x: Tensor, mask: Tensor | None, seq_idx: Tensor | None) -> ScanInputs:
     """What the mixer's scan is given, from the conv's input x: [batch, tokens, channels]."""
     act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
-    u = masked(convolve(mixer.conv1d, x, act=act), mask)
-    return selective_inputs(u, mixer.x_proj, mixer.dt_proj, mixer.A_log, norms=norms_of(mixer))
+    u = masked(convolve(mixer.conv1d, x, act=act, seq_idx=seq_idx), mask)
+    given = selective_inputs(u, mixer.x_proj, mixer.dt_proj, mixer.A_log, norms=norms_of(mixer))
+    return given._replace(seq_idx=seq_idx)
 
 
 def norms_of(mixer: Any) -> tuple[Any, Any, Any]:
@@ -34,15 +36,16 @@ def norms_of(mixer: Any) -> tuple[Any, Any, Any]:
     return dt, b, c
 
 
-def mixer_input(mixer: Any, inputs: MixerInputs) -> tuple[Tensor, Tensor | None]:
-    """The hidden states [batch, tokens, width] and the padding mask a transformers mixer was called with."""
+def mixer_input(mixer: Any, inputs: MixerInputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The hidden states [batch, tokens, width], padding mask and packing a transformers mixer was called with."""
     cache = inputs.get(1, "cache_params")
     if cache is not None and cache.has_previous_state(mixer.layer_idx):
         raise ConfigError(
             "states cannot be recorded while generating from a cache; call the model with use_cache=False"
         )
     mask = inputs.get(2, "attention_mask")
-    return masked(inputs.get(0, "hidden_states"), mask), mask
+    hidden = inputs.get(0, "hidden_states")
+    return masked(hidden, mask), mask, packing(hidden, inputs.kwargs)
 
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:
@@ -57,6 +60,6 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:
 @register_probe("transformers.models.jamba.modeling_jamba.JambaMambaMixer", parameters=parameters)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of one forward scan."""
-    hidden, mask = mixer_input(mixer, inputs)
+    hidden, mask, seq_idx = mixer_input(mixer, inputs)
     x = project(mixer.in_proj, hidden, slice(0, mixer.A_log.shape[0]))
-    return [state_space(scan_inputs(mixer, x, mask), inputs.options)]
+    return [state_space(scan_inputs(mixer, x, mask, seq_idx), inputs.options, mask=mask)]

@@ -1,4 +1,4 @@
-"""Probes of transformers' Mamba-2 layers: Mamba2, Bamba, FalconH1, Zamba2, NemotronH."""
+"""Probes of transformers' Mamba-2 layers: Mamba2, Bamba, GraniteMoeHybrid, FalconH1, Zamba2, NemotronH."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:
 
 @register_probe("transformers.models.mamba2.modeling_mamba2.Mamba2Mixer", parameters=parameters)
 @register_probe("transformers.models.bamba.modeling_bamba.BambaMixer", parameters=parameters)
+@register_probe(
+    "transformers.models.granitemoehybrid.modeling_granitemoehybrid.GraniteMoeHybridMambaLayer", parameters=parameters
+)
 @register_probe("transformers.models.falcon_h1.modeling_falcon_h1.FalconH1Mixer", parameters=parameters)
 @register_probe("transformers.models.zamba2.modeling_zamba2.Zamba2MambaMixer", parameters=parameters)
 @register_probe("transformers.models.nemotron_h.modeling_nemotron_h.NemotronHMamba2Mixer", parameters=parameters)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of one scan with a scalar transition per head: a: [batch, tokens(, groups), 1]."""
-    hidden, mask = mixer_input(mixer, inputs)
+    hidden, mask, seq_idx = mixer_input(mixer, inputs)
     groups, n, heads = mixer.n_groups, mixer.ssm_state_size, mixer.num_heads
     rows, conv_rows = head_rows(mixer.in_proj, groups, n, heads)
     # FalconH1 scales the input and every block of the projection.
@@ -43,9 +46,9 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
         projected = projected * scale[..., rows]
     bc, dt = torch.split(projected, [2 * groups * n, heads], dim=-1)
     act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
-    bc = masked(convolve(mixer.conv1d, bc, rows=conv_rows, act=act), mask)
+    bc = masked(convolve(mixer.conv1d, bc, rows=conv_rows, act=act, seq_idx=seq_idx), mask)
     scan = head_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
-    return [state_space(scan, inputs.options, limit=mixer.time_step_limit)]
+    return [state_space(scan, inputs.options, mask=mask, limit=mixer.time_step_limit)]
 
 
 def head_inputs(

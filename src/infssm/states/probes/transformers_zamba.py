@@ -28,14 +28,14 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:
 @register_probe("transformers.models.zamba.modeling_zamba.ZambaMambaMixer", parameters=parameters)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States with the heads as groups: a, b, c: [batch, tokens, heads, n]."""
-    hidden, mask = mixer_input(mixer, inputs)
+    hidden, mask, seq_idx = mixer_input(mixer, inputs)
     x = project(mixer.in_proj, hidden, slice(0, None, 2))  # x and gate alternate
     act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
-    u = masked(convolve(mixer.conv1d, x, act=act), mask)
+    u = masked(convolve(mixer.conv1d, x, act=act, seq_idx=seq_idx), mask)
     heads, n = mixer.n_mamba_heads, mixer.ssm_state_size
     projected = torch.einsum("bthd,hrd->bthr", torch.unflatten(u, -1, (heads, -1)), wide(mixer.x_proj_weight))
     dt, B, C = torch.split(projected, [mixer.time_step_rank, n, n], dim=-1)
     delta = torch.einsum("bthr,hdr->bthd", dt, wide(mixer.dt_proj_weight)).flatten(2)
     A = -torch.exp(wide(mixer.A_log)).flatten(0, 1)
     scan = ScanInputs(u, delta, A, B, C, delta_bias=wide(mixer.dt_proj_bias).flatten(), delta_softplus=True)
-    return [state_space(scan, inputs.options)]
+    return [state_space(scan, inputs.options, mask=mask)]
