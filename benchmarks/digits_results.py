@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.results import LEGEND, SEEDS, Bench, Candidate, Found, Outcome, gain, machine, search, spread, table
 from infssm.geometry import list_distances
+from infssm.presets import main_job
 from infssm.train import merge
-from infssm.train.main_job import MAIN_JOB
 
-BASE = MAIN_JOB
+BASE, _ = main_job()
 
 METHODS: dict[str, Candidate] = {
     **{name: (name, {}, "weight", 1.0) for name in ("ewc", "si", "mas", "lwf-ac", "lwf-abc", "inf-ssm", "inf-ssm+")},

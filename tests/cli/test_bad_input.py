@@ -12,8 +12,8 @@ import torch
 
 import infssm
 from infssm.cli.app import invoke, repeat_seeds
+from infssm.presets import plan
 from infssm.train import load_config, merge, setup
-from infssm.train.plan import plan
 from tests.train.tiny import TINY
 
 LAUGHS = "[&a [x, x, x, x, x, x, x, x, x, x], " + ", ".join(

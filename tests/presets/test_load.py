@@ -6,9 +6,8 @@ import pytest
 from infssm.data import write_synthetic
 from infssm.errors import ConfigError
 from infssm.methods import method_options
-from infssm.presets import list_presets, load_preset
+from infssm.presets import list_presets, load_preset, plan
 from infssm.train import load_config, to_dict
-from infssm.train.plan import plan
 from infssm.train.setup import check_config, load_stream
 
 

@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 import infssm
+from infssm.presets import plan
 from infssm.train import fitting, load_config
 from infssm.train.fitting import fitted
-from infssm.train.plan import plan
 from infssm.train.setup import build
 
 

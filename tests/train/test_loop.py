@@ -17,8 +17,8 @@ from infssm.train import loop as loop_module
 from infssm.train.again import evaluate_run
 from infssm.train.evaluate import Accuracy
 from infssm.train.loop import Loop
-from infssm.train.main_job import run_side_by_side, write_comparison
 from infssm.train.setup import build
+from infssm.train.side_by_side import run_side_by_side, write_comparison
 from tests.compare import identical
 from tests.train.tiny import assert_same, final_weights, tiny_config
 

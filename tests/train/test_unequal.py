@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from infssm.methods import list_methods
+from infssm.presets import describe
 from infssm.train import load_config, run
-from infssm.train.plan import describe
 from infssm.train.setup import build, load_stream
 
 from .tiny import TINY, tiny_config

@@ -54,8 +54,8 @@ def command(
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
-    from infssm.train.main_job import run_side_by_side
-    from infssm.train.plan import plan
+    from infssm.presets import plan
+    from infssm.train.side_by_side import run_side_by_side
 
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
@@ -118,9 +118,8 @@ def _miniatures(groups: list[list[Any]]) -> list[list[Any]]:
 
 
 def _show(groups: list[list[Any]], *, dry_run: bool) -> None:
-    from infssm.presets import estimate
+    from infssm.presets import describe, estimate
     from infssm.train import to_yaml
-    from infssm.train.plan import describe
 
     configs = [config for group in groups for config in group]
     if not dry_run or len(configs) == 1:
@@ -134,7 +133,7 @@ def _conclude(results: list[Any], seconds: float) -> None:
     from rich.console import Console
 
     from infssm.cli.tables import print_comparison
-    from infssm.train.main_job import write_comparison
+    from infssm.train.side_by_side import write_comparison
 
     folder = Path(results[0].config.out).expanduser() / results[0].config.benchmark_name
     comparison, page = write_comparison(results, folder)

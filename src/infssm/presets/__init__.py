@@ -2,9 +2,18 @@
 
 from infssm.presets._estimate import Estimate, estimate
 from infssm.presets._fast import fast_dev_config
-from infssm.presets._load import VARIANTS, Preset, list_benchmarks, list_presets, load_preset, paper_numbers
+from infssm.presets._load import (
+    VARIANTS,
+    Preset,
+    list_benchmarks,
+    list_presets,
+    load_preset,
+    main_job,
+    paper_numbers,
+)
 from infssm.presets._paper import Cell, Measured, compare_with_paper, paper_cells
 from infssm.presets._paper_tables import PAPER_FORMATS, coverage, render_paper
+from infssm.presets._plan import describe, plan
 from infssm.presets._run import run
 
 __all__ = [
@@ -16,13 +25,16 @@ __all__ = [
     "Preset",
     "compare_with_paper",
     "coverage",
+    "describe",
     "estimate",
     "fast_dev_config",
     "list_benchmarks",
     "list_presets",
     "load_preset",
+    "main_job",
     "paper_cells",
     "paper_numbers",
+    "plan",
     "render_paper",
     "run",
 ]

@@ -10,6 +10,8 @@ from infssm.data import write_synthetic
 from infssm.methods import parse_name
 from infssm.train import RunConfig, load_config, merge, to_dict
 
+FAST = {"epochs": 1, "task0_epochs": 1, "limit_batches": 2}
+"""Two steps per task: does it work?"""
 _LAYOUTS = ("caltech256", "cifar100", "cub200", "imagenet-r")
 _DEPTH = 2
 _SMALLER: dict[str, dict[str, Any]] = {
@@ -38,8 +40,7 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
         "benchmark": None,
         "data": data,
         "model": {"name": "vim_nano", "weights": None},
-        "train": {"epochs": 1, "task0_epochs": 1, "batch_size": 4, "eval_batch_size": 2, "limit_batches": 2}
-        | {"task0": "train", "num_workers": 0},
+        "train": FAST | {"batch_size": 4, "eval_batch_size": 2, "task0": "train", "num_workers": 0},
         "method": _smaller_method(config),
         "out": os.fspath(Path(folder) / "runs"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ VARIANTS = ("paper", "authors-code")
 """Where the paper and its released code differ: follow the text, or the code."""
 
 _HERE = files("infssm.presets")
+_MAIN_JOB = "digits/5-task"
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,16 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
         assumed=bench.get("assumed", {}) | row.get("assumed", {}) | hard,
         paper=_published(row.get("result")),
     )
+
+
+def main_job() -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
+    """What ``infssm run`` does without arguments: the set-up of ``digits/5-task``, and its methods side by side.
+
+    The first method trains task 0 for all.
+    """
+    bench = copy.deepcopy(_benchmark(_MAIN_JOB))
+    methods = tuple({"name": name, **row.get("method", {})} for name, row in bench["methods"].items())
+    return {key: bench[key] for key in ("data", "model", "train")}, methods
 
 
 @cache

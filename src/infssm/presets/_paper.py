@@ -12,6 +12,7 @@ from infssm.methods import method_options
 from infssm.metrics import Summary, summarize
 from infssm.presets._load import VARIANTS, list_presets, load_preset, paper_numbers
 from infssm.runs import RunDirectory
+from infssm.runs.settings import NOT_COUNTING, is_one_of
 from infssm.train import RunConfig, differences, load_config, to_dict
 
 TABLES = {
@@ -25,17 +26,13 @@ TABLES = {
 """Tables of the report in the paper's order; Table 2 is Table 11 without UCL."""
 
 _IGNORED = (
-    "seed:",
-    "out:",
-    "log.",
-    "data.root:",
-    "train.task0:",
-    "train.accelerator:",
-    "train.devices:",
-    "train.eval_batch_size:",
-    "train.log_every:",
-    "train.num_workers:",
-    "train.threads:",
+    *NOT_COUNTING,
+    "seed",
+    "train.task0",
+    "train.accelerator",
+    "train.devices",
+    "train.eval_batch_size",
+    "train.threads",
 )
 """Settings in which a run may differ from its preset and still count as that preset's."""
 
@@ -125,7 +122,7 @@ def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] 
     mine, theirs = ({**to_dict(c), "method": {}} for c in (config, preset))
     if config.model.weights and preset.model.weights:  # where the file lies does not matter; starting without one does
         mine["model"]["weights"] = theirs["model"]["weights"]
-    return tuple(line for line in differences(theirs, mine) if not line.startswith(_IGNORED))
+    return tuple(line for line in differences(theirs, mine) if not is_one_of(line.partition(":")[0], _IGNORED))
 
 
 def _options(config: RunConfig) -> dict[str, Any] | None:

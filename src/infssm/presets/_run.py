@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from infssm.presets._load import load_preset
-from infssm.train import Result, load_config, merge
+from infssm.presets._plan import plan
+from infssm.train import Result
 from infssm.train import run as run_config
-from infssm.train._load import parse_overrides
-from infssm.train.fitting import fitted
 
 
 def run(
@@ -39,20 +38,11 @@ def run(
         source = Path(what)
     else:
         source = load_preset(what, variant).values
-    config = load_config(_fitted(source, tuple(overrides), data_root))
-    changes: dict[str, Any] = {}
-    if seed is not None:
-        changes["seed"] = seed
-    if out is not None:
-        changes["out"] = os.fspath(out)
-    if data_root is not None:
-        changes["data"] = {"root": os.fspath(data_root)}
-    return run_config(load_config(merge(config.model_dump(mode="json"), changes)))
-
-
-def _fitted(
-    source: Mapping[str, Any] | Path, overrides: tuple[str, ...], data_root: str | os.PathLike[str] | None
-) -> dict[str, Any]:
-    """All that was given, and what fits the data where no model was."""
-    given = merge(load_config(source).model_dump(mode="json", exclude_unset=True), parse_overrides(overrides))
-    return merge(fitted(given, None if data_root is None else os.fspath(data_root)), given)
+    [[config]] = plan(
+        source,
+        tuple(overrides),
+        seeds=None if seed is None else [seed],
+        data_root=None if data_root is None else os.fspath(data_root),
+        out=None if out is None else os.fspath(out),
+    )
+    return run_config(config)

@@ -8,11 +8,12 @@ from typing import Any
 
 from infssm.metrics import summarize
 from infssm.models import create_model
+from infssm.presets import main_job
 from infssm.runs import RunDirectory
 from infssm.states import find_mixers
 from infssm.studies._study import Study, axes, register_study
 from infssm.train import Result, RunConfig, load_config, merge, parse_overrides, to_dict
-from infssm.train.main_job import MAIN_JOB, run_side_by_side
+from infssm.train.side_by_side import run_side_by_side
 
 _MEASURES = ("aa", "aia", "fm")
 
@@ -52,7 +53,7 @@ def blocks(
 
 def _configs(run: str | os.PathLike[str] | None, method: str, changes: dict[str, Any]) -> dict[str, RunConfig]:
     """Plain training first, then the method on ever more layers."""
-    values: dict[str, Any] = dict(MAIN_JOB)
+    values, _ = main_job()
     if run is not None:
         directory = RunDirectory.open(run)
         values = directory.config()

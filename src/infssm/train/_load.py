@@ -14,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 
 from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
+from infssm.runs.settings import NOT_COUNTING
 from infssm.train._values import plain, read_yaml
 from infssm.train.config import RunConfig, one_spelling
 
 _DEEPEST = 12
 """Dots of an override that lead deeper; no setting is so deep."""
-_NOT_HASHED = ("seed", "out", "log", "data.root", "train.num_workers", "train.log_every")
 
 
 def load_config(
@@ -104,7 +104,7 @@ def to_yaml(config: RunConfig) -> str:
 def config_hash(config: RunConfig) -> str:
     """Eight hex digits over all that decides the results but the seed, so that runs of one set-up share them."""
     values = to_dict(config)
-    for path in _NOT_HASHED:
+    for path in ("seed", *NOT_COUNTING):
         *parents, key = path.split(".")
         section = values
         for parent in parents:

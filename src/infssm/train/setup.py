@@ -167,7 +167,6 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
 
     ``weights=False`` leaves out the weights to start from, for a run that loads its own.
     """
-    check_config(config)
     if weights and config.model.weights is not None:
         check_weights(config.model.weights)
     stream, train = load_stream(config, split), config.train

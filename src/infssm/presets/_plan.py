@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 
-from infssm.train._load import load_config, merge, parse_overrides
-from infssm.train.config import RunConfig
+from infssm.presets._fast import FAST
+from infssm.presets._load import main_job
+from infssm.train import RunConfig, load_config, merge, parse_overrides, run_path
 from infssm.train.fitting import fitted
-from infssm.train.main_job import MAIN_JOB, MAIN_METHODS
-from infssm.train.running import run_path
 from infssm.train.setup import build, check_config
-
-_FAST = {"epochs": 1, "task0_epochs": 1, "limit_batches": 2}
 
 
 def plan(
@@ -33,23 +30,23 @@ def plan(
     model get one that fits (see :func:`~infssm.train.fitting.fitted`).
     """
     changes = parse_overrides(overrides)
-    given: Mapping[str, Any] = {}
-    if source is not None:
-        given = source if isinstance(source, Mapping) else load_config(source).model_dump(exclude_unset=True)
-    base = merge(MAIN_JOB if source is None else given, fitted(merge(given, changes), data_root))
-    methods = MAIN_METHODS if source is None and "method" not in changes else (None,)
+    base, methods = main_job() if source is None else ({}, ())
+    given = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
+    chosen = merge(given, changes)
+    load_config(chosen)  # what is wrong in it is told before data are looked at
+    base = merge(merge(base, fitted(chosen, data_root)), given)
     fixed: dict[str, Any] = {}
     if out is not None:
         fixed["out"] = out
     if data_root is not None:
         fixed["data"] = {"root": data_root}
     if fast_dev_run:
-        fixed["train"] = _FAST
+        fixed["train"] = FAST
     groups = []
     for seed in [None] if seeds is None else seeds:
         group = []
-        for method in methods:
-            values = base if method is None else {**base, "method": dict(method)}
+        for method in methods if methods and "method" not in changes else (None,):
+            values = base if method is None else {**base, "method": method}
             values = merge(merge(values, changes), fixed if seed is None else {**fixed, "seed": seed})
             group.append(load_config(values))
             check_config(group[-1])
