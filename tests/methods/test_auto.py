@@ -22,10 +22,9 @@ STEPS = 8
 def second_task(loader: object = None, **options: object) -> tuple[nn.Module, Method]:
     model = toys.vim(dtype=torch.float32)
     method = build_method(model, "inf-ssm-exact", probe_steps=STEPS, **{"distance": "c", **options})
-    method.context.lr = 2e-3
     method.begin_task(TASKS[0])
     method.end_task(TASKS[0])
-    method.begin_task(TASKS[1], loader)
+    method.begin_task(TASKS[1], loader, lr=2e-3)
     return model, method
 
 

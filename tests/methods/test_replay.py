@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infssm.errors import ConfigError
-from infssm.methods import Batch, build_method, parse_name
+from infssm.methods import Batch, Context, Transforms, build_method, parse_name
 from infssm.methods._replay import Replay
 from tests.compare import identical
 from tests.methods import toys
@@ -38,7 +38,7 @@ def test_a_regularizer_of_weight_zero_changes_nothing(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_the_penalty_is_that_of_the_stream_images(host: str) -> None:
+def test_the_penalty_is_that_of_the_stream_images(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = build(f"{host}+inf-ssm", **{"inf-ssm.weight": 10.0})
     train(method, TASKS[0])
     batches = toys.loader(TASKS[1])
@@ -46,8 +46,10 @@ def test_the_penalty_is_that_of_the_stream_images(host: str) -> None:
     method.begin_epoch(0, 1)
     toys.nudge(method.module)
     observed: list[Any] = []
-    regularizer, states = method.regularizers[0], method.context.states
-    method.context.states = lambda: observed.append(states()) or observed[-1]  # type: ignore[method-assign]
+    regularizer, states = method.regularizers[0], Context.states
+    monkeypatch.setattr(
+        Context, "states", lambda self, fractions: observed.append(states(self, fractions)) or observed[-1]
+    )
     term = method.loss(batches[0])["inf-ssm/distance"]
     (pair,) = observed
     assert pair.new[0].a.shape[:2] == pair.old[0].a.shape[:2] == (len(batches[0].y), pair.new[0].a.shape[1])
@@ -163,15 +165,15 @@ def test_a_first_task_from_a_checkpoint_is_refused_where_parts_must_be_trained(h
 
 
 def test_transforms_of_the_loop_are_used() -> None:
-    method = build("er", replay_batch=3)
-    train(method, TASKS[0])
     calls: list[tuple[torch.Size, torch.dtype]] = []
 
     def augment(raw: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         calls.append((raw.shape, raw.dtype))
         return raw.float() / 255 + torch.rand(raw.shape, generator=generator)
 
-    method.context.augment = augment
+    method = build("er", replay_batch=3, transforms=Transforms(train=augment))
+    train(method, TASKS[0])
+    calls.clear()
     method.begin_task(TASKS[1])
     method.loss(toys.batch(TASKS[1]))
     assert calls == [(torch.Size([3, 1, 8, 8]), torch.uint8)]

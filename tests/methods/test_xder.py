@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from infssm.methods import Method
+from infssm.methods import Method, Transforms
 from infssm.methods import _xder_losses as losses
 from infssm.methods.xder import XDER
 from tests.compare import identical
@@ -226,13 +226,13 @@ def test_stored_logits_after_a_task_by_hand() -> None:
 
 
 def test_strong_views_come_from_the_loop() -> None:
-    method, _ = at_task(1)
     calls: list[torch.Size] = []
 
     def strong(raw: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         calls.append(raw.shape)
         return raw.double() / 255 + torch.rand(raw.shape, generator=generator)
 
-    method.context.strong = strong
+    method, _ = at_task(1, transforms=Transforms(strong=strong))
+    calls.clear()
     method.loss(toys.batch(TASKS[1]))
     assert calls == [torch.Size([2 * (3 + 4), 1, 8, 8])]

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from infssm.data import Loader, Task
 from infssm.errors import ConfigError, DivergedError
-from infssm.methods import list_methods, parse_name
+from infssm.methods import Transforms, list_methods, parse_name
 from infssm.metrics import AccuracyMatrix
 from infssm.runs import RunDirectory
 from infssm.train import RunConfig, run, to_yaml
+from infssm.train import setup as setup_module
 from infssm.train.devices import launch
 from infssm.train.display import Display
 from infssm.train.loop import Loop
@@ -56,10 +57,9 @@ class Recording(torch.optim.SGD):
 
 def gradients(fabric: Any, config: RunConfig) -> tuple[list[Tensor], dict[str, float]]:
     """Averaged gradients and loss terms of the first step of task 1, the model moved away from the old one."""
-    setup = build(config, fabric.device)
-    context = setup.method.context
-    # Random crops are drawn per process, as they should be: the images of the buffer are taken as they are.
-    context.augment = context.strong = lambda raw, _: setup.recipe.eval(raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup_module, "Transforms", plain_transforms)
+        setup = build(config, fabric.device)
     state = State(Position(), AccuracyMatrix(config.data.num_tasks))
     loop = Loop(fabric, setup, state, RunDirectory(Path(config.out)), None, Display(), Signals())
     trained(loop, setup.task(0))
@@ -73,6 +73,11 @@ def gradients(fabric: Any, config: RunConfig) -> tuple[list[Tensor], dict[str, f
     assert len(batch) * fabric.world_size == config.train.batch_size
     means = fabric.all_reduce(torch.stack([t.detach() for t in terms.values()]), reduce_op="mean").tolist()
     return optimizer.gradients, dict(zip(terms, means, strict=True))
+
+
+def plain_transforms(_: Any, evaluation: Any, __: Any) -> Transforms:
+    """Random crops are drawn per process, as they should be: the images of the buffer are taken as they are."""
+    return Transforms(lambda raw, _: evaluation(raw), evaluation, lambda raw, _: evaluation(raw))
 
 
 def begun(loop: Loop, task: Task) -> Task:

@@ -41,6 +41,7 @@ from infssm.methods._contract import (
     StatePair,
     TaskInfo,
     Terms,
+    Transforms,
 )
 from infssm.methods._head import FeatureBatch, Features, FittedHead, Head
 from infssm.methods._method import Method, StatesConfig
@@ -64,6 +65,7 @@ __all__ = [
     "StatesConfig",
     "TaskInfo",
     "Terms",
+    "Transforms",
     "attach",
     "build_method",
     "canonical_name",

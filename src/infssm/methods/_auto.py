@@ -66,7 +66,9 @@ class AutoWeight:
         context = self._context
         assert context.old is not None
         model = copy.deepcopy(context.module).train()
-        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=context.lr or 1e-3)
+        optimizer = torch.optim.AdamW(
+            (p for p in model.parameters() if p.requires_grad), lr=context.progress.lr or 1e-3
+        )
         recorder = Recorder(model, **context.states_options)
         values = []
         for step, batch in enumerate(itertools.islice(_forever(loader, context.device), self._steps)):

@@ -6,16 +6,20 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from pydantic import ValidationError
 from torch import nn
 
 from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
-from infssm.methods._contract import Base, Component, ComponentConfig, Context, Regularizer
+from infssm.methods._context import Progress
+from infssm.methods._contract import Base, Component, ComponentConfig, Context, Regularizer, Transforms
 from infssm.methods._head import Head
 from infssm.methods._method import Method, StatesConfig
+from infssm.states import OutputRecorder, Recorder
 
 C = TypeVar("C", bound=type[Component])
 components: Registry[type[Component]] = Registry("method", group="infssm.methods")
@@ -146,34 +150,52 @@ def build_method(
     num_classes: int | None = None,
     num_tasks: int | None = None,
     task_sizes: Sequence[int] | None = None,
-    watching: bool = False,
+    transforms: Transforms | None = None,
+    own_loop: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Method:
     """Compose the named method on ``model``; see :func:`infssm.attach` for the options.
 
     ``seed`` is the run's: the draws of replay buffers follow from it. ``task_sizes`` are the classes of each task;
-    without them tasks share the classes equally.
+    without them tasks share the classes equally. ``transforms`` make model input of stored raw images again.
     """
     parts = parse_name(name)
     configs = method_options(name, options)
     states = configs.pop("states")
     assert isinstance(states, StatesConfig)
-    context = Context(
+    before = Context(
         model,
         num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
         num_tasks=num_tasks,
         task_sizes=None if task_sizes is None else tuple(task_sizes),
         states_options=states.model_dump(),
-        watching=watching,
+        transforms=transforms or Transforms(),
+        own_loop=own_loop,
         seed=seed,
+        # Away from the seeds of replay buffers, whose draws would otherwise go along with these.
+        progress=Progress(generator=torch.Generator().manual_seed(2**32 + seed)),
     )
-    base = parts.base(configs[parts.base.name], context)
-    context.module, context.columns = base.prepare(model), base.columns
+    module = parts.base.prepare(configs[parts.base.name], before)
+    prepared = _watched(replace(before, module=module), parts.regularizers)
+    base = parts.base(configs[parts.base.name], prepared)
+    context = replace(prepared, columns=base.columns)
     head = parts.head(configs[parts.head.name], context)
-    head.prepare(context.module)
+    head.prepare(module)
     regularizers = [cls(configs[cls.name], context) for cls in parts.regularizers]
     return Method(canonical_name(name), context, base, regularizers, head)
+
+
+def _watched(context: Context, regularizers: Sequence[type[Regularizer]]) -> Context:
+    """The context with recorders of what the regularizers compare."""
+    states, features, logits = (
+        any(getattr(cls, need) for cls in regularizers) for need in ("needs_states", "needs_features", "needs_logits")
+    )
+    return replace(
+        context,
+        recorder=Recorder(context.module, **context.states_options) if states else None,
+        outputs=OutputRecorder(context.module, features=features, logits=logits) if features or logits else None,
+    )
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
@@ -202,7 +224,7 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
             f"{name!r} trains on the data of all tasks at once, so in a loop of your own there is nothing to attach: "
             "train on all data without a method, or let infssm.run do it with method=joint"
         )
-    method = build_method(model, name, watching=True, **options)
+    method = build_method(model, name, own_loop=True, **options)
     for warning in (regularizer.warning for regularizer in method.regularizers if regularizer.warning):
         warnings.warn(warning, UserWarning, stacklevel=2)
     return method

@@ -25,7 +25,7 @@ from infssm.methods._head import Head
 from infssm.methods._passes import Batches
 from infssm.methods._rows import count_rows
 from infssm.models.features import TRAINED, classifier_prefix, trained_classifier
-from infssm.states import OldModel, OutputRecorder, Recorder, unwrap
+from infssm.states import OldModel, unwrap
 
 
 class StatesConfig(ComponentConfig):
@@ -57,11 +57,6 @@ class Method:
         self.regularizers = list(regularizers)
         self.head = head
         self._recording = contextlib.ExitStack()
-        if self.needs_states:
-            context.recorder = Recorder(context.module, **context.states_options)
-        features, logits = (any(getattr(r, need) for r in regularizers) for need in ("needs_features", "needs_logits"))
-        if features or logits:
-            context.outputs = OutputRecorder(context.module, features=features, logits=logits)
 
     @property
     def module(self) -> nn.Module:
@@ -87,18 +82,18 @@ class Method:
         """Whether steps on a task make a difference; with frozen features and a fitted head only the first do."""
         return task == 0 or not (self.base.freezes and self.head.fitted)
 
-    def begin_task(self, task: Any, loader: Any = None) -> None:
+    def begin_task(self, task: Any, loader: Any = None, *, lr: float | None = None) -> None:
         """Start a task: its 0-based index, or an object with ``index`` and ``classes``.
 
-        ``loader`` yields its training batches. A task after the first that follows no ``end_task`` (a model trained
-        elsewhere) is held to the model as it is now.
+        ``loader`` yields its training batches, ``lr`` is its base learning rate where known. A task after the first
+        that follows no ``end_task`` (a model trained elsewhere) is held to the model as it is now.
         """
         info = TaskInfo.of(task)
-        context = self.context
-        context.task = info
+        progress = self.context.progress
+        progress.task, progress.lr = info, lr
         self.head.withdraw()
         if self.needs_old and info.index > 0:
-            context.old = (context.old or self._copy()).to(context.device)
+            progress.old = (progress.old or self._copy()).to(self.context.device)
         loader = None if loader is None else Batches(loader)
         for component in self.components:
             component.begin_task(info, loader)
@@ -111,7 +106,7 @@ class Method:
         """Record from now to the end of the task, where a user's own loop runs the model."""
         context = self.context
         self._recording.close()
-        if context.watching and context.old is not None:
+        if context.own_loop and context.old is not None:
             self._recording.enter_context(context.recording())
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
@@ -128,7 +123,7 @@ class Method:
         """All loss terms of a step, weighted; their sum is what to minimise."""
         if batch.soft is not None and not self.base.mixes:
             raise ConfigError(f"{self.base.name} trains on class labels: give batches without soft targets (soft=None)")
-        self.context.batch_size = len(batch.y)
+        self.context.progress.batch_size = len(batch.y)
         return self.base.loss(batch) | self._penalty_terms()
 
     def penalty(self, x: Tensor | Mapping[str, Any]) -> Tensor:
@@ -137,7 +132,7 @@ class Method:
         A mapping of keyword arguments stands for ``model(**x)``.
         """
         context = self.context
-        context.batch_size = count_rows(x)
+        context.progress.batch_size = count_rows(x)
         if context.current.index > 0:
             context.observe(x)
         return sum(self._penalty_terms().values(), start=torch.zeros((), device=context.device))
@@ -172,7 +167,7 @@ class Method:
             self.head.reset()
         self.head.end_task(info, None if images is None else Batches(images))
         if self.needs_old:
-            self.context.old = self._copy()
+            self.context.progress.old = self._copy()
         self.head.install()  # last, so that the old model keeps the classifier that is trained
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -200,15 +195,15 @@ class Method:
         if set(state["components"]) != {component.name for component in self.components}:
             raise ConfigError(f"this is the state of method {state['name']!r}, not of {self.name!r}")
         if (task := state["task"]) is not None:
-            self.context.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)
+            self.context.progress.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)
         self.context.forget()
         self.context.generator.set_state(state["generator"].cpu())
         self._recording.close()
         self.head.withdraw()
-        self.context.old = None
+        self.context.progress.old = None
         if state["old"] is not None:
-            self.context.old = self._copy()
-            self.context.old.load_state_dict(state["old"])
+            self.context.progress.old = self._copy()
+            self.context.progress.old.load_state_dict(state["old"])
         for component in self.components:
             component.load_state_dict(state["components"][component.name])
         self.head.restore(state["head"])

@@ -66,19 +66,10 @@ class CLFD(StreamReplay):
         self._images = 0
         self._comparing = False
         self._ready = False
-
-    def make_buffer(self) -> ReservoirBuffer:
-        """A reservoir of encoded maps."""
-        capacity = self.config.capacity_factor * self.config.buffer_size
-        return ReservoirBuffer(capacity, ("features", "label"), seed=self.context.seed)
-
-    def prepare(self, module: nn.Module) -> nn.Module:
-        """Wrap the model between encoder and selection."""
-        place = next(module.parameters())
-        wrapped = parts.FrequencyModel(module, ratio=self.config.ratio, adapt=self.config.adapt)
-        wrapped.encoder.to(place.device, place.dtype)
+        wrapped = context.module
+        assert isinstance(wrapped, parts.FrequencyModel)
         self.encoder, self.selection = wrapped.encoder, wrapped.selection
-        shape = (self.context.num_classes or 0, find_classifier(module).in_features)
+        shape = (context.num_classes, find_classifier(wrapped).in_features)
         height, width = wrapped.image_size
         channels = self.encoder.all.in_channels // 4
         self._blank = torch.zeros(1, channels, height, width, dtype=torch.uint8)
@@ -86,6 +77,18 @@ class CLFD(StreamReplay):
         self.probabilities = torch.zeros(shape)
         self.looks = torch.zeros(shape[0], channels * (height // 2) * (width // 2))
         """Sum of the low bands of each class's images."""
+
+    def make_buffer(self) -> ReservoirBuffer:
+        """A reservoir of encoded maps."""
+        capacity = self.config.capacity_factor * self.config.buffer_size
+        return ReservoirBuffer(capacity, ("features", "label"), seed=self.context.seed)
+
+    @classmethod
+    def prepare(cls, config: CLFDConfig, context: Context) -> nn.Module:
+        """Wrap the model between encoder and selection."""
+        like = next(context.module.parameters())
+        wrapped = parts.FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
+        wrapped.encoder.to(like.device, like.dtype)
         return wrapped
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
@@ -118,7 +121,7 @@ class CLFD(StreamReplay):
         maps, old_labels = self._replayed_maps(stream)
         allowed = self._allowed(labels)
         with capture(self.encoder) as encoded, capture(self.selection) as selected:
-            logits = self.context.forward(batch.x, stream=stream, replayed=maps, allowed=allowed)
+            logits = self.context.forward(batch.x, current_rows=stream, replayed=maps, allowed=allowed)
         self.context.old_forward_kwargs()
         self._new_counts.index_add_(0, labels, selected[0].mask[:stream].cpu().float())
         if self._comparing:

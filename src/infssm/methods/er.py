@@ -54,7 +54,7 @@ class ER(StreamReplay):
             drawn = self.replay(stream)
             x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
         self.remember(**self.rows_of(batch))
-        logits = self.context.forward(x, stream=stream)
+        logits = self.context.forward(x, current_rows=stream)
         return {"ce": masked_cross_entropy(logits, y, stream=stream, classes=self._classes, mask=self.config.mask)}
 
     @property

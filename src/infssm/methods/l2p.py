@@ -14,7 +14,7 @@ from torch import nn
 
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Loader, TaskInfo, Terms
+from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods._l2p_prompts import PromptedModel, Selection, pull
 from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of
 from infssm.methods.er import masked_cross_entropy
@@ -50,12 +50,17 @@ class L2PR(StreamReplay):
     Config: ClassVar[type[ComponentConfig]] = L2PRConfig
     config: L2PRConfig
 
-    def prepare(self, module: nn.Module) -> nn.Module:
+    def __init__(self, config: L2PRConfig, context: Context) -> None:
+        super().__init__(config, context)
+        assert isinstance(context.module, PromptedModel)
+        self.pool = context.module.prompt_pool
+
+    @classmethod
+    def prepare(cls, config: L2PRConfig, context: Context) -> nn.Module:
         """Wrap the model; its query copy is the model as it is now."""
-        config = self.config
-        wrapped = PromptedModel(module, size=config.pool_size, length=config.length, select=config.select)
-        wrapped.prompt_pool.to(next(module.parameters()).device, next(module.parameters()).dtype)
-        self.pool = wrapped.prompt_pool
+        like = next(context.module.parameters())
+        wrapped = PromptedModel(context.module, size=config.pool_size, length=config.length, select=config.select)
+        wrapped.prompt_pool.to(like.device, like.dtype)
         return wrapped
 
     def columns(self, task: TaskInfo) -> slice:
@@ -70,7 +75,7 @@ class L2PR(StreamReplay):
             x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
         self.remember(**self.rows_of(batch))
         with capture(self.pool) as seen:
-            logits = self.context.forward(x, stream=stream)
+            logits = self.context.forward(x, current_rows=stream)
         selection: Selection = seen[0]
         # Old and new states compare token by token: the old model gets the same prompts' places.
         self.context.old_forward_kwargs(indices=selection.indices[:stream])

@@ -73,6 +73,9 @@ class LUCIR(Replay):
 
     def __init__(self, config: LUCIRConfig, context: Context) -> None:
         super().__init__(config, context)
+        head = find_classifier(context.module).module
+        assert isinstance(head, CosineHead)
+        self.head = head
         self.reference: nn.Module | None = None
         self._task_images = 0
         self._position = 0
@@ -82,13 +85,13 @@ class LUCIR(Replay):
         """Class-balanced, filled in herding order."""
         return BalancedBuffer(self.config.buffer_size, ("image", "label"), seed=self.context.seed)
 
-    def prepare(self, module: nn.Module) -> nn.Module:
+    @classmethod
+    def prepare(cls, config: LUCIRConfig, context: Context) -> nn.Module:  # noqa: ARG003
         """Replace the linear head by a cosine head with one block per task."""
-        place, like = find_classifier(module), next(module.parameters())
-        blocks = list(task_sizes(self.context, self.name))
-        self.head = CosineHead(place.in_features, blocks).to(like.device, like.dtype)
-        place.replace(self.head)
-        return module
+        place, like = find_classifier(context.module), next(context.module.parameters())
+        blocks = list(task_sizes(context, cls.name))
+        place.replace(CosineHead(place.in_features, blocks).to(like.device, like.dtype))
+        return context.module
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:
         """From the second task on: a fresh, imprinted block, and the size of the task for the buffer's share."""
@@ -119,7 +122,7 @@ class LUCIR(Replay):
             x = torch.cat((x, self.context.augmented(entries["image"], self.buffer.fresh_generator())))
             y = torch.cat((y, self.to_device(entries["label"])))
         with capture(self.head, inputs=True) as seen:
-            logits = self.context.forward(x, stream=stream)
+            logits = self.context.forward(x, current_rows=stream)
         return {"ce": F.cross_entropy(logits, y)} | self._constraints(x, y, seen[0])
 
     def _constraints(self, x: Tensor, y: Tensor, features: Tensor) -> Terms:

@@ -139,7 +139,7 @@ class UCL(Regularizer):
     def penalty(self, states: StatePair | None) -> Terms:  # noqa: ARG002
         """The terms ``mean``, ``magnitude`` (from the second task on) and ``width``."""
         first = self.context.current.index == 0
-        batch = self.context.batch_size * world_size()
+        batch = self.context.progress.batch_size * world_size()
         alpha = self.config.alpha if first else 1.0
         terms = {
             "mean": alpha / (2 * batch) * self._sum(self._mean_term),

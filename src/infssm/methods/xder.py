@@ -111,7 +111,7 @@ class XDER(Replay):
         drawn = [self.replay(len(batch.y)) for _ in range(2)] if self.replays else []
         views = self._views(batch) if self.heads.future_widths else None
         parts = [batch.x, *[d.x for d in drawn], *([views.x] if views else [])]
-        logits = self.context.forward(torch.cat(parts), stream=len(batch.y))
+        logits = self.context.forward(torch.cat(parts), current_rows=len(batch.y))
         stream, *others = torch.split(logits, [len(part) for part in parts])
         terms = {"stream": F.cross_entropy(stream[:, self.heads.present], batch.y - self.heads.present.start)}
         if drawn:

@@ -75,9 +75,8 @@ class Loop:
         if position.begun:
             return
         seed_all(setup.config.seed, task.index, "begin")
-        setup.method.context.lr = task_lr(setup.config.train, task.index)
         setup.method.module.train()
-        setup.method.begin_task(task, self.statistics(task))
+        setup.method.begin_task(task, self.statistics(task), lr=task_lr(setup.config.train, task.index))
         position.begun = True
 
     def statistics(self, task: Task) -> Loader:

@@ -28,7 +28,7 @@ from infssm.data import (
 from infssm.data.loader import Loader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods import Method, build_method, method_options, parse_name
+from infssm.methods import Method, Transforms, build_method, method_options, parse_name
 from infssm.models import check_weights, create_model
 from infssm.models.features import training_weights
 from infssm.runs import read_checked
@@ -204,12 +204,11 @@ def build_learner(
         num_classes=len(facts.classes),
         num_tasks=len(facts.task_sizes),
         task_sizes=facts.task_sizes,
+        transforms=Transforms(recipe.train, recipe.eval, strong_recipe(facts.images, recipe).train),
         seed=config.seed,
         **config.method.options,
     )
     method.module.to(device)
-    method.context.augment, method.context.normalize = recipe.train, recipe.eval
-    method.context.strong = strong_recipe(facts.images, recipe).train
     return method, recipe
 
 
