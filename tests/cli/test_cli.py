@@ -139,6 +139,17 @@ def test_a_method_is_explained(infssm: Any, name: str) -> None:
     assert [option["name"] for option in entry["options"]] == [option for option, _, _ in text.options]
 
 
+def test_methods_are_listed_without_torch() -> None:
+    from infssm.cli import listing
+
+    assert listing.read_methods() == listing._registered_methods()
+    code = (
+        "import sys; from infssm.cli.app import invoke; assert invoke(['list', 'methods']) == 0\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
+
+
 def test_one_of_a_list(infssm: Any) -> None:
     assert infssm("list", "distances", "martin").out.startswith("martin  ")
     unknown = infssm("list", "methods", "ewk")

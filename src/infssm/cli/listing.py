@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infssm._catalogue import Text, read_methods
 from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
 
@@ -74,10 +75,14 @@ def _show_method(name: str) -> None:
 
 
 def _methods() -> dict[str, str]:
+    texts = read_methods() or _registered_methods()
+    return {name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for name, text in texts.items()}
+
+
+def _registered_methods() -> dict[str, Text]:
     from infssm.methods import explain_method, list_methods
 
-    texts = map(explain_method, list_methods())
-    return {text.name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for text in texts}
+    return {text.name: Text(text.summary, text.details, text.paper) for text in map(explain_method, list_methods())}
 
 
 def _citation(paper: str) -> str:

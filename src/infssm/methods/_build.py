@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from infssm._catalogue import Text
 from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
 from infssm.methods._context import Progress
@@ -58,8 +58,7 @@ def describe_method(name: str) -> str:
 def explain_method(name: str) -> MethodText:
     """What a single method is, does and takes: for lists and documentation."""
     cls = components[name]
-    paragraphs = [" ".join(part.split()) for part in (inspect.getdoc(cls) or "").split("\n\n")]
-    papers = [part.removeprefix("Paper: ") for part in paragraphs if part.startswith("Paper: ")]
+    text = Text.of(cls.__doc__)
     kind = "base" if issubclass(cls, Base) else "head" if issubclass(cls, Head) else "regularizer"
     schemas: list[type[ComponentConfig]] = [cls.Config]
     if issubclass(cls, Regularizer) and cls.needs_states:
@@ -68,9 +67,7 @@ def explain_method(name: str) -> MethodText:
     return MethodText(
         name,
         kind,
-        paragraphs[0],
-        " ".join(part for part in paragraphs[1:] if not part.startswith("Paper: ")),
-        papers[0] if papers else "",
+        *text,
         tuple(
             (key, str(field.get_default(call_default_factory=True)), field.description or "") for key, field in options
         ),

@@ -1,0 +1,56 @@
+"""What methods say of themselves, read from their sources: a list in a moment, without importing torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Text(NamedTuple):
+    """A docstring in parts: its first paragraph, the rest, and the paragraph after ``Paper:``."""
+
+    summary: str
+    details: str
+    paper: str
+
+    @classmethod
+    def of(cls, docstring: str | None) -> Text:
+        """Take a docstring apart."""
+        first, *rest = [" ".join(part.split()) for part in inspect.cleandoc(docstring or "").split("\n\n")]
+        papers = [part.removeprefix("Paper: ") for part in rest if part.startswith("Paper: ")]
+        details = " ".join(part for part in rest if not part.startswith("Paper: "))
+        return cls(first, details, papers[0] if papers else "")
+
+
+def read_methods() -> dict[str, Text] | None:
+    """Every method of this package by name; None where other packages add some, which only importing can tell."""
+    spec = find_spec("infssm.methods")
+    if spec is None or spec.origin is None or entry_points(group="infssm.methods"):
+        return None
+    found: dict[str, Text] = {}
+    for file in Path(spec.origin).parent.rglob("*.py"):
+        found |= {_name(cls): Text.of(ast.get_docstring(cls)) for cls in _registered(file)}
+    return {name: found[name] for name in sorted(found)}
+
+
+def _registered(file: Path) -> Iterator[ast.ClassDef]:
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and any(
+            isinstance(decorator, ast.Name) and decorator.id == "register_method" for decorator in node.decorator_list
+        ):
+            yield node
+
+
+def _name(cls: ast.ClassDef) -> str:
+    """The string that a class body assigns to ``name``."""
+    for node in cls.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            target = node.targets[0]
+            if isinstance(target, ast.Name) and target.id == "name":
+                return str(node.value.value)
+    return cls.name.lower()
