@@ -33,9 +33,9 @@ def test_hooks_come_in_the_documented_order(tmp_path: Path, monkeypatch: pytest.
     for name in ("begin_task", "param_groups", "begin_epoch", "loss", "after_step", "end_epoch", "end_task"):
         original = getattr(Method, name)
 
-        def noted(self: Method, *args: Any, _name: str = name, _original: Any = original) -> Any:
+        def noted(self: Method, *args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
             calls.append(_name)
-            return _original(self, *args)
+            return _original(self, *args, **kwargs)
 
         monkeypatch.setattr(Method, name, noted)
     tested = loop_module.evaluate_seen
