@@ -215,3 +215,12 @@ def test_images_have_the_size_of_the_data_or_with_deit_of_the_model(tmp_path: Pa
     setup = build(tiny_config(tmp_path, data=changes), torch.device("cpu"))
     assert setup.recipe.size == size
     assert setup.method.module.img_size == (size, size)
+
+
+def test_heads_are_given_training_images_through_the_evaluation_transform(tmp_path: Path) -> None:
+    setup = build(tiny_config(tmp_path), torch.device("cpu"))
+    task = setup.task(0)
+    batches = list(setup.plain_loader(task))
+    raw = setup.stream.dataset.images.pixels[torch.from_numpy(task.train.indices)]
+    assert torch.equal(torch.cat([batch.x for batch in batches]), setup.recipe.eval(raw))
+    assert not torch.equal(torch.cat([batch.x for batch in setup.eval_loader(task, "train")]), setup.recipe.eval(raw))

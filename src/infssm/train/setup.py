@@ -95,10 +95,10 @@ class Setup:
 
     def plain_loader(self, task: Task) -> Loader:
         """All training images of a task through the evaluation transform, for heads: every image on one process."""
-        return self.eval_loader(task, "train")
+        return self.eval_loader(task, "train", augment=False)
 
-    def eval_loader(self, task: Task, part: Part) -> Loader:
-        """Images of a task to evaluate on: every image on exactly one process."""
+    def eval_loader(self, task: Task, part: Part, *, augment: bool | None = None) -> Loader:
+        """Images of a task to evaluate on: every image on exactly one process; ``augment``: see ``make_loader``."""
         train = self.config.train
         return make_loader(
             task,
@@ -107,6 +107,7 @@ class Setup:
             batch_size=train.eval_batch_size or 2 * train.batch_size,
             seed=self.config.seed,
             shuffle=False,
+            augment=augment,
             num_workers=train.num_workers,
             share=self.share,
         )
