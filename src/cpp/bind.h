@@ -47,8 +47,8 @@ inline int worth(int threads, int64_t work, int64_t grain) {
 }
 
 // Every argument may be None: a tensor that is absent or not wanted.
-template <class... Args>
-void define(nb::module_& m, const char* name, void (*function)(Args...)) {
+template <class Result, class... Args>
+void define(nb::module_& m, const char* name, Result (*function)(Args...)) {
     m.def(name, function, (static_cast<void>(sizeof(Args)), nb::arg().none())...);
 }
 

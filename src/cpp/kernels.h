@@ -78,35 +78,27 @@ struct Norm {  // rows x channels, rows contiguous
     float *dx, *dweight;            // backward: x is the sum that was normed
 };
 
-enum class Kind { simplified, aligned, martin, fubini_study, binet_cauchy };
+// The distances; each is a function of this name in src/cpp/distances, and a row of the table in Python.
+#define INFSSM_DISTANCES(entry) \
+    entry(simplified) entry(aligned) entry(output) entry(martin) entry(fubini_study) entry(binet_cauchy) entry(chordal) \
+    entry(geodesic)
 
-struct Distance {  // a: [tokens, poles], c: [tokens, n] contiguous; poles is n or 1
+struct System {  // a: [tokens, poles], c, b: [tokens, n], contiguous; poles is n or 1 (a scalar transition)
+    const float *a, *c, *b;
+};
+
+struct Slopes {  // derivatives of each value, as System; null where they are not wanted
+    float *a, *c, *b;
+};
+
+struct Distance {
     int64_t tokens, n, poles;
-    Kind kind;
     bool raw;  // states are to be soft-normalised
     int threads;
-    const float *old_a, *old_c, *new_a, *new_c;
-    float* value;                                  // [tokens]
-    float *d_old_a, *d_old_c, *d_new_a, *d_new_c;  // derivatives of each value; each side may be null
-};
-
-struct OutputDistance {  // [tokens, n] contiguous
-    int64_t tokens, n;
-    bool raw;
-    int threads;
-    const float *old_a, *old_c, *old_b, *new_a, *new_c, *new_b;
-    float* value;                         // [tokens]
-    float *d_new_a, *d_new_c, *d_new_b;   // derivatives of each value, all or none
-};
-
-struct Subspaces {  // [tokens, n] contiguous
-    int64_t tokens, n;
-    bool raw;
-    int threads;
-    const float *old_a, *new_a;
-    float* value;           // [tokens]
-    float *d_old, *d_new;   // derivatives of each value; each may be null
-    float* sure;            // [tokens], geodesic: 1 where the value has its precision, else 0
+    System old_states, new_states;
+    float* value;  // [tokens]
+    float* sure;   // [tokens]: 1, or 0 where the caller is to do it again in float64
+    Slopes to_old, to_new;
 };
 
 struct Lattice {  // a: [systems, n]; sine, cosine: [systems, n, n]; all contiguous
@@ -129,10 +121,9 @@ struct Kernels {
     void (*conv_backward)(const Conv&);
     void (*norm_forward)(const Norm&);
     void (*norm_backward)(const Norm&);
-    void (*distance)(const Distance&);
-    void (*output_distance)(const OutputDistance&);
-    void (*chordal)(const Subspaces&);
-    void (*geodesic)(const Subspaces&);
+#define INFSSM_ENTRY(name) void (*name)(const Distance&);
+    INFSSM_DISTANCES(INFSSM_ENTRY)
+#undef INFSSM_ENTRY
     void (*lattice_forward)(const Lattice&);
     void (*lattice_backward)(const Lattice&);
     double (*exp_rate)(int64_t repeats, int threads);

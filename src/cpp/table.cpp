@@ -16,10 +16,8 @@ void conv_forward(const Conv&);
 void conv_backward(const Conv&);
 void norm_forward(const Norm&);
 void norm_backward(const Norm&);
-void distance(const Distance&);
-void output_distance(const OutputDistance&);
-void chordal(const Subspaces&);
-void geodesic(const Subspaces&);
+#define INFSSM_DECLARE(name) void name(const Distance&);
+INFSSM_DISTANCES(INFSSM_DECLARE)
 void lattice_forward(const Lattice&);
 void lattice_backward(const Lattice&);
 double exp_rate(int64_t repeats, int threads);
@@ -30,8 +28,8 @@ const Kernels kernels{INFSSM_TEXT(INFSSM_ISA), W,
                       mean_states_forward,     mean_states_backward,
                       conv_forward,            conv_backward,
                       norm_forward,            norm_backward,
-                      distance,                output_distance,
-                      chordal,                 geodesic,
+#define INFSSM_NAME(name) name,
+                      INFSSM_DISTANCES(INFSSM_NAME)
                       lattice_forward,         lattice_backward,
                       exp_rate};
 

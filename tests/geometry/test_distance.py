@@ -9,8 +9,6 @@ from infssm import kernels
 from infssm.errors import ConfigError
 from infssm.geometry import (
     StateSpace,
-    _chunks,
-    _fused,
     _registry,
     distance,
     gram,
@@ -18,6 +16,8 @@ from infssm.geometry import (
     principal_angles,
     register_distance,
 )
+from infssm.kernels import _ops
+from infssm.kernels._distances import _pieces
 from tests.geometry.reference import random_system
 
 KINDS = list_distances()
@@ -66,7 +66,7 @@ def test_large_token_counts_go_in_chunks_with_the_same_values_and_gradients(kind
     old, new = batch(3, 7), batch(3, 7, seed=1).map(lambda x: x.requires_grad_())
     whole = distance(old, new, kind=kind)
     expected = torch.autograd.grad(whole.square().sum(), (new.a, new.c, new.b), allow_unused=True)
-    monkeypatch.setattr(_chunks, "_CPU_ELEMENTS", 4 * 16)
+    monkeypatch.setattr(_pieces, "CPU_ELEMENTS", 4 * 16)
     pieces = distance(old, new, kind=kind)
     torch.testing.assert_close(pieces, whole)
     got = torch.autograd.grad(pieces.square().sum(), (new.a, new.c, new.b), allow_unused=True)
@@ -80,7 +80,7 @@ def test_large_token_counts_go_in_chunks_with_the_same_values_and_gradients(kind
 
 
 def test_large_token_counts_keep_no_square_matrices(monkeypatch):
-    monkeypatch.setattr(_chunks, "_CPU_ELEMENTS", 16 * 16 * 8)
+    monkeypatch.setattr(_pieces, "CPU_ELEMENTS", 16 * 16 * 8)
     old, new = batch(64, n=16), batch(64, n=16, seed=1).map(lambda x: x.requires_grad_())
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
@@ -91,7 +91,7 @@ def test_large_token_counts_keep_no_square_matrices(monkeypatch):
 
 
 def test_equality_of_the_whole_tensor_is_not_that_of_a_chunk(monkeypatch):
-    monkeypatch.setattr(_chunks, "_CPU_ELEMENTS", 16)
+    monkeypatch.setattr(_pieces, "CPU_ELEMENTS", 16)
     old, other = batch(3), batch(3, seed=1)
     new = StateSpace(torch.cat([old.a[:2], other.a[2:]]), old.c)
     assert (distance(old, new, equality="tensor") > 0).all()
@@ -199,28 +199,35 @@ def test_soft_normalisation_takes_raw_states(kind, dtype):
 def test_the_fused_kernel_serves_where_it_can(monkeypatch):
     calls = []
 
-    def fused(old_a, old_c, new_a, new_c, *, kind, soft_normalize, old_b=None, new_b=None):
-        calls.append((kind, soft_normalize))
-        return torch.zeros(old_a.shape[:-1])
+    def operator(old_a, old_c, new_a, new_c, old_b, new_b, kind, raw, to_old, to_new, triton):
+        calls.append((kind, raw, to_old, to_new))
+        return (torch.zeros(old_a.shape[:-1]),)
 
-    monkeypatch.setattr(kernels, "fused_distance", fused)
-    monkeypatch.setattr(_fused, "choose", lambda *_: "cpu")
+    monkeypatch.setattr(_ops, "distance", operator)
+    monkeypatch.setattr("infssm.kernels.distance.choose", lambda backend, *_: backend or "cpu")
     single, wide = [batch(2, seed=s, dtype=torch.float32) for s in (0, 1)], [batch(2), batch(2, seed=1)]
     for raw in (False, True):
         for kind in KINDS:
             distance(*single, kind=kind, soft_normalize=raw)
-        assert calls == [(kind, raw) for kind in KINDS]
+        assert calls == [(kind, raw, False, False) for kind in KINDS]
         calls.clear()
     distance(batch(dtype=torch.float32), single[0])
-    assert calls == [("simplified", False)]
+    distance(*single, equality="token")
+    assert calls == [("simplified", False, False, False)] * 2
+    calls.clear()
+    for kind in KINDS:
+        distance(single[0].map(lambda x: x.clone().requires_grad_()), single[1], kind=kind)
+    assert calls == [(kind, False, True, False) for kind in KINDS]
+    calls.clear()
     distance(*single, equality="tensor")
     distance(*single, equality="tensor", soft_normalize=True)
-    distance(*wide, soft_normalize=True)
-    distance(single[0].map(lambda x: x.clone().requires_grad_()), single[1], kind="output")
     torch.func.grad(lambda a: distance(StateSpace(a, a), single[0], kind="martin", validate=False).sum())(single[1].a)
-    monkeypatch.setattr(_fused, "choose", lambda *_: "reference")
+    monkeypatch.undo()
+    monkeypatch.setattr(_ops, "distance", operator)
+    distance(*wide, soft_normalize=True)
+    monkeypatch.setattr("infssm.kernels.backend.NATIVE", None)
     distance(*single, soft_normalize=True)
-    assert len(calls) == 1
+    assert not calls
 
 
 @pytest.mark.parametrize("kind", KINDS)

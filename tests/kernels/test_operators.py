@@ -52,6 +52,11 @@ def test_compiles_as_one_graph(backend: str) -> None:
         assert_near(left, right, 1e-4, "compiled gradient")
 
 
+def states(like: torch.Tensor, needs_grad: bool) -> list[torch.Tensor]:
+    """Tensors that differ a little from the given one."""
+    return [(like.detach() + 0.1 * k).requires_grad_(needs_grad) for k in range(4)]
+
+
 def operators() -> list[tuple[object, tuple[object, ...]]]:
     """Each operator with arguments, some of which need gradients."""
     x = {
@@ -68,13 +73,11 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
         (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True, full.seq_idx, False)),
         (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, False)),
         (_ops.norm, (x["u"], None, x["D"], 1e-5, False)),
-        (_ops.distance, (c.detach(), c.detach(), c.detach().requires_grad_(), c, 1, True, False, True)),
-        (
-            _ops.output_distance,
-            (*[c.detach()] * 3, *(c.detach().clone().requires_grad_() for _ in range(3)), True, True),
+        *(
+            (_ops.distance, (*states(c, to_old)[:2], *states(c, True), kind, True, to_old, True, False))
+            for kind, to_old in (("aligned", False), ("output", True), ("chordal", False), ("geodesic", True))
         ),
-        (_ops.chordal, (c.detach(), c, True, False, True)),
-        (_ops.geodesic, (c.detach(), c, True, False, True)),
+        (_ops.distance, (*states(c, False)[:2], *states(c, True)[:2], None, None, "martin", True, False, True, False)),
         (_ops.lattice, (0.1 * c.detach(), (0.2 * c.detach()).requires_grad_())),
     ]
 

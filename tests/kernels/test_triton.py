@@ -19,7 +19,6 @@ from infssm.kernels import (
     mean_states,
     selective_scan,
 )
-from infssm.kernels._triton import distance as _triton_distance
 from infssm.kernels.backend import choose
 from tests.compare import assert_rounding, identical
 from tests.kernels.cases import OPTIONAL, PACKED, ScanCase, assert_equivalent, assert_near, flatten, run_with_gradients
@@ -200,8 +199,8 @@ def test_operators_pass_opcheck() -> None:
         (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True, True)),
         (_ops.conv, (x["u"], randn(4, 4).to(DEVICE), x["D"], True, True, full.seq_idx, True)),
         (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, True)),
-        (_triton_distance.distance, (*c[1:5], 1, True, False, True)),
-        (_triton_distance.output_distance, (*c, True, True)),
+        (_ops.distance, (*c[:2], *c[3:5], None, None, "aligned", True, False, True, True)),
+        (_ops.distance, (*c[:2], *c[3:5], c[2], c[5], "output", True, False, True, True)),
     ):
         assert set(torch.library.opcheck(operator, arguments, test_utils=tests).values()) == {"SUCCESS"}
 

@@ -48,8 +48,8 @@ def test_inf_ssm_plus_adds_b(b_weight: str) -> None:
     torch.testing.assert_close(terms["inf-ssm+/distance"], alone["inf-ssm/distance"])
 
 
-def at_the_old_model(name: str, **options: Any) -> tuple[Tensor, bool]:
-    """The penalty there, and whether any gradient is not zero."""
+def at_the_old_model(name: str, **options: Any) -> tuple[Tensor, float]:
+    """The penalty there, and the largest entry of its gradient."""
     model = toys.vim()
     method = build_method(model, name, **options)
     method.begin_task(0)
@@ -58,7 +58,7 @@ def at_the_old_model(name: str, **options: Any) -> tuple[Tensor, bool]:
     terms = method.loss(toys.batch(TASKS[1]))
     held = terms[f"{name}/distance"]
     gradients = torch.autograd.grad(held, list(model.layers.parameters()), allow_unused=True)
-    return held.detach(), any(g is not None and bool(g.any()) for g in gradients)
+    return held.detach(), max(float(g.abs().max()) for g in gradients if g is not None)
 
 
 @pytest.mark.parametrize("equality", ["token", "tensor"])
@@ -76,9 +76,11 @@ def test_without_the_rule_the_simplified_distance_pulls_away_from_the_old_model(
 
 @pytest.mark.parametrize("kind", ["output", "martin", "aligned", "a", "b", "c", "martin+0.1*c"])
 def test_exact_is_zero_with_zero_gradient_at_the_old_model(kind: str) -> None:
-    value, pulls = at_the_old_model("inf-ssm-exact", distance=kind, weight=1e4)
-    assert float(value) == 0.0
-    assert not pulls
+    value, pull = at_the_old_model("inf-ssm-exact", distance=kind, weight=1e4)
+    # Old and new states come from two ways through torch.matmul and may differ by float64's rounding, 1e-15 at most,
+    # which the distance squares and its gradient does not.
+    assert float(value) < 1e4 * 1e-28
+    assert pull < 1e4 * 1e-13
 
 
 @pytest.mark.parametrize(

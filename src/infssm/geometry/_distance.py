@@ -1,18 +1,18 @@
-"""`distance`: one entry to every kind."""
+"""`distance`: one entry to every kind; `principal_angles`."""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from infssm.geometry._fused import takes_raw
+from infssm import kernels
 from infssm.geometry._registry import get_distance
 from infssm.geometry._space import StateSpace
 from infssm.geometry._validate import check_pair
-
-_NARROW = frozenset({torch.float16, torch.bfloat16})
+from infssm.kernels import KINDS
 
 
 def distance(
@@ -38,17 +38,19 @@ def distance(
     | `output` | ``sum_t |c a^t b - c' a'^t b'|^2`` | a, c, b |
 
     Differentiable in every tensor; all kinds but `simplified` have value 0 and gradient 0 at equality. The kinds that
-    see a alone compare subspaces: order, scale and coordinates of the states do not matter. A scalar transition
+    see a alone compare subspaces: order, scale and coordinates of the states do not matter. `simplified` and `aligned`
+    do not see the scale of c, however large or small; where c is all zero on one side they are 0. A scalar transition
     (``a [..., 1]``) has observability of rank 1, so these use n = 1, and the others sum ``|c|^2`` or ``c b``.
-    float16 and bfloat16 states are widened to float32.
+    Tensors of different precision are widened to the widest of them, and at least to float32.
 
     Args:
         old: ``a, c, b [..., n]``.
         new: ``a, c, b [..., n]``; leading dimensions broadcast against old's.
         kind: one of `list_distances`.
-        soft_normalize: apply soft-normalisation to raw real states first.
+        soft_normalize: apply soft-normalisation to raw real states first. Poles are compared as they were given, so
+            that raw ones up to 80 keep their precision, though tanh(x / 2) rounds to 1 beyond 17 in float32.
         validate: check shapes, types, NaN and poles, with errors that name the argument. Reads values, hence
-            synchronises with the device; training passes False.
+            synchronises with the device; training passes False, and a pole outside the unit disc gives NaN.
         options: options of the kind, such as ``equality="token" | "tensor" | "off"`` of `simplified`.
 
     Returns:
@@ -57,17 +59,38 @@ def distance(
     fn = get_distance(kind)
     if validate:
         check_pair(old, new, soft_normalize=soft_normalize)
-    old, new = old.map(_widen), new.map(_widen)
-    old, new = _broadcast(old, new)
-    if soft_normalize and takes_raw(fn):
+    old, new = _broadcast(*_same_precision(old, new))
+    if soft_normalize and kind in KINDS:
         return fn(old, new, soft_normalize=True, **options)
     if soft_normalize:
         old, new = old.soft_normalized(), new.soft_normalized()
     return fn(old, new, **options)
 
 
-def _widen(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in _NARROW else x
+def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
+    """Principal angles between the two observability subspaces, largest first.
+
+    Small angles come from their sines and large ones from their cosines, so all keep their precision. A scalar
+    transition ``a I`` has observability of rank 1, hence one angle.
+
+    Args:
+        old: ``a [..., n]``.
+        new: ``a [..., n]``.
+
+    Returns:
+        ``[..., n]`` in [0, pi/2].
+    """
+    check_pair(old, new)
+    old, new = _broadcast(*_same_precision(old, new))
+    return kernels.principal_angles(old.a, new.a)
+
+
+def _same_precision(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:
+    dtypes = {x.dtype for space in (old, new) for x in (space.a, space.c, space.b) if x is not None}
+    if dtypes == {torch.float32}:
+        return old, new
+    widest = reduce(torch.promote_types, dtypes, torch.float32)
+    return old.map(lambda x: x.to(widest)), new.map(lambda x: x.to(widest))
 
 
 def _broadcast(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:

@@ -1,12 +1,17 @@
-"""The registry of distance kinds."""
+"""The registry of distance kinds: those of the kernels' table, and what others register."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
+from infssm import kernels
 from infssm._registry import Registry
+from infssm.errors import ConfigError
+from infssm.geometry._space import StateSpace
+from infssm.kernels import KINDS, Kind
 
 DistanceFn = Callable[..., Tensor]
 
@@ -14,7 +19,10 @@ _DISTANCES: Registry[DistanceFn] = Registry("distance", "infssm.distances")
 
 
 def register_distance(name: str) -> Callable[[DistanceFn], DistanceFn]:
-    """Register ``fn(old: StateSpace, new: StateSpace, **options) -> [...]`` as a kind of `distance`."""
+    """Register ``fn(old: StateSpace, new: StateSpace, **options) -> [...]`` as a kind of `distance`.
+
+    The systems come with equal leading dimensions, in one precision of at least float32, soft-normalised where asked.
+    """
     return _DISTANCES.register(name)
 
 
@@ -31,3 +39,22 @@ def describe_distance(name: str) -> str:
 def get_distance(name: str) -> DistanceFn:
     """The function registered under ``name``."""
     return _DISTANCES[name]
+
+
+def _from_table(row: Kind) -> DistanceFn:
+    def evaluate(old: StateSpace, new: StateSpace, *, soft_normalize: bool = False, **options: Any) -> Tensor:
+        for side, space in (("old", old), ("new", new)):
+            if "b" in row.sees and space.b is None:
+                raise ConfigError(
+                    f"distance: kind {row.name!r} needs b, and {side}.b is None;"
+                    " give StateSpace(a, c, b), or use kind 'aligned'"
+                )
+        options |= {"kind": row.name, "soft_normalize": soft_normalize}
+        return kernels.fused_distance(old.a, old.c, new.a, new.c, old_b=old.b, new_b=new.b, **options)
+
+    evaluate.__doc__ = row.summary
+    return evaluate
+
+
+for _row in KINDS.values():
+    register_distance(_row.name)(_from_table(_row))

@@ -41,6 +41,8 @@ def _check_system(name: str, space: StateSpace, soft_normalize: bool) -> None:
                 f"{name}.{key} is {value.dtype} but {name}.a is {space.a.dtype}: make all real or all complex"
             )
     n = space.n
+    if n == 0:
+        raise ConfigError(f"{name}.c {tuple(space.c.shape)} has no states (n = 0): there is nothing to compare")
     if space.a.shape[-1] not in (1, n) or space.a.shape[:-1] != space.c.shape[:-1]:
         raise ConfigError(
             f"{name}.a {tuple(space.a.shape)} does not fit {name}.c {tuple(space.c.shape)}: need [..., n]"

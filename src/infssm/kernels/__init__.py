@@ -1,5 +1,6 @@
 """Selective scan with state outputs and the fused operations around it: reference, compiled and Triton backends."""
 
+from infssm.kernels._distances import KINDS, Kind
 from infssm.kernels.backend import backend_report
 from infssm.kernels.conv import causal_conv1d
 from infssm.kernels.distance import fused_distance
@@ -11,6 +12,8 @@ from infssm.kernels.states import mean_states
 from infssm.kernels.subspace import principal_angles, rotation_lattice
 
 __all__ = [
+    "KINDS",
+    "Kind",
     "ScanInputs",
     "ScanOutput",
     "ScanStates",

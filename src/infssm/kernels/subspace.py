@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from infssm.kernels import _lattice, _ops
-from infssm.kernels._checks import expect_shape
+from infssm.errors import ConfigError
+from infssm.kernels import _ops
+from infssm.kernels._checks import compute_dtype, expect_shape
+from infssm.kernels._distances import Pair, _lattice
 from infssm.kernels.backend import single, use_native
 
 
@@ -17,15 +20,20 @@ def rotation_lattice(old_a: Tensor, new_a: Tensor, *, backend: str | None = None
     served by the reference.
     """
     expect_shape("new_a", new_a, old_a.shape)
-    if use_native(backend, old_a, new_a):
+    if old_a.shape[-1] == 0:
+        raise ConfigError("rotation_lattice: the systems have no poles (n = 0); there is nothing to compare")
+    if use_native(backend, old_a, new_a) and not torch._C._are_functorch_transforms_active():
         sine, cosine = _ops.lattice(single(old_a), single(new_a))
         return sine, cosine
-    return _lattice.rotation_lattice(old_a, new_a)
+    dtype = compute_dtype(old_a, new_a)
+    sine, cosine = _lattice.rotation_lattice(*Pair(old_a, old_a, new_a, new_a).poles())
+    return sine.to(dtype), cosine.to(dtype)
 
 
 def principal_angles(old_a: Tensor, new_a: Tensor, *, backend: str | None = None) -> Tensor:
-    """Angles ``[..., n]`` between the subspaces, largest first; arguments as of `rotation_lattice`.
+    """Angles ``[..., n]`` between the subspaces, largest first; old_a, new_a: ``[..., n]`` in any order.
 
     Small ones come from their sines and large ones from their cosines, so all keep their precision.
     """
-    return _lattice.angles(*rotation_lattice(old_a, new_a, backend=backend))
+    pair = Pair(old_a, old_a, new_a, new_a).sorted()
+    return _lattice.angles(*rotation_lattice(pair.old_a, pair.new_a, backend=backend))

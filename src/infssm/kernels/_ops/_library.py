@@ -94,12 +94,6 @@ def keep_slopes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
     ctx.save_for_backward(*output[1:])
 
 
-def times_slopes(ctx: Any, grad: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
-    """The gradients of the inputs, from that of the value and the derivatives `keep_slopes` saved."""
-    slopes = zip(ctx.saved_tensors, needs, strict=True)
-    return [grad.unsqueeze(-1) * slope if grad is not None and need else None for slope, need in slopes]
-
-
 def given(tensor: Tensor | None) -> Any:
     """None for an output that was not asked for, and for its gradient."""
     return None if tensor is None or tensor.numel() == 0 else tensor

@@ -1,14 +1,11 @@
 """Every operation in plain PyTorch: any float dtype, any device, ordinary autograd."""
 
-from infssm.kernels._reference.distance import fused_distance, output_distance
 from infssm.kernels._reference.layers import add_rms_norm, causal_conv1d
 from infssm.kernels._reference.scan import mean_states, selective_scan
 
 __all__ = [
     "add_rms_norm",
     "causal_conv1d",
-    "fused_distance",
     "mean_states",
-    "output_distance",
     "selective_scan",
 ]

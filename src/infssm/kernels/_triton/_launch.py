@@ -7,9 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# CPU tensors reach these operators only in Triton's interpreter.
-DEVICES = ("CUDA", "CPU")
-
 # Channels of a tile, one per lane of a warp, and tokens between the states that the scan keeps for its backward.
 COLS, CHUNK = 32, 16
 

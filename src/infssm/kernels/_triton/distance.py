@@ -1,4 +1,4 @@
-"""Fused distances: the derivatives are computed with the value, so the gradient is one multiplication."""
+"""The fused distances in Triton: the derivatives are computed with the value, so the gradient is one product."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, given, keep_slopes, matrix
-from infssm.kernels._ops.distance import (
-    KINDS,
-    _distance_autograd,
-    _distance_fake,
-    _output_autograd,
-    _output_fake,
-)
-from infssm.kernels._triton._launch import DEVICES, power_of_two, run
+from infssm.kernels._triton._launch import power_of_two, run
 from infssm.kernels.arc import squared_arc
 
 # Tokens of a program, one per lane of a warp.
@@ -28,64 +20,56 @@ def _launch(kernel: Any, value: Tensor, n: int, *args: Any, **constants: bool) -
     run(kernel, -(-value.numel() // _ROWS), value, *args, **constants, **sizes)
 
 
-def _distance(*args: Any) -> tuple[Tensor, ...]:
-    from infssm.kernels._triton.kernels.distance import gram, martin
-
-    *inputs, kind, raw, _, _ = args
-    value, *slopes = outputs = _distance_fake(*args)
-    states = [matrix(tensor) for tensor in inputs]
-    rows, poles, n = value.numel(), inputs[0].shape[-1], inputs[1].shape[-1]
-    d_old_a, d_old_c, d_new_a, d_new_c = wanted = [given(slope) for slope in slopes]
-    if kind not in (KINDS["simplified"], KINDS["aligned"]):
-        _launch(martin, value, poles, states[0], states[2], value, d_old_a, d_new_a, rows, poles, RAW=raw)
-        for slope in (d_old_c, d_new_c):
-            if slope is not None:
-                slope.zero_()
-        if kind != KINDS["martin"]:
-            _follow(kind, value, (d_old_a, d_new_a))
+def forward(kind: str, raw: bool, states: list[Any], value: Tensor, slopes: list[Any]) -> None:
+    """Fill value and slopes, where given, from the states as rows; both in the order of the operator."""
+    if kind == "output":
+        _output(states, value, slopes, raw)
+    elif kind in ("simplified", "aligned"):
+        _gram(states, value, slopes, raw, kind == "aligned")
     else:
-        _launch(gram, value, n, *states, value, *wanted, rows, poles, n, ALIGNED=kind == KINDS["aligned"], RAW=raw)
-    return outputs
+        _martin(states, value, slopes, raw, kind)
 
 
-def _follow(kind: int, martin: Tensor, slopes: tuple[Tensor | None, ...]) -> None:
-    """Turn Martin's distance and its derivatives, in place, into those of a distance that is a function of it."""
-    square = -torch.expm1(-martin)
-    if kind == KINDS["fubini-study"]:
-        value = squared_arc(martin)
-        factor = torch.where(martin == 0, 1, (value / square).sqrt() * torch.exp(-martin / 2))
+def _gram(states: list[Any], value: Tensor, slopes: list[Any], raw: bool, aligned: bool) -> None:
+    from infssm.kernels._triton.kernels.distance import gram
+
+    poles, n = states[0].shape[-1], states[1].shape[-1]
+    _launch(gram, value, n, *states[:4], value, *slopes[:4], value.numel(), poles, n, ALIGNED=aligned, RAW=raw)
+
+
+def _martin(states: list[Any], value: Tensor, slopes: list[Any], raw: bool, kind: str) -> None:
+    from infssm.kernels._triton.kernels.distance import martin
+
+    poles, by_poles = states[0].shape[-1], (slopes[0], slopes[2])
+    _launch(martin, value, poles, states[0], states[2], value, *by_poles, value.numel(), poles, RAW=raw)
+    if kind == "martin":
+        return
+    # A function of Martin's distance: its value and derivatives, in place.
+    square = -torch.expm1(-value)
+    if kind == "fubini-study":
+        arc = squared_arc(value)
+        factor = torch.where(value == 0, 1, (arc / square).sqrt() * torch.exp(-value / 2))
     else:
-        value, factor = square, 1 - square
-    martin.copy_(value)
-    for slope in slopes:
+        arc, factor = square, 1 - square
+    value.copy_(arc)
+    for slope in by_poles:
         if slope is not None:
             slope.mul_(factor.unsqueeze(-1))
 
 
-def _output(*args: Any) -> tuple[Tensor, ...]:
+def _output(states: list[Any], value: Tensor, slopes: list[Any], raw: bool) -> None:
+    """The kernel has the derivatives of its second side; those of the first are the same with the sides exchanged."""
     from infssm.kernels._triton.kernels.distance import output
 
-    *inputs, raw, _ = args
-    value, *slopes = outputs = _output_fake(*args)
-    n = inputs[0].shape[-1]
-    states = (matrix(tensor) for tensor in inputs)
-    _launch(output, value, n, *states, value, *(given(slope) for slope in slopes), value.numel(), n, RAW=raw)
-    return outputs
-
-
-distance = define(
-    "triton_distance(Tensor old_a, Tensor old_c, Tensor new_a, Tensor new_c, int kind, bool raw, bool to_old,"
-    " bool to_new) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _distance,
-    _distance_fake,
-    DEVICES,
-)
-differentiate("triton_distance", _distance_autograd, keep_slopes)
-output_distance = define(
-    "triton_output_distance(Tensor old_a, Tensor old_c, Tensor old_b, Tensor new_a, Tensor new_c, Tensor new_b,"
-    " bool raw, bool to_new) -> (Tensor, Tensor, Tensor, Tensor)",
-    _output,
-    _output_fake,
-    DEVICES,
-)
-differentiate("triton_output_distance", _output_autograd, keep_slopes)
+    n = states[1].shape[-1]
+    old_a, old_c, new_a, new_c, old_b, new_b = states
+    old, new = (old_a.expand(-1, n).contiguous(), old_c, old_b), (new_a.expand(-1, n).contiguous(), new_c, new_b)
+    to_old, to_new = (slopes[0], slopes[1], slopes[4]), (slopes[2], slopes[3], slopes[5])
+    for first, second, to in ((new, old, to_old), (old, new, to_new)):
+        if to is to_old and to[0] is None:
+            continue
+        by_pole = None if to[0] is None else torch.empty_like(second[0])
+        _launch(output, value, n, *first, *second, value, by_pole, *to[1:], value.numel(), n, RAW=raw)
+        if by_pole is not None:
+            by_pole = by_pole if to[0].shape[-1] == n else by_pole.sum(-1)
+            to[0].copy_(by_pole.view(to[0].shape))

@@ -7,7 +7,8 @@
 // over the range of the token's) are the same to many digits. P- is a Hilbert transform, again a sum over the points.
 // What the restriction lost is known, sum sin^2 less its trace, and bounds the error. So FEW functions are tried where
 // angles are small, MANY where they are not or where few lost too much; tokens for which MANY lose too much (angles near
-// 90 degrees, as of sets of poles far apart) are reported as not sure, for the caller to do by all angles.
+// 90 degrees, as of sets of poles far apart) are reported as not sure, for the caller to do by all angles (docs/maths.md,
+// eq. 39).
 #include <complex>
 
 #include "circle.h"
@@ -171,7 +172,7 @@ struct Excess {
 // Up to W tokens of one thread.
 class Group {
   public:
-    void run(const Subspaces& f, int64_t first, int count) {
+    void run(const Distance& f, int64_t first, int count) {
         Rules<Restriction>::of_thread().forget_if_many();
         bool few = false, many = false;
         for (int lane = 0; lane < count; ++lane) {
@@ -203,14 +204,13 @@ class Group {
     GrowingBuffer memory_;
     vf *re_, *im_;  // (U - 1) f of one token
 
-    static void write(const Subspaces& f, const Member& member, bool sure, double excess) {
-        f.sure[member.token.at / f.n] = sure;
-        member.token.write(f, member.sines + excess, ENERGY);
+    static void write(const Distance& f, const Member& member, bool sure, double excess) {
+        member.token.write(f, member.sines + excess, ENERGY, sure);
     }
 
     // Does the tokens whose turn it is; those that are not sure by FEW are left for MANY.
     template <int SIZE>
-    void restrict_to(const Subspaces& f, int count) {
+    void restrict_to(const Distance& f, int count) {
         Matrices<SIZE> matrix = {}, vectors = {};
         for (int i = 0; i < SIZE; ++i) vectors.at[i][i] = splat(1.f);
         for (int lane = 0; lane < count; ++lane)
@@ -218,7 +218,7 @@ class Group {
                 apply<SIZE>(members_[lane]);
                 multiply(members_[lane], matrix, lane);
             }
-        diagonalize(matrix, f.d_old || f.d_new ? &vectors : nullptr);
+        diagonalize(matrix, f.to_old.a || f.to_new.a ? &vectors : nullptr);
         for (int lane = 0; lane < count; ++lane)
             if (members_[lane].functions == SIZE) finish(f, members_[lane], matrix, vectors, lane);
     }
@@ -274,7 +274,7 @@ class Group {
     }
 
     template <int SIZE>
-    void finish(const Subspaces& f, Member& member, const Matrices<SIZE>& matrix, const Matrices<SIZE>& vectors,
+    void finish(const Distance& f, Member& member, const Matrices<SIZE>& matrix, const Matrices<SIZE>& vectors,
                 int lane) const {
         double excess = 0, trace = 0, steepest = 0;
         float slopes[SIZE];
@@ -325,7 +325,7 @@ class Group {
 
 }  // namespace
 
-void geodesic(const Subspaces& f) {
+void geodesic(const Distance& f) {
     const int64_t share = ceil_div(f.tokens, f.threads), size = share < W ? share : W;
 #pragma omp parallel num_threads(f.threads)
     {

@@ -1,4 +1,5 @@
-// Sums over the principal angles between two observability subspaces with real poles, as integrals over the circle.
+// Sums over the principal angles between two observability subspaces with real poles, as integrals over the circle
+// (docs/maths.md, section 7).
 //
 // With the Blaschke products B, B' of the two sets of poles the sines are the singular values of the Hankel operator of
 // U = B conj(B'), and the sum of their squares is the energy of U on the unit circle (Douglas),
@@ -14,18 +15,14 @@
 #include <map>
 #include <tuple>
 
-#include "kernels.h"
-#include "memory.h"
-#include "states.h"
+#include "pair.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
 namespace {
 
-constexpr double DIGITS = 16;  // the rule's relative error is about e^-16
+constexpr double EXPONENT = 16;  // the rule's relative error is about e^-16
 constexpr double MARGIN = 8;   // beyond the outermost poles the rest decays as e^-2x
-constexpr float LARGEST = 1e12f;  // r of a pole that still differs from +-1; squares of e^x stay finite
-constexpr double PI = 3.14159265358979323846;
 constexpr double ENERGY = 1 / (4 * PI * PI);  // sum sin^2 over the energy of the points
 
 // Indices of the states in rising order: no result depends on the order, but differences of near poles keep digits that
@@ -53,14 +50,13 @@ inline void sort_states(const float* x, int64_t n, vi* keys, int32_t* order) {
 }
 
 // The poles of one token, sorted; lanes without a pole hold equal ones on both sides, which change nothing.
-struct Poles {
+struct SortedPoles {
     int64_t n = 0, vectors = 0;
     vf *old_r, *new_r, *product, *gap;  // r, r', r r', r' - r
     vf* strain;                         // |r' - r| / sqrt(r r'), at least the distance |log r' - log r|
     vf* spare;
     int32_t *old_order, *new_order;
 
-    // With a = tanh(x / 2), r is e^-x.
     void read(const float* old_state, const float* new_state, int64_t count, bool raw) {
         fit(count);
         sort_states(old_state, n, reinterpret_cast<vi*>(spare), old_order);
@@ -70,9 +66,8 @@ struct Poles {
             for (int i = 0; i < lanes_of(n, v); ++i) {
                 x[i] = old_state[old_order[v * W + i]], y[i] = new_state[new_order[v * W + i]];
             }
-            const vf up = raw ? vf{} : 1.f / (1.f + x), up_new = raw ? vf{} : 1.f / (1.f + y);
-            old_r[v] = raw ? exp(-x) : (1.f - x) * up, new_r[v] = raw ? exp(-y) : (1.f - y) * up_new;
-            gap[v] = raw ? old_r[v] * exp2_minus_1(LOG2E * (x - y)) : 2.f * (x - y) * up * up_new;
+            const HalfPlane h = half_plane(x, y, raw);
+            old_r[v] = h.r, new_r[v] = h.s, gap[v] = h.shift;
             product[v] = old_r[v] * new_r[v];
             strain[v] = absolute(gap[v]) / square_root(product[v]);
         }
@@ -108,7 +103,7 @@ constexpr int STRIP_COUNT = sizeof(STRIPS) / sizeof(STRIPS[0]);
 
 // In the strip |Im x| < t, |U| grows at most by exp(sum_k min(strain_k tan(t) / 2, atanh(sin t))), and the error of the
 // rule is that times exp(-2 pi t / step): the widest step over some t.
-inline double widest_step(const Poles& p) {
+inline double widest_step(const SortedPoles& p) {
     double step = 0;
     for (int first = 0; first < STRIP_COUNT; first += W) {
         vf growth[W] = {};
@@ -118,32 +113,31 @@ inline double widest_step(const Poles& p) {
             for (int64_t v = 0; v < p.vectors; ++v) growth[i] += at_most(splat(strip.most), p.strain[v] * strip.slope);
         }
         const vf sums = sum_lanes_of(growth);
-        for (int i = 0; i < count; ++i) step = std::fmax(step, 2 * PI * STRIPS[first + i].t / (DIGITS + sums[i]));
+        for (int i = 0; i < count; ++i) step = std::fmax(step, 2 * PI * STRIPS[first + i].t / (EXPONENT + sums[i]));
     }
     return step;
 }
 
-inline Grid grid_for(const Poles& p) {
+inline Grid grid_for(const SortedPoles& p) {
     vf low = p.old_r[0], high = low, moved = {};
-    vi inside = {};
-    inside = ~inside;
+    vi good = {};
+    good = ~good;
     for (int64_t v = 0; v < p.vectors; ++v) {
         for (const vf r : {p.old_r[v], p.new_r[v]}) {
-            inside &= (r > splat(1 / LARGEST)) & (r < splat(LARGEST));
+            good &= inside(r);
             low = at_most(low, r), high = at_least(high, r);
         }
         moved += at_most(splat(1.f), p.strain[v]);
     }
-    if (any(~inside)) return {0, 0, 0, 0};
-    float least = low[0], most = high[0];
-    for (int i = 1; i < W; ++i) least = std::fmin(least, low[i]), most = std::fmax(most, high[i]);
+    if (any(~good)) return {0, 0, 0, 0};
+    const float least = -most(-low), largest = most(high);
     // Many poles that moved together hold |U - 1| up further out.
     const double margin = MARGIN + std::log1p(sum_lanes(moved)) / 2;
-    const double span = std::log(static_cast<double>(most) / least), widest = widest_step(p);
+    const double span = std::log(static_cast<double>(largest) / least), widest = widest_step(p);
     double step = 0.58;
     while (step > widest) step *= 0.84;  // few sizes, so that tokens share their weights
     const int64_t count = round_up(static_cast<int64_t>((span + 2 * margin) / step) + 1, W);
-    return {std::sqrt(least) * std::sqrt(most) * std::exp(-step * (count - 0.5) / 2), step, count,
+    return {std::sqrt(least) * std::sqrt(largest) * std::exp(-step * (count - 0.5) / 2), step, count,
             std::ceil(2 * span) / 2};
 }
 
@@ -222,6 +216,7 @@ struct Points {
     vf *s, *square;   // e^x and its square
     vf *fall, *sine;  // 1 - cos psi, sin psi
     vf* slope;        // derivative of the energy by psi
+    vf size = {};     // of the parts of the slopes, which may cancel in them
 
     void place(const Rule& chosen, double first) {
         rule = &chosen;
@@ -240,7 +235,7 @@ struct Points {
 
 // psi at UNROLL vectors of points: the argument of prod_k (1 + i t_k), squared.
 template <int UNROLL>
-void phases(const Poles& p, const Points& x, int64_t first) {
+void phases(const SortedPoles& p, const Points& x, int64_t first) {
     const float *product = scalars(p.product), *gap = scalars(p.gap);
     vf re[UNROLL], im[UNROLL], s[UNROLL], square[UNROLL];
     for (int u = 0; u < UNROLL; ++u) {
@@ -267,7 +262,7 @@ void phases(const Poles& p, const Points& x, int64_t first) {
     }
 }
 
-inline void phases(const Poles& p, const Points& x) {
+inline void phases(const SortedPoles& p, const Points& x) {
     int64_t v = 0;
     for (; v + 4 <= 2 * x.rule->vectors; v += 4) phases<4>(p, x, v);
     for (; v < 2 * x.rule->vectors; v += 2) phases<2>(p, x, v);
@@ -276,7 +271,7 @@ inline void phases(const Poles& p, const Points& x) {
 // The derivative of the energy by psi at the points of one variable (lanes); `second` says which. Beyond the grid U is
 // 1. Where `VALUE`, returns the energy between all points.
 template <bool VALUE, bool SLOPE>
-vf interact(const Points& x, bool second) {
+vf interact(Points& x, bool second) {
     const Rule& rule = *x.rule;
     const int64_t mine = second ? rule.vectors : 0, other = (rule.vectors - mine) * W, shift = rule.shift(second);
     const float *near = scalars(rule.near), *far = scalars(rule.far);
@@ -293,14 +288,18 @@ vf interact(const Points& x, bool second) {
             if constexpr (SLOPE) by_fall += both, by_sine += apart + mirrored;
         }
         if constexpr (VALUE) total += energy;
-        if constexpr (SLOPE) x.slope[mine + v] = 2.f * (by_fall * sine + by_sine * (1.f - fall));
+        if constexpr (SLOPE) {
+            x.slope[mine + v] = 2.f * (by_fall * sine + by_sine * (1.f - fall));
+            x.size += absolute(by_fall) + absolute(by_sine);
+        }
     }
     return total;
 }
 
 // The energy of all points, and its derivative by psi at each.
 template <bool SLOPE>
-float interact(const Points& x) {
+float interact(Points& x) {
+    x.size = vf{};
     vf total = interact<true, SLOPE>(x, true);
     if constexpr (SLOPE) interact<false, true>(x, false);
     const Rule& rule = *x.rule;
@@ -311,23 +310,27 @@ float interact(const Points& x) {
     return sum_lanes(total);
 }
 
-// Derivatives by the states of one side: d psi / d r = +-2 s / (s^2 + r^2); d r is -2 / (1 + a)^2 d a, or -r d x.
-inline void write_slopes(const Points& x, const Poles& p, const vf* r, const int32_t* order, bool raw, double factor,
-                         float* out) {
+// Derivatives by the states of one side: d psi / dx = +-2 s r / (s^2 + r^2), x = -log r. Returns the largest of them, and
+// in `error` the largest that rounding may have added.
+inline float write_slopes(const Points& x, const SortedPoles& p, const vf* r, const int32_t* order, bool raw, double factor,
+                          float size, float* error, float* out) {
     const float *s = scalars(x.s), *square = scalars(x.square), *slope = scalars(x.slope);
+    vf largest = {}, rounding = {};
     for (int64_t v = 0; v < p.vectors; ++v) {
         const vf pole = r[v], pole_square = pole * pole;
         vf sum = {};
         for (int64_t j = 0; j < 2 * x.rule->count; ++j) sum += (slope[j] * s[j]) * reciprocal(pole_square + square[j]);
-        const vf by_state = raw ? 2.f * pole : (1.f + pole) * (1.f + pole);  // 2 / (1 + a) = 1 + r
-        p.spare[v] = static_cast<float>(factor) * sum * by_state;
+        p.spare[v] = by_state(static_cast<float>(2 * factor) * pole * sum, pole, raw);
+        largest = at_least(largest, absolute(p.spare[v])), rounding = at_least(rounding, by_state(splat(size), pole, raw));
     }
     for (int64_t i = 0; i < p.n; ++i) out[order[i]] = scalars(p.spare)[i];
+    *error = ROUNDING * static_cast<float>(std::fabs(factor)) * most(rounding);
+    return most(largest);
 }
 
 // One token: its poles, the points of its quadrature, and the way to its results.
 struct Token {
-    Poles poles;
+    SortedPoles poles;
     Points points;
     int64_t at = 0;       // of its first state
     bool slopes = false;  // some are wanted
@@ -335,9 +338,9 @@ struct Token {
     float energy = 0;     // sum sin^2 is ENERGY times this
 
     template <class R>
-    void read(const Subspaces& f, int64_t token) {
-        at = token * f.n, slopes = f.d_old || f.d_new;
-        poles.read(f.old_a + at, f.new_a + at, f.n, f.raw);
+    void read(const Distance& f, int64_t token) {
+        at = token * f.poles, slopes = f.to_old.a || f.to_new.a;
+        poles.read(f.old_states.a + at, f.new_states.a + at, f.poles, f.raw);
         const Grid grid = grid_for(poles);
         inside = grid.count != 0;
         if (!inside) return;
@@ -346,17 +349,22 @@ struct Token {
         energy = slopes ? interact<true>(points) : interact<false>(points);
     }
 
-    // The value, and the derivatives from those by psi in `points.slope`, times `factor`. NaN outside.
-    void write(const Subspaces& f, double value, double factor) const {
-        f.value[at / f.n] = inside ? static_cast<float>(value) : __builtin_nanf("");
-        if (f.d_old) write_side(f, poles.old_r, poles.old_order, factor, f.d_old + at);
-        if (f.d_new) write_side(f, poles.new_r, poles.new_order, -factor, f.d_new + at);
+    // The value, and the derivatives from those by psi in `points.slope`, times `factor`. Not sure outside, and where
+    // poles so near to +-1 that a tiny x is much of them have gradients that rounding hides.
+    void write(const Distance& f, double value, double factor, bool sure) const {
+        const int64_t token = at / f.poles;
+        f.value[token] = static_cast<float>(value);
+        if (inside && f.to_old.a) sure &= write_side(f, poles.old_r, poles.old_order, factor, f.to_old.a + at);
+        if (inside && f.to_new.a) sure &= write_side(f, poles.new_r, poles.new_order, -factor, f.to_new.a + at);
+        f.sure[token] = inside && sure;
     }
 
   private:
-    void write_side(const Subspaces& f, const vf* r, const int32_t* order, double factor, float* out) const {
-        if (inside) return write_slopes(points, poles, r, order, f.raw, factor, out);
-        for (int64_t i = 0; i < f.n; ++i) out[i] = __builtin_nanf("");
+    bool write_side(const Distance& f, const vf* r, const int32_t* order, double factor, float* out) const {
+        float error;
+        const float size = sum_lanes(points.size);
+        const float largest = write_slopes(points, poles, r, order, f.raw, factor, size, &error, out);
+        return f.raw || !(error > BEARABLE * largest);
     }
 };
 

@@ -4,7 +4,7 @@
 namespace infssm {
 namespace INFSSM_ISA {
 
-void chordal(const Subspaces& f) {
+void chordal(const Distance& f) {
 #pragma omp parallel num_threads(f.threads)
     {
         const FlushToZero flush;
@@ -13,7 +13,7 @@ void chordal(const Subspaces& f) {
         for (int64_t i = 0; i < f.tokens; ++i) {
             Rules<Rule>::of_thread().forget_if_many();
             token.read<Rule>(f, i);
-            token.write(f, 2 * ENERGY * token.energy, 2 * ENERGY);
+            token.write(f, 2 * ENERGY * token.energy, 2 * ENERGY, true);
         }
     }
 }

@@ -1,0 +1,251 @@
+// Sums over pairs of poles of a kernel of x - y, as integrals over frequencies (docs/maths.md, section 6).
+//
+// With x = -log r the kernels 1 / (1 - a b) and 1 / (1 - a b)^2 are, up to factors of either pole, sech((x - y) / 2) and
+// its square, whose spectra fall as e^(-pi w) (eq. 31). So a quadratic form of n^2 pairs is a sum over two or three dozen
+// frequencies of |sum_i p_i e^(i w x_i)|^2, and every term of it is positive: small differences of two systems keep
+// their precision, because e^(i w x) - e^(i w y) is computed as such.
+#pragma once
+
+#include <optional>
+
+#include "pair.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+
+enum class Spectrum { sech, sech_squared };
+
+// Frequencies step (l + 1/2) and their weights for poles within a span of x. The midpoint rule repeats the kernel at
+// distances of 2 pi / step, which is chosen so that repetition and cut-off add about e^-18.
+struct Band {
+    double step;
+    int64_t count, vectors;
+    vf *frequency, *weight;  // beyond `count` 0
+
+    Band(Spectrum kind, double span) : step(2 * PI / (span + (kind == Spectrum::sech ? 38 : 20))), memory_(2 * MOST) {
+        const double last = kind == Spectrum::sech ? 5.8 : 7.0;
+        count = static_cast<int64_t>(last / step) + 1, vectors = ceil_div(count, W);
+        frequency = memory_.vectors(), weight = frequency + MOST / W;
+        for (int64_t l = 0; l < MOST; ++l) {
+            const double w = step * (l + 0.5);
+            const double spectrum = kind == Spectrum::sech ? 1 / std::cosh(PI * w) : 2 * w / std::sinh(PI * w);
+            scalars(frequency)[l] = l < count ? static_cast<float>(w) : 0.f;
+            scalars(weight)[l] = l < count ? static_cast<float>(2 * step * spectrum) : 0.f;
+        }
+    }
+
+    static constexpr int64_t MOST = 96;  // frequencies of the widest span, in whole vectors
+
+    // The band for a span, kept by the thread; spans are rounded up to an even number, at most 2 log LARGEST.
+    static const Band& of(Spectrum kind, float span) {
+        static thread_local std::optional<Band> kept[2][29];
+        const int half = static_cast<int>(std::ceil(span / 2));
+        std::optional<Band>& band = kept[kind == Spectrum::sech][half];
+        if (!band) band.emplace(kind, 2.0 * half);
+        return *band;
+    }
+
+  private:
+    Buffer memory_;
+};
+
+struct Complex {
+    vf re, im;
+
+    Complex times(const Complex& other) const {
+        return {re * other.re - im * other.im, re * other.im + im * other.re};
+    }
+};
+
+// Sine and cosine on [-pi/2, pi/2]; the sine with full relative precision near 0.
+INFSSM_INLINE Complex turn(vf angle) {
+    const vf z = angle * angle;
+    vf s = splat(-2.5052108e-8f);
+    for (const float term : {2.7557319e-6f, -1.9841270e-4f, 8.3333333e-3f, -1.6666667e-1f, 1.f}) s = s * z + term;
+    vf c = splat(2.0876757e-9f);
+    for (const float term : {-2.7557319e-7f, 2.4801587e-5f, -1.3888889e-3f, 4.1666667e-2f, -0.5f, 1.f}) c = c * z + term;
+    return {c, s * angle};
+}
+
+// e^(2 i t) and e^(2 i t) - 1 from e^(i t).
+INFSSM_INLINE Complex twice_less_1(const Complex& e) { return {-2.f * e.im * e.im, 2.f * e.re * e.im}; }
+INFSSM_INLINE Complex plus_1(Complex e) { return {1.f + e.re, e.im}; }
+
+// log x of positive finite numbers.
+INFSSM_INLINE vf log_positive(vf x) {
+    const vi bits = (vi)x, exponent = (bits - 0x3f3504f3) >> 23;  // leaves a mantissa in [sqrt(1/2), sqrt(2))
+    const vf mantissa = (vf)(bits - (exponent << 23)), t = (mantissa - 1.f) / (mantissa + 1.f), z = t * t;
+    vf p = splat(2.f / 9);
+    for (const float term : {2.f / 7, 2.f / 5, 2.f / 3, 2.f}) p = p * z + term;
+    return __builtin_convertvector(exponent, vf) * 0.69314718f + p * t;
+}
+
+// The poles as phases: how e^(i w x) starts (at half a step of the frequency) and turns by a step.
+struct Waves {
+    vf *old_x, *new_x, *gap;          // x, y about the middle of both, and x - y with its own precision
+    Complex *start, *step;            // of e^(i w y)
+    Complex *gap_start, *gap_step;    // of e^(i w (x - y)) - 1
+
+    static constexpr int ARRAYS = 3 + 4 * 2;
+    explicit Waves(Arrays& arrays) : old_x(arrays.take()), new_x(arrays.take()), gap(arrays.take()) {
+        const auto pairs = [&] {
+            vf* first = arrays.take();
+            arrays.take();
+            return reinterpret_cast<Complex*>(first);
+        };
+        start = pairs(), step = pairs(), gap_start = pairs(), gap_step = pairs();
+    }
+
+    // All poles inside.
+    const Band& read(Spectrum kind, const Poles& poles, const float* old_state, const float* new_state, int64_t n,
+                     bool raw) const {
+        vf low = splat(__builtin_inff()), high = -low;
+        for (int64_t v = 0; v * W < n; ++v) {
+            const int lanes = lanes_of(n, v);
+            vf x, y;
+            if (raw) {
+                x = load(old_state + v * W, lanes), y = load(new_state + v * W, lanes);
+                gap[v] = x - y;
+            } else {
+                x = -log_positive(poles.r[v]), y = -log_positive(poles.s[v]);
+                const vf t = poles.shift[v] / (poles.r[v] + poles.s[v]), z = t * t;  // tanh of half the gap
+                vf p = splat(2.f / 11);
+                for (const float term : {2.f / 9, 2.f / 7, 2.f / 5, 2.f / 3, 2.f}) p = p * z + term;
+                gap[v] = absolute(t) < splat(0.25f) ? p * t : x - y;
+            }
+            old_x[v] = x, new_x[v] = y;  // lanes without a pole hold 0, which may widen the span but never break it
+            low = at_most(low, at_most(x, y)), high = at_least(high, at_least(x, y));
+        }
+        const float least = -most(-low), largest = most(high), middle = 0.5f * (least + largest);
+        const Band& band = Band::of(kind, largest - least);
+        for (int64_t v = 0; v * W < n; ++v) {
+            old_x[v] -= middle, new_x[v] -= middle;
+            place(new_x[v], band, start[v], step[v]);
+            const Complex quarter = twist(gap[v], band, 0.25f), half = twice_less_1(quarter);
+            gap_start[v] = half, gap_step[v] = twice_less_1(plus_1(half));
+        }
+        return band;
+    }
+
+    static Complex twist(vf x, const Band& band, float share) {
+        return turn(x * (share * static_cast<float>(band.step)));
+    }
+    static void place(vf x, const Band& band, Complex& start, Complex& step) {
+        start = twist(x, band, 0.5f), step = plus_1(twice_less_1(start));
+    }
+};
+
+// Transforms at the frequencies of a band: lanes are frequencies after `close`, states before.
+struct Transform {
+    vf *re_lanes, *im_lanes;  // [frequency], lanes are states
+    vf *re, *im;              // lanes are frequencies
+
+    static constexpr int64_t FLOATS = 2 * Band::MOST * W + 2 * Band::MOST;
+    explicit Transform(vf* memory)
+        : re_lanes(memory), im_lanes(memory + Band::MOST), re(memory + 2 * Band::MOST), im(re + Band::MOST / W) {}
+
+    void open(const Band& band) const {
+        memset(re_lanes, 0, band.vectors * W * sizeof(vf));
+        memset(im_lanes, 0, band.vectors * W * sizeof(vf));
+    }
+    void close(const Band& band) const {
+        sum_lanes(re_lanes, band.vectors * W, scalars(re));
+        sum_lanes(im_lanes, band.vectors * W, scalars(im));
+    }
+};
+
+constexpr int AT_ONCE = W == 16 ? 2 : 1;  // vectors of states, by the number of registers
+
+// Adds sum (near + far (e^(i w (x - y)) - 1)) e^(i w y) to `difference` and, where it is given, sum own e^(i w y) to
+// `alone`, over `COUNT` vectors of states from the v-th on.
+template <int COUNT, bool ALONE>
+INFSSM_INLINE void transform(const Waves& waves, const Band& band, const vf* near, const vf* far, const vf* own, int64_t v,
+                             const Transform& difference, const Transform& alone) {
+    Complex wave[COUNT], gap[COUNT], step[COUNT], less[COUNT], gap_step[COUNT];
+    for (int k = 0; k < COUNT; ++k) {
+        wave[k] = waves.start[v + k], step[k] = waves.step[v + k];
+        gap[k] = waves.gap_start[v + k], less[k] = waves.gap_step[v + k], gap_step[k] = plus_1(less[k]);
+    }
+    for (int64_t l = 0; l < band.count; ++l) {
+        vf re = difference.re_lanes[l], im = difference.im_lanes[l], own_re = {}, own_im = {};
+        if constexpr (ALONE) own_re = alone.re_lanes[l], own_im = alone.im_lanes[l];
+        for (int k = 0; k < COUNT; ++k) {
+            const vf x = near[v + k] + far[v + k] * gap[k].re, y = far[v + k] * gap[k].im;
+            re += x * wave[k].re, re -= y * wave[k].im;
+            im += x * wave[k].im, im += y * wave[k].re;
+            if constexpr (ALONE) own_re += own[v + k] * wave[k].re, own_im += own[v + k] * wave[k].im;
+            wave[k] = wave[k].times(step[k]);
+            const vf before = gap[k].re;
+            gap[k].re = less[k].re + gap_step[k].re * before - gap_step[k].im * gap[k].im;
+            gap[k].im = less[k].im + gap_step[k].re * gap[k].im + gap_step[k].im * before;
+        }
+        difference.re_lanes[l] = re, difference.im_lanes[l] = im;
+        if constexpr (ALONE) alone.re_lanes[l] = own_re, alone.im_lanes[l] = own_im;
+    }
+}
+
+template <bool ALONE>
+void transform(const Waves& waves, const Band& band, int64_t n, const vf* near, const vf* far, const vf* own,
+               const Transform& difference, const Transform& alone) {
+    difference.open(band);
+    if (ALONE) alone.open(band);
+    int64_t v = 0;
+    for (; (v + AT_ONCE - 1) * W < n; v += AT_ONCE) transform<AT_ONCE, ALONE>(waves, band, near, far, own, v, difference, alone);
+    for (; v * W < n; ++v) transform<1, ALONE>(waves, band, near, far, own, v, difference, alone);
+    difference.close(band);
+    if (ALONE) alone.close(band);
+}
+
+// A function of x given by its transform: Re sum conj(u) e^(i w x) and its slope, at the poles of one side.
+struct Field {
+    vf *re, *im, *slope_re, *slope_im;  // u and w u, lanes are frequencies
+    vf *value, *slope;                  // at the poles
+
+    static constexpr int64_t FLOATS = 4 * Band::MOST;
+    static constexpr int ARRAYS = 2;
+    Field(vf* memory, Arrays& arrays)
+        : re(memory),
+          im(re + Band::MOST / W),
+          slope_re(im + Band::MOST / W),
+          slope_im(slope_re + Band::MOST / W),
+          value(arrays.take()),
+          slope(arrays.take()) {}
+
+    // The sum of |u| (1 + w), which bounds value and slope.
+    float steepen(const Band& band) const {
+        vf size = {};
+        for (int64_t v = 0; v < band.vectors; ++v) {
+            slope_re[v] = band.frequency[v] * re[v], slope_im[v] = band.frequency[v] * im[v];
+            size += (absolute(re[v]) + absolute(im[v])) * (1.f + band.frequency[v]);
+        }
+        return sum_lanes(size);
+    }
+
+    void evaluate(const Band& band, const vf* x, int64_t n) const {
+        int64_t v = 0;
+        for (; (v + 1) * W < n; v += 2) evaluate<2>(band, x, v);
+        if (v * W < n) evaluate<1>(band, x, v);
+    }
+
+  private:
+    template <int COUNT>
+    void evaluate(const Band& band, const vf* x, int64_t v) const {
+        Complex wave[COUNT], step[COUNT];
+        vf sum[COUNT] = {}, rise[COUNT] = {};
+        for (int k = 0; k < COUNT; ++k) Waves::place(x[v + k], band, wave[k], step[k]);
+        const float *u = scalars(re), *w = scalars(im), *steep_u = scalars(slope_re), *steep_w = scalars(slope_im);
+        for (int64_t l = 0; l < band.count; ++l)
+            for (int k = 0; k < COUNT; ++k) {
+                sum[k] += u[l] * wave[k].re, sum[k] += w[l] * wave[k].im;
+                rise[k] += steep_w[l] * wave[k].re, rise[k] -= steep_u[l] * wave[k].im;
+                wave[k] = wave[k].times(step[k]);
+            }
+        for (int k = 0; k < COUNT; ++k) value[v + k] = sum[k], slope[v + k] = rise[k];
+    }
+};
+
+}  // namespace
+}  // namespace INFSSM_ISA
+}  // namespace infssm
