@@ -44,7 +44,7 @@ Terms = dict[str, Tensor]
 class ComponentConfig(BaseModel):
     """Base of every component's configuration: frozen, and unknown fields are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Component:
