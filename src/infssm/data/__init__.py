@@ -2,7 +2,7 @@
 
 from infssm.data import sets as sets
 from infssm.data._fetching import CheckReport, check, fetch
-from infssm.data.dataset import ImageDataset
+from infssm.data.dataset import Dataset, ImageDataset
 from infssm.data.facts import ImageFacts, StreamFacts
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import Batch, Loader, make_loader
@@ -26,6 +26,8 @@ from infssm.data.registry import (
     load_dataset,
     register_dataset,
 )
+from infssm.data.sequence_loader import SequenceLoader, make_sequence_loader
+from infssm.data.sequences import ArraySequences, Sequences, Tokens, WavFiles
 from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.split import Split, make_split
 from infssm.data.stream import Task, TaskData, TaskStream
@@ -34,8 +36,10 @@ from infssm.data.unreadable import find_unreadable, require_readable
 __all__ = [
     "Archive",
     "ArrayImages",
+    "ArraySequences",
     "Batch",
     "CheckReport",
+    "Dataset",
     "DatasetEntry",
     "FileImages",
     "ImageDataset",
@@ -45,6 +49,8 @@ __all__ = [
     "Mixing",
     "PerImageRecipe",
     "Recipe",
+    "SequenceLoader",
+    "Sequences",
     "Split",
     "Stats",
     "StreamFacts",
@@ -52,6 +58,8 @@ __all__ = [
     "Task",
     "TaskData",
     "TaskStream",
+    "Tokens",
+    "WavFiles",
     "check",
     "data_root",
     "fetch",
@@ -62,6 +70,7 @@ __all__ = [
     "make_loader",
     "make_mixing",
     "make_recipe",
+    "make_sequence_loader",
     "make_split",
     "register_dataset",
     "require_readable",

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infssm.data.archive import extract
-from infssm.data.dataset import ImageDataset
+from infssm.data.dataset import Dataset
 from infssm.data.download import Progress, download, verify_file
-from infssm.data.images import FileImages
 from infssm.data.places import data_root
 from infssm.data.registry import DATASETS, Archive, load_dataset
 from infssm.data.unreadable import find_unreadable
@@ -40,7 +39,7 @@ def fetch(name: str, root: str | Path | None = None, *, progress: Progress | Non
 
 
 def _fetch_archive(archive: Archive, root: Path, progress: Progress | None) -> Path:
-    target = root / archive.creates
+    target = root / archive.target
     if target.exists():
         return target
     try:
@@ -53,10 +52,11 @@ def _fetch_archive(archive: Archive, root: Path, progress: Progress | None) -> P
             download(archive.url, file, md5=archive.md5, sha256=archive.sha256, progress=progress)
         with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
             extract(file, Path(scratch))
-            unpacked = Path(scratch) / archive.creates
-            if not unpacked.exists():
+            found_inside = [*Path(scratch).glob(archive.creates), *Path(scratch).glob(f"*/{archive.creates}")]
+            if not found_inside:
                 raise DataError(f"{file} does not hold {archive.creates}")
-            os.replace(unpacked, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(found_inside[0], target)
         if not found:
             file.unlink()
     except OSError as error:
@@ -107,14 +107,14 @@ def check(
     except DataError as error:
         return CheckReport(name, place, problems=(str(error),))
     problems = _count_problems(name, dataset)
-    paths = dataset.images.paths if isinstance(dataset.images, FileImages) else ()
+    paths = getattr(dataset.samples, "paths", ())
     unreadable = [(paths[number], reason) for number, reason in find_unreadable(dataset, progress).items()]
     if unreadable:
         problems.append(f"{len(unreadable)} files cannot be read, first {unreadable[0][0]}: {unreadable[0][1]}")
     return CheckReport(name, place, dataset.num_classes, len(dataset), tuple(unreadable), tuple(problems))
 
 
-def _count_problems(name: str, dataset: ImageDataset) -> list[str]:
+def _count_problems(name: str, dataset: Dataset) -> list[str]:
     if name not in DATASETS:
         return []
     entry = DATASETS[name]

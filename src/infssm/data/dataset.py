@@ -1,4 +1,4 @@
-"""A data set: images, labels, class names, and which images are the official test set."""
+"""A data set: samples, labels, class names, domains, and which samples are the official test set."""
 
 from __future__ import annotations
 
@@ -11,40 +11,45 @@ from numpy.typing import NDArray
 
 from infssm.data.facts import ImageFacts
 from infssm.data.images import ArrayImages, Images
-from infssm.errors import DataError
+from infssm.data.sequences import Sequences
+from infssm.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class ImageDataset:
-    """All images of a data set in one index space.
+class Dataset:
+    """All samples of a data set in one index space.
 
-    Where the data set has an official test set, its images come last, so every image has one index whatever its
+    Where the data set has an official test set, its samples come last, so every sample has one index whatever its
     role.
 
     Attributes:
         name: name it was loaded by.
-        classes: class names; the position is the label.
-        images: the images.
-        labels: int64 [n] label of every image.
-        num_test: how many of the last images are the official test set; 0 when there is none.
+        classes: class names; the position is the label. Text without classes has one.
+        samples: images, or sequences (audio, series, tokens).
+        labels: int64 [n] label of every sample.
+        num_test: how many of the last samples are the official test set; 0 when there is none.
         stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
+        domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
+        domain_of: int64 [n] domain of every sample; None where there is one domain.
     """
 
     name: str
     classes: tuple[str, ...]
-    images: Images
+    samples: Images | Sequences
     labels: Indices
     num_test: int = 0
     stratified: bool = False
+    domains: tuple[str, ...] = ()
+    domain_of: Indices | None = None
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(f"{self.name}: labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
-        if len(labels) != len(self.images):
-            raise DataError(f"{self.name}: {len(self.images)} images but {len(labels)} labels")
+        if len(labels) != len(self.samples):
+            raise DataError(f"{self.name}: {len(self.samples)} images but {len(labels)} labels")
         if len(labels) == 0:
             raise DataError(f"{self.name}: the data set holds no images")
         if labels.min() < 0 or labels.max() >= len(self.classes):
@@ -54,6 +59,8 @@ class ImageDataset:
             )
         object.__setattr__(self, "labels", labels.astype(np.int64))
         self._require_every_class()
+        if self.domain_of is not None:
+            self._require_domains(np.asarray(self.domain_of))
 
     def _require_every_class(self) -> None:
         for role, part in self.splits.items():
@@ -63,8 +70,35 @@ class ImageDataset:
                 shown = ", ".join(empty[:5]) + (" and more" if len(empty) > 5 else "")
                 raise DataError(f"{self.name}: {len(empty)} classes have no {role} images: {shown}")
 
+    def _require_domains(self, domain_of: Indices) -> None:
+        known = np.issubdtype(domain_of.dtype, np.integer) and domain_of.shape == self.labels.shape
+        if not known or domain_of.min() < 0 or domain_of.max() >= len(self.domains):
+            raise DataError(f"{self.name}: domain_of must hold a number of the {len(self.domains)} domains per sample")
+        object.__setattr__(self, "domain_of", domain_of.astype(np.int64))
+
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def images(self) -> Images:
+        """The samples, where they are images."""
+        if isinstance(self.samples, Sequences):
+            raise ConfigError(f"{self.name} holds {self.samples.kind}, not images")
+        return self.samples
+
+    @property
+    def sequences(self) -> Sequences:
+        """The samples, where they are sequences."""
+        if not isinstance(self.samples, Sequences):
+            raise ConfigError(f"{self.name} holds images, not sequences")
+        return self.samples
+
+    @property
+    def strata(self) -> Indices:
+        """int64 [n]: samples of one class and one domain have one number."""
+        if self.domain_of is None:
+            return self.labels
+        return self.labels * len(self.domains) + self.domain_of
 
     @property
     def num_classes(self) -> int:
@@ -89,7 +123,13 @@ class ImageDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of labels and images' identity; a split belongs to exactly one fingerprint."""
+        """Digest of labels, domains and samples' identity; a split belongs to exactly one fingerprint."""
         digest = hashlib.sha256(self.labels.astype("<i8").tobytes())
-        digest.update(f"{self.num_test} {self.images.fingerprint()}".encode())
+        if self.domain_of is not None:
+            digest.update(self.domain_of.astype("<i8").tobytes())
+        digest.update(f"{self.num_test} {self.samples.fingerprint()}".encode())
         return digest.hexdigest()[:16]
+
+
+class ImageDataset(Dataset):
+    """A data set of images."""

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
+"""Endings of the files that are taken for images."""
+
+
 class Images(Protocol):
     """An indexed collection of images."""
 

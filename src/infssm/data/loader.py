@@ -28,14 +28,16 @@ Part = Literal["train", "val", "test"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pictures and targets of one step; ``x, y = batch`` takes the first two.
+    """Samples and targets of one step; ``x, y = batch`` takes the first two.
 
     Attributes:
-        x: float32 [n, channels, height, width], augmented and mixed.
+        x: images float32 [n, channels, height, width], augmented and mixed; or sequences float32 [n, time, width], or
+            tokens int64 [n, time], padded with zeros.
         y: int64 [n] stream labels.
         soft: float32 [n, classes] soft targets, where mixing or label smoothing is on.
         raw: uint8 [n, channels, height, width] before augmentation, where asked for.
         index: int64 [n] data set indices.
+        mask: bool [n, time], True where a sequence has a step and False where it is padded; None for images.
     """
 
     x: Tensor
@@ -43,6 +45,7 @@ class Batch:
     soft: Tensor | None = None
     raw: Tensor | None = None
     index: Tensor | None = None
+    mask: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.x, self.y))
@@ -52,8 +55,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Model input and targets on ``device``; raw images and indices stay where they are."""
-        soft = None if self.soft is None else self.soft.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), soft=soft)
+        soft, mask = (None if part is None else part.to(device) for part in (self.soft, self.mask))
+        return replace(self, x=self.x.to(device), y=self.y.to(device), soft=soft, mask=mask)
 
 
 class Loader:
@@ -99,7 +102,7 @@ class Loader:
 
     @property
     def num_samples(self) -> int:
-        """Pictures this process gets."""
+        """Images this process gets."""
         return sum(len(slots) for slots in self._slots[self._skip :])
 
     def __iter__(self) -> Iterator[Batch]:

@@ -32,6 +32,15 @@ def read_npz(path: Path, required: Collection[str], optional: Collection[str] = 
         raise DataError(f"cannot read {path}: {error}") from error
 
 
+def npz_names(path: Path) -> list[str]:
+    """Names of the arrays of a file; none where it is no .npz."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile):
+        return []
+
+
 def _claimed_bytes(archive: zipfile.ZipFile, key: str) -> int:
     """Bytes of an array by its header, which must be the bytes that follow it."""
     member = archive.getinfo(f"{key}.npy")

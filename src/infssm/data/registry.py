@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infssm._registry import Registry, shorten, suggest
-from infssm.data.dataset import ImageDataset
+from infssm.data.dataset import Dataset
 from infssm.data.places import data_root
 from infssm.errors import ConfigError, DataError
 
@@ -21,9 +21,10 @@ class Archive:
     Attributes:
         url: where it is published (http or https).
         file: name of the downloaded file.
-        creates: the folder in it that is moved to the data root.
+        creates: the folder in it, at the top or one level below, that is moved to the data root.
         md5: digest in public use; None where none is known.
         sha256: likewise.
+        place: where the folder goes, relative to the data root; its own name unless given.
     """
 
     url: str
@@ -31,6 +32,12 @@ class Archive:
     creates: str
     md5: str | None = None
     sha256: str | None = None
+    place: str | None = None
+
+    @property
+    def target(self) -> str:
+        """Where the folder goes, relative to the data root."""
+        return self.place or self.creates
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class DatasetEntry:
 
     Attributes:
         name: its name.
-        load: ``load(root, **options) -> ImageDataset``.
+        load: ``load(root, **options) -> Dataset``.
         summary: one line for lists.
         classes: expected number of classes; None where it is the user's.
         images: expected number of images; None where it is not fixed.
@@ -47,7 +54,7 @@ class DatasetEntry:
     """
 
     name: str
-    load: Callable[..., ImageDataset]
+    load: Callable[..., Dataset]
     summary: str = ""
     classes: int | None = None
     images: int | None = None
@@ -64,13 +71,13 @@ def register_dataset(
     classes: int | None = None,
     images: int | None = None,
     archives: tuple[Archive, ...] = (),
-) -> Callable[[Callable[..., ImageDataset]], DatasetEntry]:
-    """Register a loader ``(root: Path, **options) -> ImageDataset`` under ``name``.
+) -> Callable[[Callable[..., Dataset]], DatasetEntry]:
+    """Register a loader ``(root: Path, **options) -> Dataset`` under ``name``.
 
     The decorated name becomes the :class:`DatasetEntry`, which is also what an ``infssm.datasets`` entry point names.
     """
 
-    def add(load: Callable[..., ImageDataset]) -> DatasetEntry:
+    def add(load: Callable[..., Dataset]) -> DatasetEntry:
         return DATASETS.register(name)(DatasetEntry(name, load, summary, classes, images, archives))
 
     return add
@@ -101,7 +108,7 @@ def missing_data(name: str, root: Path, sought: list[str], *, what: str) -> Data
     )
 
 
-def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> ImageDataset:
+def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> Dataset:
     """Load a registered data set, or your own.
 
     Args:
@@ -112,8 +119,13 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> I
         **options: passed to the loader, such as ``size`` for ``synthetic``.
     """
     from infssm.data.sets.own import load_own
+    from infssm.data.sets.sounds import load_domains
+    from infssm.data.sets.text import text_folder
 
     place = data_root(root)
+    for prefix, load in (("text:", text_folder), ("domains:", load_domains)):
+        if name.startswith(prefix):
+            return load(Path(os.path.expanduser(name.removeprefix(prefix))), **options)
     known = set(DATASETS)
     if name in known:
         try:

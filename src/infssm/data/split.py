@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from infssm._files import write_text
-from infssm.data.dataset import ImageDataset, Indices
+from infssm.data.dataset import Dataset, Indices
 from infssm.errors import ConfigError, DataError
 
 _TRAIN_SHARE = 0.9
@@ -54,7 +54,7 @@ class Split:
             digest.update(part.astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def verify(self, dataset: ImageDataset, *, expected_hash: str | None = None) -> None:
+    def verify(self, dataset: Dataset, *, expected_hash: str | None = None) -> None:
         """Raise DataError unless this split was drawn from ``dataset`` as it is now, without overlap."""
         if self.classes != dataset.classes:
             raise DataError(f"the split was made for other classes than {dataset.name} has now; {_REMEDY}")
@@ -116,7 +116,7 @@ _REMEDY = "restore the data, or start a new run"
 
 
 def make_split(
-    dataset: ImageDataset,
+    dataset: Dataset,
     *,
     seed: int = 0,
     train_per_class: int | None = None,
@@ -129,8 +129,8 @@ def make_split(
     permutation from the same generator divides the base nine to one.
 
     The published benchmarks draw from all classes together, as the released code does. Where the data set is
-    ``stratified``, as your own data are, each class is divided by itself with the same shares, so that small classes
-    have images in every part.
+    ``stratified``, as your own data are, each class of each domain is divided by itself with the same shares, so that
+    small classes have samples in every part.
 
     Args:
         dataset: the data.
@@ -144,8 +144,8 @@ def make_split(
     labels = dataset.labels
     if dataset.stratified:
         if not dataset.num_test:
-            base, test = _cut_by_class(base, labels, _BASE_SHARE, generator)
-        train, val = _cut_by_class(base, labels, _TRAIN_SHARE, generator)
+            base, test = _cut_by_class(base, dataset.strata, _BASE_SHARE, generator)
+        train, val = _cut_by_class(base, dataset.strata, _TRAIN_SHARE, generator)
     else:
         if not dataset.num_test:
             base, test = _cut(base, _BASE_SHARE, generator)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from infssm.data.dataset import ImageDataset, Indices
+from infssm.data.dataset import Dataset, Indices
 from infssm.data.division import divide_classes
 from infssm.data.facts import StreamFacts
 from infssm.data.split import Split
-from infssm.errors import DataError
+from infssm.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,7 @@ class TaskData:
         labels: int64 [n] stream labels of those images.
     """
 
-    dataset: ImageDataset
+    dataset: Dataset
     indices: Indices
     labels: Tensor
 
@@ -59,7 +60,10 @@ class Task:
 
 
 class TaskStream:
-    """Tasks in order; stream labels count through them, so that every task has a contiguous range of labels.
+    """Tasks in order: new classes in each, or new domains in each.
+
+    With new classes, stream labels count through the tasks, so that every task has a contiguous range of labels. With
+    new domains, labels are those of the data set and every task has all classes.
 
     Args:
         dataset: the data.
@@ -68,32 +72,41 @@ class TaskStream:
         class_order_seed: None keeps the natural order of classes; a number permutes them (NumPy's seeded permutation).
         base_classes: classes of task 0; the other tasks share the rest.
         tasks: labels or names of each task's classes, instead of the three above; classes not named are left out.
+        by: ``class``, or ``domain``, in which case all of the above speak of domains in the place of classes.
     """
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: Dataset,
         split: Split,
         num_tasks: int = 1,
         *,
         class_order_seed: int | None = None,
         base_classes: int | None = None,
         tasks: Sequence[Sequence[int | str]] | None = None,
+        by: Literal["class", "domain"] = "class",
     ) -> None:
         split.verify(dataset)
-        division = divide_classes(
-            dataset.classes, num_tasks, base_classes=base_classes, class_order_seed=class_order_seed, tasks=tasks
-        )
         self.dataset = dataset
         self.split = split
+        self.by = by
+        names, group_of = (dataset.classes, dataset.labels) if by == "class" else _domains(dataset)
+        division = divide_classes(
+            names, num_tasks, base_classes=base_classes, class_order_seed=class_order_seed, tasks=tasks
+        )
         self.num_tasks = len(division)
-        self.class_order: Indices = np.array([label for task in division for label in task], dtype=np.int64)
+        order: Indices = np.array([group for task in division for group in task], dtype=np.int64)
+        place_of = np.full(len(names), -1, dtype=np.int64)
+        place_of[order] = np.arange(len(order))
+        self._places = place_of[group_of]
+        """Place of every sample's class, or domain, in the stream; -1 where it is left out."""
+        self._labels = self._places if by == "class" else dataset.labels
+        self.class_order: Indices = order if by == "class" else np.arange(dataset.num_classes)
         self.num_classes = len(self.class_order)
-        label_of_class = np.full(dataset.num_classes, -1, dtype=np.int64)
-        label_of_class[self.class_order] = np.arange(self.num_classes)
-        self._labels = label_of_class[dataset.labels]
         ends = np.cumsum([len(task) for task in division]).tolist()
-        self._tasks = [self._task(t, range(a, b)) for t, (a, b) in enumerate(pairwise([0, *ends]))]
+        self._groups = [range(a, b) for a, b in pairwise([0, *ends])]
+        """Places of each task."""
+        self._tasks = [self._task(t, group) for t, group in enumerate(self._groups)]
 
     @property
     def task_sizes(self) -> tuple[int, ...]:
@@ -121,17 +134,24 @@ class TaskStream:
 
     def cumulative(self, index: int) -> Task:
         """Task ``index`` with the images of all tasks up to it: what joint training sees."""
-        return self._task(index, range(self._tasks[index].classes.stop))
+        return self._task(index, range(self._groups[index].stop))
 
-    def _task(self, index: int, classes: range) -> Task:
-        parts = {name: self._part(name, classes) for name in ("train", "val", "test")}
+    def _task(self, index: int, group: range) -> Task:
+        parts = {name: self._part(name, group) for name in ("train", "val", "test")}
         for name in ("train", "test"):
             if not len(parts[name]):
                 raise DataError(f"task {index} of {self.dataset.name} has no {name} images")
+        classes = group if self.by == "class" else range(self.num_classes)
         return Task(index, classes, self.num_tasks, self.num_classes, **parts)
 
-    def _part(self, name: str, classes: range) -> TaskData:
+    def _part(self, name: str, group: range) -> TaskData:
         indices: Indices = getattr(self.split, name)
-        labels = self._labels[indices]
-        inside = (labels >= classes.start) & (labels < classes.stop)
-        return TaskData(self.dataset, indices[inside], torch.from_numpy(labels[inside]))
+        places = self._places[indices]
+        mine = indices[(places >= group.start) & (places < group.stop)]
+        return TaskData(self.dataset, mine, torch.from_numpy(self._labels[mine]))
+
+
+def _domains(dataset: Dataset) -> tuple[tuple[str, ...], Indices]:
+    if dataset.domain_of is None:
+        raise ConfigError(f"{dataset.name} has no domains to make tasks of: use tasks by class")
+    return dataset.domains, dataset.domain_of

@@ -1,4 +1,4 @@
-"""Image files that cannot be read: found before training, remembered per folder."""
+"""Files that cannot be read: found before training, remembered per folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from infssm.data.dataset import ImageDataset
+from infssm.data.dataset import Dataset
 from infssm.data.images import FileImages
 from infssm.data.places import cache_root
+from infssm.data.sequences import WavFiles
 from infssm.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -25,38 +26,37 @@ Progress = Callable[[int, int], None]
 _Known = dict[str, tuple[int, int]]
 """Bytes and time of change, in nanoseconds, of files that could be read."""
 
+_WORD = {FileImages: "image", WavFiles: "sound"}
 _VERSION = 1
 _SHOWN = 10
 
 
-def find_unreadable(dataset: ImageDataset, progress: Progress | None = None) -> dict[int, str]:
-    """Index and reason of every file that cannot be read; empty for images in memory.
+def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[int, str]:
+    """Index and reason of every file that cannot be read; empty for samples in memory.
 
     Every file is decoded once. That it could be is kept under the cache root, and the file is looked at again only when
     its size or its time of change is another.
     """
-    images = dataset.images
-    if not isinstance(images, FileImages):
+    files = dataset.samples
+    if not isinstance(files, FileImages | WavFiles):
         return {}
-    store = cache_root() / "readable" / f"{hashlib.sha256(str(images.root.resolve()).encode()).hexdigest()[:16]}.json"
+    store = cache_root() / "readable" / f"{hashlib.sha256(str(files.root.resolve()).encode()).hexdigest()[:16]}.json"
     known = _read(store)
-    marks = [_mark(images.root / path) for path in images.paths]
-    new = [n for n, path in enumerate(images.paths) if known.get(path) != marks[n]]
+    marks = [_mark(files.root / path) for path in files.paths]
+    new = [n for n, path in enumerate(files.paths) if known.get(path) != marks[n]]
     bad: dict[int, str] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without holding the interpreter's lock
-        for done, (number, reason) in enumerate(zip(new, pool.map(images.why_unreadable, new), strict=True), 1):
+        for done, (number, reason) in enumerate(zip(new, pool.map(files.why_unreadable, new), strict=True), 1):
             if reason is not None:
                 bad[number] = reason
             if progress is not None:
                 progress(done, len(new))
     if len(new) > len(bad):
-        _write(store, known | {images.paths[n]: marks[n] for n in new if n not in bad})
+        _write(store, known | {files.paths[n]: marks[n] for n in new if n not in bad})
     return bad
 
 
-def require_readable(
-    dataset: ImageDataset, *, skip_unreadable: bool = False, progress: Progress | None = None
-) -> ImageDataset:
+def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progress: Progress | None = None) -> Dataset:
     """The data set if every file of it can be read; DataError lists those that cannot.
 
     Args:
@@ -67,26 +67,27 @@ def require_readable(
     bad = find_unreadable(dataset, progress)
     if not bad:
         return dataset
-    images = dataset.images
-    assert isinstance(images, FileImages)
+    files = dataset.samples
+    assert isinstance(files, FileImages | WavFiles)
     if skip_unreadable:
         warnings.warn(f"{dataset.name}: {len(bad)} files cannot be read and are left out", UserWarning, stacklevel=2)
-        return _without(dataset, images, set(bad))
+        return _without(dataset, files, set(bad))
     shown = "\n".join(
-        f"  cannot read the image {images.root / images.paths[n]}: {reason}" for n, reason in list(bad.items())[:_SHOWN]
+        f"  cannot read the {_WORD[type(files)]} {files.root / files.paths[n]}: {reason}"
+        for n, reason in list(bad.items())[:_SHOWN]
     )
-    more = f"\n  and {len(bad) - _SHOWN} more: infssm data check {images.root} lists all" if len(bad) > _SHOWN else ""
+    more = f"\n  and {len(bad) - _SHOWN} more: infssm data check {files.root} lists all" if len(bad) > _SHOWN else ""
     raise DataError(
         f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read\n{shown}{more}\n"
         "replace or delete them, or go on without them: data.skip_unreadable=true"
     )
 
 
-def _without(dataset: ImageDataset, images: FileImages, bad: set[int]) -> ImageDataset:
+def _without(dataset: Dataset, files: FileImages | WavFiles, bad: set[int]) -> Dataset:
     keep = np.array([n for n in range(len(dataset)) if n not in bad], dtype=np.int64)
     num_test = int((keep >= len(dataset) - dataset.num_test).sum())
-    kept = replace(images, paths=tuple(images.paths[n] for n in keep))
-    return replace(dataset, images=kept, labels=dataset.labels[keep], num_test=num_test)
+    kept = replace(files, paths=tuple(files.paths[n] for n in keep))
+    return replace(dataset, samples=kept, labels=dataset.labels[keep], num_test=num_test)
 
 
 def _mark(path: Path) -> tuple[int, int]:

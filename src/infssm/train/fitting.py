@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infssm.data import FileImages, ImageDataset, load_dataset
+from infssm.data import Dataset, FileImages, load_dataset
 
 _SAMPLED = 64
 """Files whose size is looked up."""
@@ -60,7 +60,7 @@ def _choose_model(pixels: int) -> tuple[int, dict[str, Any]]:
     return 64, {"name": "vim_nano", "options": {"patch_size": 8, "embed_dim": 96, "depth": 6}}
 
 
-def _short_side(dataset: ImageDataset) -> int:
+def _short_side(dataset: Dataset) -> int:
     """Pixels of the images' shorter side, in the median of some."""
     images = dataset.images
     if not isinstance(images, FileImages):

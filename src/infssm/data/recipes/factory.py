@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from infssm._registry import suggest
-from infssm.data.dataset import ImageDataset
+from infssm.data.dataset import Dataset
 from infssm.data.facts import ImageFacts
 from infssm.data.recipes.base import Recipe
 from infssm.data.recipes.deit import deit_recipe
@@ -25,7 +25,7 @@ def list_recipes() -> list[str]:
 
 def make_recipe(
     name: str,
-    dataset: ImageDataset | ImageFacts,
+    dataset: Dataset | ImageFacts,
     *,
     size: int | None = None,
     eval_normalization: Literal["same", "authors"] = "same",
@@ -67,7 +67,7 @@ def make_recipe(
     )
 
 
-def strong_recipe(dataset: ImageDataset | ImageFacts, like: Recipe) -> StrongRecipe:
+def strong_recipe(dataset: Dataset | ImageFacts, like: Recipe) -> StrongRecipe:
     """X-DER's strong augmentation with the output size of ``like`` and the statistics it trains with."""
     stats = like.stats if isinstance(like, LightRecipe) else IMAGENET
     return StrongRecipe(size=like.size, stats=stats, flip=_may_flip(dataset))
@@ -83,6 +83,6 @@ def _own_size(facts: ImageFacts) -> int:
     return facts.height
 
 
-def _may_flip(dataset: ImageDataset | ImageFacts) -> bool:
+def _may_flip(dataset: Dataset | ImageFacts) -> bool:
     """A mirrored digit is another sign, or none."""
     return dataset.name != "digits"

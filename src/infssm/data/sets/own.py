@@ -8,17 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from infssm.data.dataset import ImageDataset, Indices
-from infssm.data.images import ArrayImages, FileImages
-from infssm.data.npz import read_npz
+from infssm.data.dataset import Dataset, ImageDataset, Indices
+from infssm.data.images import EXTENSIONS, ArrayImages, FileImages
+from infssm.data.npz import npz_names, read_npz
+from infssm.data.sets.series import load_series
+from infssm.data.sets.sounds import load_sounds
 from infssm.errors import DataError
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
 _KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 
 
-def load_own(path: Path, *, name: str, max_classes: int | None = None) -> ImageDataset:
-    """Load a folder or an .npz; its split will be stratified.
+def load_own(path: Path, *, name: str, max_classes: int | None = None) -> Dataset:
+    """Load a folder of images or sounds, or an .npz of images or series; its split will be stratified.
 
     Args:
         path: the folder or file.
@@ -26,7 +27,11 @@ def load_own(path: Path, *, name: str, max_classes: int | None = None) -> ImageD
         max_classes: keep only the first classes of the sorted folders.
     """
     if path.is_file():
+        if "x" in npz_names(path):
+            return load_series(path, name=name)
         return replace(load_npz(path, name=name), stratified=True)
+    if any(path.glob("*/*.wav")) or any(path.glob("train/*/*.wav")):
+        return load_sounds(path, name=name)
     return replace(load_folders(path, name=name, max_classes=max_classes), stratified=True)
 
 

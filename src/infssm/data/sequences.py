@@ -1,0 +1,170 @@
+"""Samples of variable length: audio, multichannel series, tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from infssm.data.audio import read_wav, wav_length
+from infssm.errors import DataError
+
+Kind = Literal["audio", "series", "tokens"]
+
+
+class Sequences(ABC):
+    """An indexed collection of sequences.
+
+    Attributes:
+        kind: what a step is: a value of a waveform, a row of numbers, or a token.
+        width: numbers per step; for tokens, how many different ones there are.
+    """
+
+    kind: Kind
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    @abstractmethod
+    def lengths(self) -> NDArray[np.int64]:
+        """Steps of every sequence: int64 [n], each at least 1."""
+
+    @abstractmethod
+    def sequence(self, index: int) -> Tensor:
+        """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Digest that changes when sequences are added, removed, reordered or cut otherwise."""
+
+
+class ArraySequences(Sequences):
+    """Series of numbers in memory.
+
+    Args:
+        values: [n, time, width]; converted to float32.
+        lengths: int64 [n] steps that count; the rest is padding. All unless given.
+    """
+
+    kind: Kind = "series"
+
+    def __init__(self, values: NDArray[Any], lengths: NDArray[Any] | None = None) -> None:
+        if values.ndim != 3 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+            raise DataError(f"series must be numbers [n, time, channels], got {values.dtype} {list(values.shape)}")
+        count, time, self.width = values.shape
+        steps = np.full(count, time) if lengths is None else lengths
+        if steps.shape != (count,) or not np.issubdtype(steps.dtype, np.integer):
+            raise DataError(f"lengths must be integers [{count}], got {steps.dtype} {list(steps.shape)}")
+        if count and (steps.min() < 1 or steps.max() > time):
+            raise DataError(f"lengths run from {steps.min()} to {steps.max()}; series of {time} steps need 1 to {time}")
+        self.values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        self._lengths = steps.astype(np.int64)
+        bad = [n for n in range(count) if not bool(torch.isfinite(self.sequence(n)).all())]
+        if bad:
+            raise DataError(f"{len(bad)} series hold values that are not finite, first number {bad[0]}")
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See :class:`Sequences`."""
+        return self._lengths
+
+    def sequence(self, index: int) -> Tensor:
+        """See :class:`Sequences`."""
+        return self.values[index, : int(self._lengths[index])]
+
+    def fingerprint(self) -> str:
+        """Digest of shape, lengths and every 97th value."""
+        digest = hashlib.sha256(f"{tuple(self.values.shape)}".encode())
+        digest.update(self._lengths.astype("<i8").tobytes())
+        digest.update(self.values.flatten()[::97].numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+class Tokens(Sequences):
+    """Tokens in memory, cut into sequences.
+
+    Args:
+        tokens: sequences one after the other, [total].
+        lengths: int64 [n] tokens of each.
+        vocabulary: how many different tokens there are.
+    """
+
+    kind: Kind = "tokens"
+
+    def __init__(self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], vocabulary: int) -> None:
+        self._lengths = np.asarray(lengths, dtype=np.int64)
+        if len(tokens) != self._lengths.sum() or (len(self._lengths) and self._lengths.min() < 1):
+            raise DataError(f"{len(tokens)} tokens do not make sequences of {int(self._lengths.sum())}")
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocabulary):
+            raise DataError(f"tokens run from {tokens.min()} to {tokens.max()}; the vocabulary has {vocabulary}")
+        self.width = vocabulary
+        self.tokens = torch.from_numpy(np.ascontiguousarray(tokens, dtype=np.int32))
+        self._starts = np.cumsum(self._lengths) - self._lengths
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See :class:`Sequences`."""
+        return self._lengths
+
+    def sequence(self, index: int) -> Tensor:
+        """See :class:`Sequences`."""
+        start = int(self._starts[index])
+        return self.tokens[start : start + int(self._lengths[index])].long()
+
+    def fingerprint(self) -> str:
+        """Digest of all tokens and lengths."""
+        digest = hashlib.sha256(self._lengths.astype("<i8").tobytes())
+        digest.update(f"{self.width}".encode() + self.tokens.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class WavFiles(Sequences):
+    """Audio in wav files, one channel, read when asked for.
+
+    Attributes:
+        root: folder the paths start from.
+        paths: relative paths with forward slashes.
+        rate: samples per second; files of another rate are resampled.
+    """
+
+    root: Path
+    paths: tuple[str, ...]
+    rate: int
+    kind = "audio"
+    width = 1
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """See :class:`Sequences`; by the files' headers."""
+        return np.array([wav_length(self.root / path, self.rate) for path in self.paths], dtype=np.int64)
+
+    def sequence(self, index: int) -> Tensor:
+        """See :class:`Sequences`; values from -1 to 1."""
+        return torch.from_numpy(read_wav(self.root / self.paths[index], self.rate))[:, None]
+
+    def why_unreadable(self, index: int) -> str | None:
+        """Why file ``index`` cannot be read; None when it can."""
+        try:
+            self.sequence(index)
+        except DataError as error:
+            return str(error)
+        return None
+
+    def fingerprint(self) -> str:
+        """Digest of the list of paths and of the rate."""
+        return hashlib.sha256("\n".join([str(self.rate), *self.paths]).encode()).hexdigest()[:16]
