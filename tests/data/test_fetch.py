@@ -257,6 +257,9 @@ def test_known_digests_are_well_formed(tmp_path):
     for name in DATASETS:
         for archive in DATASETS[name].archives:
             assert archive.url.startswith("https://")
+            if name == "speech-digits":  # GitHub packs a tag anew, so there is no digest to rely on
+                assert archive.md5 is archive.sha256 is None
+                continue
             assert archive.md5 is not None
             assert len(bytes.fromhex(archive.md5)) == 16
     path = tmp_path / "f"
