@@ -116,7 +116,7 @@ def _validation_aa(path: Path) -> float:
 
 
 def _auto_weight(path: Path) -> float | None:
-    from infssm.train.checkpoint import load_newest
+    from infssm.train.saving.checkpoint import load_newest
 
     state, _ = load_newest(path / "checkpoints" / "last.ckpt")
     components = state["method"]["components"]

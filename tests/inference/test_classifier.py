@@ -15,7 +15,7 @@ from infssm.cli.app import app
 from infssm.data import load_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.train import run
-from infssm.train.again import evaluate_run
+from infssm.train.evaluate import evaluate_run
 from tests.compare import identical
 from tests.train.tiny import tiny_config
 

@@ -52,7 +52,7 @@ def in_step(step: int, number: int = signal.SIGKILL) -> None:
     original = Loop.step
 
     def hit(self: Loop, *args: Any) -> Any:
-        if self.state.position.at == step:
+        if self.progress.position.at == step:
             method, told = self.setup.method, self.setup.method.after_step
             method.after_step = lambda: (os.kill(os.getpid(), number), told())[1]  # type: ignore[method-assign,func-returns-value]
         return original(self, *args)

@@ -9,7 +9,7 @@ import torch
 
 from infssm.errors import CheckpointError
 from infssm.train import load_checkpoint, save_checkpoint
-from infssm.train.checkpoint import load_newest, previous
+from infssm.train.saving.checkpoint import load_newest, previous
 from tests.compare import identical
 
 
@@ -103,7 +103,7 @@ FILL = """
 import resource, signal, sys, torch
 from pathlib import Path
 from infssm.errors import CheckpointError
-from infssm.train.checkpoint import save_checkpoint
+from infssm.train.saving.checkpoint import save_checkpoint
 path = Path(sys.argv[1])
 save_checkpoint(path, {"weights": torch.ones(64, 64)})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

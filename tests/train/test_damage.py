@@ -16,7 +16,7 @@ from infssm.cli.app import invoke
 from infssm.errors import CheckpointError, ConfigError, DataError
 from infssm.runs import RunDirectory
 from infssm.train import Interrupted, Result, resume, run, run_path
-from infssm.train.again import evaluate_run
+from infssm.train.evaluate import evaluate_run
 from tests.train.test_resume import broken_at, signalled
 from tests.train.tiny import assert_same, tiny_config
 

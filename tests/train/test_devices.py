@@ -22,10 +22,10 @@ from infssm.train.devices import launch
 from infssm.train.display import Display
 from infssm.train.loop import Loop
 from infssm.train.optim import decay_groups
-from infssm.train.rng import rng_state, seed_all
+from infssm.train.saving.progress import Position, State
+from infssm.train.saving.rng import rng_state, seed_all
 from infssm.train.setup import build
 from infssm.train.signals import Signals
-from infssm.train.state import Position, State
 from tests.train.tiny import tiny_config
 
 METHODS = (*list_methods(), "er+inf-ssm-exact")

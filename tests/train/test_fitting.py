@@ -7,8 +7,9 @@ from PIL import Image
 
 import infssm
 from infssm.presets import plan
-from infssm.train import fitting, load_config
-from infssm.train.fitting import fitted
+from infssm.train import load_config
+from infssm.train.config import fitting
+from infssm.train.config.fitting import fitted
 from infssm.train.setup import build
 
 

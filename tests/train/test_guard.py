@@ -13,8 +13,8 @@ from infssm.errors import DivergedError
 from infssm.methods import Method
 from infssm.runs import RunDirectory
 from infssm.train import load_checkpoint, run, run_path
-from infssm.train.guard import diagnose, health
 from infssm.train.loop import Loop
+from infssm.train.optim.guard import diagnose, health
 from tests.train.tiny import tiny_config
 
 
@@ -56,7 +56,7 @@ def test_run_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatc
     step = Loop.step
 
     def poisoned(self: Loop, *args: Any) -> Any:
-        if self.state.position.at == 10:
+        if self.progress.position.at == 10:
             self.setup.method.module.layers[0].mixer.x_proj.weight.data[0, 0] = float("nan")  # type: ignore[index,union-attr]
         return step(self, *args)
 

@@ -14,8 +14,7 @@ from infssm.methods import Method
 from infssm.runs import RunDirectory, find_runs
 from infssm.train import Result, load_checkpoint, run
 from infssm.train import loop as loop_module
-from infssm.train.again import evaluate_run
-from infssm.train.evaluate import Accuracy
+from infssm.train.evaluate import Accuracy, evaluate_run
 from infssm.train.loop import Loop
 from infssm.train.setup import build
 from infssm.train.side_by_side import run_side_by_side, write_comparison

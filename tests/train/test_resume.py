@@ -30,7 +30,7 @@ def broken_at(step: int, act: Callable[[Loop], None]) -> Iterator[None]:
     original = Loop.step
 
     def breaking(self: Loop, *args: Any) -> Any:
-        if self.state.position.at == step:
+        if self.progress.position.at == step:
             act(self)
         return original(self, *args)
 
@@ -172,7 +172,7 @@ def test_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.Monk
                 save_checkpoint(path, state, **options)
         save_checkpoint(path, state, **options)
 
-    monkeypatch.setattr("infssm.train.state.save_checkpoint", fill)
+    monkeypatch.setattr("infssm.train.saving.progress.save_checkpoint", fill)
     with pytest.raises(CheckpointError, match="No space left"):
         run(config, quiet=True)
     monkeypatch.undo()

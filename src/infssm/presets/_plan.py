@@ -11,7 +11,7 @@ import torch
 from infssm.presets._fast import FAST
 from infssm.presets._load import main_job
 from infssm.train import RunConfig, load_config, merge, parse_overrides, run_path
-from infssm.train.fitting import fitted
+from infssm.train.config.fitting import fitted
 from infssm.train.setup import build, check_config
 
 
@@ -27,7 +27,7 @@ def plan(
     """Validated configurations, one group per seed; the runs of a group share the first one's task-0 model.
 
     Without a ``source`` and without a method among the ``overrides``, a group is the main job's methods. Data without a
-    model get one that fits (see :func:`~infssm.train.fitting.fitted`).
+    model get one that fits (see :func:`~infssm.train.config.fitting.fitted`).
     """
     changes = parse_overrides(overrides)
     base, methods = main_job() if source is None else ({}, ())

@@ -1,12 +1,24 @@
 """Training: configuration, the loop, checkpoints, devices."""
 
-from infssm.train._load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
-from infssm.train.checkpoint import load_checkpoint, save_checkpoint
-from infssm.train.config import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
-from infssm.train.optim import build_optimizer, decay_groups
+from infssm.train.config import (
+    DataConfig,
+    LogConfig,
+    MethodConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    config_hash,
+    differences,
+    load_config,
+    merge,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
+from infssm.train.optim import build_optimizer, decay_groups, learning_rate, task_lr
 from infssm.train.result import Result
 from infssm.train.running import resume, run, run_path
-from infssm.train.schedule import learning_rate, task_lr
+from infssm.train.saving.checkpoint import load_checkpoint, save_checkpoint
 from infssm.train.signals import Interrupted
 
 __all__ = [

@@ -1,16 +1,20 @@
-"""Accuracy on tasks, class-incremental and task-incremental."""
+"""Accuracy on tasks, class-incremental and task-incremental, while a run works and of one that is saved."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from infssm.data import Task
+from infssm.data import Split, Task
 from infssm.data.loader import Part
-from infssm.train.setup import Setup
+from infssm.runs import RunDirectory
+from infssm.train.config import RunConfig, load_config, merge
+from infssm.train.devices import launch
+from infssm.train.setup import Setup, build, load_weights
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -57,3 +61,20 @@ def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | N
     """Test accuracy on tasks 0..last after training task ``last``; ``confusion`` as for :func:`evaluate`."""
     seen = setup.stream[last].classes.stop
     return [evaluate(fabric, setup, setup.stream[j], seen=seen, confusion=confusion) for j in range(last + 1)]
+
+
+def evaluate_run(
+    path: str | os.PathLike[str], task: int | None = None, *, data_root: str | None = None
+) -> list[Accuracy]:
+    """Test accuracy on tasks 0..task of the weights a run saved after ``task`` (its last task unless given)."""
+    run = RunDirectory.open(path)
+    wanted = run.saved_task(task)
+    changes = {} if data_root is None else {"data": {"root": data_root}}
+    config = load_config(merge(run.config(), changes))
+    return launch(config.train, _evaluate_saved, config, run, wanted)  # type: ignore[no-any-return]
+
+
+def _evaluate_saved(fabric: Fabric, config: RunConfig, run: RunDirectory, task: int) -> list[Accuracy]:
+    setup = build(config, fabric.device, Split.load(run.split_path), weights=False)
+    load_weights(setup.method, run.weights_path(task))
+    return evaluate_seen(fabric, setup, task)

@@ -25,14 +25,13 @@ from infssm.runs import RunDirectory, names
 from infssm.train.devices import average_gradients
 from infssm.train.display import Display
 from infssm.train.evaluate import evaluate, evaluate_seen
-from infssm.train.guard import diagnose, health
 from infssm.train.log import Log
-from infssm.train.optim import build_optimizer, decay_groups, set_learning_rate
-from infssm.train.rng import seed_all, set_rng_state
-from infssm.train.schedule import learning_rate, task_lr
+from infssm.train.optim import build_optimizer, decay_groups, learning_rate, set_learning_rate, task_lr
+from infssm.train.optim.guard import diagnose, health
+from infssm.train.saving.progress import Progress, load_best, save_best, save_progress
+from infssm.train.saving.rng import seed_all, set_rng_state
 from infssm.train.setup import Setup
 from infssm.train.signals import Interrupted, Signals
-from infssm.train.state import State, load_best, save_best, save_state
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -44,7 +43,7 @@ class Loop:
 
     fabric: Fabric
     setup: Setup
-    state: State
+    progress: Progress
     run: RunDirectory
     log: Log | None
     display: Display
@@ -58,10 +57,10 @@ class Loop:
         self._note_best()
 
     def train(self) -> None:
-        """All tasks, from where the state stands to the end."""
+        """All tasks, from where the run stands to the end."""
         tasks = self.setup.stream.num_tasks
-        while self.state.position.task < tasks:
-            task = self.setup.task(self.state.position.task)
+        while self.progress.position.task < tasks:
+            task = self.setup.task(self.progress.position.task)
             self.begin_task(task)
             if epochs := self.setup.epochs(task.index):
                 self.train_task(task, epochs)
@@ -71,7 +70,7 @@ class Loop:
 
     def begin_task(self, task: Task) -> None:
         """Tell the method, unless the run continues inside the task."""
-        position, setup = self.state.position, self.setup
+        position, setup = self.progress.position, self.setup
         if position.begun:
             return
         seed_all(setup.config.seed, task.index, "begin")
@@ -87,24 +86,24 @@ class Loop:
         """A fresh optimiser, all epochs, and the best of them at the end."""
         method, train = self.setup.method, self.setup.config.train
         optimizer = build_optimizer(method.param_groups(decay_groups(method.module, train.weight_decay)))
-        if self.state.optimizer is not None:
-            optimizer.load_state_dict(self.state.optimizer)
-        for epoch in range(self.state.position.epoch, epochs):
+        if self.progress.optimizer is not None:
+            optimizer.load_state_dict(self.progress.optimizer)
+        for epoch in range(self.progress.position.epoch, epochs):
             self.train_epoch(task, epoch, epochs, optimizer)
             method.end_epoch(epoch, epochs)
             self.validate(task, epoch, optimizer)
-            self.state.next_epoch()
+            self.progress.next_epoch()
             self.save(optimizer)
             self.stop_if_asked(optimizer, saved=True)
-        if self.state.position.best is not None:
-            load_best(self.run.checkpoints / self.state.position.best["file"], self.setup)
+        if self.progress.position.best is not None:
+            load_best(self.run.checkpoints / self.progress.position.best["file"], self.setup)
 
     def train_epoch(self, task: Task, epoch: int, epochs: int, optimizer: torch.optim.Optimizer) -> None:
         """All steps of an epoch, or those still to do."""
-        setup, state, train = self.setup, self.state, self.setup.config.train
-        skip = state.position.step
-        if state.rng is not None:
-            set_rng_state(state.rng)
+        setup, progress, train = self.setup, self.progress, self.setup.config.train
+        skip = progress.position.step
+        if progress.rng is not None:
+            set_rng_state(progress.rng)
         else:
             seed_all(setup.config.seed, task.index, epoch)
             setup.method.begin_epoch(epoch, epochs)
@@ -114,13 +113,13 @@ class Loop:
         self.started = time.monotonic()
         self.images = 0
         for batch in itertools.islice(loader, steps - skip):
-            progress = state.position.step / steps
-            lr = learning_rate(train, task.index, epoch, epochs=epochs, progress=progress)
+            done = progress.position.step / steps
+            lr = learning_rate(train, task.index, epoch, epochs=epochs, progress=done)
             set_learning_rate(optimizer, lr)
             terms = self.step(batch, task, optimizer)
-            state.position.step += 1
-            state.position.at += 1
-            state.meter.add(terms, len(batch))
+            progress.position.step += 1
+            progress.position.at += 1
+            progress.meter.add(terms, len(batch))
             self.images += len(batch) * self.fabric.world_size
             self.show(task, epoch, epochs, terms, lr)
             self.stop_if_asked(optimizer)
@@ -134,7 +133,7 @@ class Loop:
         def check(total: Tensor, terms: dict[str, Tensor]) -> None:
             average_gradients(self.fabric, parameters)
             if not math.isfinite(health(total, parameters).item()):
-                position = self.state.position
+                position = self.progress.position
                 where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
                 raise diagnose(method.module, terms, lambda: method.loss(batch), where)
 
@@ -149,7 +148,7 @@ class Loop:
 
     def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
         """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
-        position, train = self.state.position, self.setup.config.train
+        position, train = self.progress.position, self.setup.config.train
         value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").class_incremental
         seconds = max(time.monotonic() - self.started, 1e-9)
         self.write(
@@ -174,7 +173,7 @@ class Loop:
 
     def end_task(self, task: Task) -> None:
         """Let the method consolidate, test on all tasks so far, save."""
-        setup, state = self.setup, self.state
+        setup, progress = self.setup, self.progress
         seed_all(setup.config.seed, task.index, "end")
         images = setup.plain_loader(task)
         setup.method.end_task(task, self.statistics(task), images)
@@ -183,24 +182,24 @@ class Loop:
         row = evaluate_seen(self.fabric, setup, task.index, confusion)
         confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
         accuracies, inside = [a.class_incremental for a in row], [a.task_incremental for a in row]
-        state.matrix.update(accuracies, inside, samples=[a.images for a in row])
-        state.tick()
+        progress.matrix.update(accuracies, inside, samples=[a.images for a in row])
+        progress.tick()
         self.write(
             {
                 "kind": "task",
                 "task": task.index,
                 "accuracy": accuracies,
                 "task_accuracy": inside,
-                "aa": state.matrix.aa,
-                "best_epoch": state.position.best["epoch"] if state.position.best else None,
-                "seconds": state.position.seconds,
+                "aa": progress.matrix.aa,
+                "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
+                "seconds": progress.position.seconds,
             }
         )
         shown = " ".join(f"{100 * a:.1f}" for a in accuracies)
-        self.display.note(f"task {task.index} done: accuracy per task {shown}, AA {100 * state.matrix.aa:.2f} %")
-        state.next_task()
+        self.display.note(f"task {task.index} done: accuracy per task {shown}, AA {100 * progress.matrix.aa:.2f} %")
+        progress.next_task()
         if self.fabric.is_global_zero:
-            self.run.write_text(names.MATRIX, state.matrix.to_csv())
+            self.run.write_text(names.MATRIX, progress.matrix.to_csv())
             found = Confusion.of(confusion.tolist(), setup.stream.class_names, setup.stream.task_sizes)
             self.run.write_json(names.CONFUSION, found.to_json())
             self.run.write_weights(task.index, weights_of(setup.method.weights()))
@@ -209,13 +208,13 @@ class Loop:
 
     def show(self, task: Task, epoch: int, epochs: int, terms: dict[str, Tensor], lr: float) -> None:
         """Log and display a step, now and then: reading terms waits for the device."""
-        at = self.state.position.at
+        at = self.progress.position.at
         due = at % self.setup.config.train.log_every == 0
         if due or not self.shown:
             self.shown = {name: float(value.detach()) for name, value in terms.items()}
         if due:
             self.write(
-                {"kind": "step", "task": task.index, "epoch": epoch, "step": self.state.position.step, "lr": lr}
+                {"kind": "step", "task": task.index, "epoch": epoch, "step": self.progress.position.step, "lr": lr}
                 | {"loss": self.shown}
             )
         where = f"task {task.index + 1}/{task.num_tasks} epoch {epoch + 1}/{epochs}"
@@ -224,9 +223,9 @@ class Loop:
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
-        self.state.optimizer = None if optimizer is None else optimizer.state_dict()
+        self.progress.optimizer = None if optimizer is None else optimizer.state_dict()
         if self.log is not None:
-            save_state(self.run, self.setup, self.state, self.log)
+            save_progress(self.run, self.setup, self.progress, self.log)
             self._note_best()
             for path in names.best_files(self.run.path):
                 if path.name not in self.named:
@@ -248,17 +247,17 @@ class Loop:
     def write(self, line: dict[str, Any]) -> None:
         """Append a line to the log, on process 0."""
         if self.log is not None:
-            self.log.write(line | {"at": self.state.position.at})
+            self.log.write(line | {"at": self.progress.position.at})
 
     def _mean_terms(self) -> dict[str, float]:
-        means = self.state.meter.means()
+        means = self.progress.meter.means()
         if self.fabric.world_size == 1 or not means:
             return means
         values = torch.tensor(list(means.values()), device=self.fabric.device)
         return dict(zip(means, self.fabric.all_reduce(values, reduce_op="mean").tolist(), strict=True))
 
     def _note_best(self) -> None:
-        best = self.state.position.best
+        best = self.progress.position.best
         self.named.append(best["file"] if best else None)
 
 

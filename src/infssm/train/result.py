@@ -8,8 +8,7 @@ from pathlib import Path
 
 from infssm.metrics import AccuracyMatrix
 from infssm.runs import RunDirectory
-from infssm.train._load import load_config
-from infssm.train.config import RunConfig
+from infssm.train.config import RunConfig, load_config
 
 
 @dataclass(frozen=True)

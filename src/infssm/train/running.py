@@ -14,17 +14,25 @@ from infssm.data import Split
 from infssm.errors import CheckpointError, ConfigError
 from infssm.metrics import AccuracyMatrix
 from infssm.runs import RunDirectory, environment, names, write_report
-from infssm.train._load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
-from infssm.train.checkpoint import load_newest, previous
-from infssm.train.config import RunConfig
+from infssm.train.config import (
+    RunConfig,
+    config_hash,
+    differences,
+    load_config,
+    merge,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
 from infssm.train.devices import launch
 from infssm.train.display import Display, choose_display
 from infssm.train.log import Log
 from infssm.train.loop import Loop
 from infssm.train.result import Result
+from infssm.train.saving.checkpoint import load_newest, previous
+from infssm.train.saving.progress import Position, Progress, check_belongs, check_best, restore_progress
 from infssm.train.setup import Setup, build, check_config
 from infssm.train.signals import Signals
-from infssm.train.state import Position, State, check_belongs, check_best, restore_state
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -81,26 +89,26 @@ def _train(
     split = Split.load(run.split_path) if saved is not None else None
     setup = build(config, fabric.device, split, weights=saved is None)
     if saved is None:
-        state = State(Position(), AccuracyMatrix(setup.stream.num_tasks))
+        progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks))
         if fabric.is_global_zero:
             run.write_json(names.ENV, environment())
             run.write_json(names.STREAM, setup.stream.facts.to_json())
             setup.stream.split.save(run.split_path)
     else:
         check_belongs(saved, setup)
-        state = restore_state(saved, setup)
-        check_best(run, state)
+        progress = restore_progress(saved, setup)
+        check_best(run, progress)
     log = _log(run, config, saved) if fabric.is_global_zero else None
     try:
         with Signals() as signals:
-            display.start(f"{config.method.name} seed {config.seed}", _steps(setup), state.position.at)
-            Loop(fabric, setup, state, run, log, display, signals).train()
+            display.start(f"{config.method.name} seed {config.seed}", _steps(setup), progress.position.at)
+            Loop(fabric, setup, progress, run, log, display, signals).train()
     finally:
         display.stop()
         if log is not None:
             log.close()
     if fabric.is_global_zero:
-        _finish(run, state)
+        _finish(run, progress)
 
 
 @contextlib.contextmanager
@@ -181,9 +189,9 @@ def _steps(setup: Setup) -> int:
     return total
 
 
-def _finish(run: RunDirectory, state: State) -> None:
+def _finish(run: RunDirectory, progress: Progress) -> None:
     """Write the result, which marks the run as complete, and the report."""
-    values = {name: None if value != value else value for name, value in state.matrix.summary().items()}
+    values = {name: None if value != value else value for name, value in progress.matrix.summary().items()}
     run.seal_metrics()
-    run.write_json(names.RESULT, values | {"seconds": state.position.seconds, "matrix": state.matrix.to_json()})
+    run.write_json(names.RESULT, values | {"seconds": progress.position.seconds, "matrix": progress.matrix.to_json()})
     write_report(run)

@@ -33,7 +33,7 @@ from infssm.models import check_weights, create_model
 from infssm.models.features import training_weights
 from infssm.runs import read_checked
 from infssm.train.config import RunConfig
-from infssm.train.rng import seed_all
+from infssm.train.saving.rng import seed_all
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
 from infssm.runs.settings import NOT_COUNTING
-from infssm.train._values import plain, read_yaml
-from infssm.train.config import RunConfig, one_spelling
+from infssm.train.config.fields import RunConfig, one_spelling
+from infssm.train.config.values import plain, read_yaml
 
 _DEEPEST = 12
 """Dots of an override that lead deeper; no setting is so deep."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from infssm.errors import CheckpointError, ConfigError
 from infssm.metrics import AccuracyMatrix
-from infssm.train._load import config_hash
-from infssm.train.checkpoint import load_checkpoint, save_checkpoint
-from infssm.train.rng import rng_state
+from infssm.train.config import config_hash
+from infssm.train.saving.checkpoint import load_checkpoint, save_checkpoint
+from infssm.train.saving.rng import rng_state
 from infssm.train.setup import Setup
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Position:
 
 
 @dataclass
-class State:
+class Progress:
     """Everything that changes while a run works, but the method itself."""
 
     position: Position
@@ -91,10 +91,10 @@ class State:
         self.clock = now
 
 
-def save_state(run: RunDirectory, setup: Setup, state: State, log: Log) -> None:
+def save_progress(run: RunDirectory, setup: Setup, progress: Progress, log: Log) -> None:
     """Write the checkpoint ``last.ckpt``."""
-    state.tick()
-    meter = state.meter
+    progress.tick()
+    meter = progress.meter
     save_checkpoint(
         run.last_checkpoint,
         {
@@ -102,13 +102,13 @@ def save_state(run: RunDirectory, setup: Setup, state: State, log: Log) -> None:
             "seed": setup.config.seed,
             "split": setup.stream.split.hash,
             "threads": torch.get_num_threads(),
-            "position": asdict(state.position),
-            "matrix": json.dumps(state.matrix.to_json()),
+            "position": asdict(progress.position),
+            "matrix": json.dumps(progress.matrix.to_json()),
             "meter": {"sums": meter.sums, "steps": meter.steps, "images": meter.images},
             "module": setup.method.module.state_dict(),
             "method": setup.method.state_dict(),
-            "optimizer": state.optimizer,
-            "rng": rng_state() if state.position.step else None,
+            "optimizer": progress.optimizer,
+            "rng": rng_state() if progress.position.step else None,
             "log": log.position,
             "log_digest": log.digest,
         },
@@ -127,15 +127,15 @@ def check_belongs(saved: dict[str, Any], setup: Setup) -> None:
     setup.stream.split.verify(setup.stream.dataset, expected_hash=saved["split"])
 
 
-def restore_state(saved: dict[str, Any], setup: Setup) -> State:
+def restore_progress(saved: dict[str, Any], setup: Setup) -> Progress:
     """Put method and module back to where the checkpoint was written."""
     load_method(saved, setup)
-    state = State(Position(**saved["position"]), AccuracyMatrix.from_json(json.loads(saved["matrix"])))
-    state.optimizer, state.rng = saved["optimizer"], saved["rng"]
+    progress = Progress(Position(**saved["position"]), AccuracyMatrix.from_json(json.loads(saved["matrix"])))
+    progress.optimizer, progress.rng = saved["optimizer"], saved["rng"]
     device = setup.method.context.device
-    state.meter.sums = {name: value.to(device) for name, value in saved["meter"]["sums"].items()}
-    state.meter.steps, state.meter.images = saved["meter"]["steps"], saved["meter"]["images"]
-    return state
+    progress.meter.sums = {name: value.to(device) for name, value in saved["meter"]["sums"].items()}
+    progress.meter.steps, progress.meter.images = saved["meter"]["steps"], saved["meter"]["images"]
+    return progress
 
 
 def save_best(path: Path, setup: Setup) -> None:
@@ -144,11 +144,11 @@ def save_best(path: Path, setup: Setup) -> None:
     save_checkpoint(path, {"module": method.module.state_dict(), "method": method.state_dict()}, keep_previous=False)
 
 
-def check_best(run: RunDirectory, state: State) -> None:
+def check_best(run: RunDirectory, progress: Progress) -> None:
     """Raise now, not at the end of the task, if the best epoch so far cannot be read."""
-    if state.position.best is not None:
+    if progress.position.best is not None:
         try:
-            load_checkpoint(run.checkpoints / state.position.best["file"])
+            load_checkpoint(run.checkpoints / progress.position.best["file"])
         except CheckpointError as error:
             raise CheckpointError(f"{error}; restore it, or repeat the run with --overwrite") from None
 
