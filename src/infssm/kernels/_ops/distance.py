@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from infssm.kernels._distances import KINDS, Pair
 from infssm.kernels._distances._pieces import value_and_slopes
 from infssm.kernels._ops._library import define, differentiate, given, keep_slopes, matrix, native, new
+from infssm.kernels._ops.subspace import by_every_angle
 from infssm.kernels._triton import distance as _triton
 
 _SCHEMA = (
@@ -42,7 +44,12 @@ def _distance(*args: Any) -> tuple[Tensor, ...]:
         *(matrix(given(slope)) for slope in slopes),
     )
     if unsure:
-        _mend(outputs, (sure == 0).nonzero().squeeze(-1), kind, Pair(*tensors, raw=raw))
+        pair = Pair(*tensors, raw=raw).map(lambda x: x.detach().reshape(-1, x.shape[-1]))
+        rows = (sure == 0).nonzero().squeeze(-1)
+        if kind == "geodesic":
+            rows = _mend_by_lattice(outputs, rows, pair)
+        if len(rows):
+            _mend(outputs, rows, kind, pair)
     return outputs
 
 
@@ -57,16 +64,35 @@ def _mend(outputs: tuple[Tensor, ...], rows: Tensor, kind: str, pair: Pair) -> N
     """Replace the results of the systems ``rows``, of which float32 was not sure, by the formula's in float64."""
     value, *slopes = outputs
     wanted = [slope.numel() > 0 for slope in slopes]
-    few = pair.map(lambda x: x.detach().reshape(-1, x.shape[-1])[rows].double())
+    few = pair.map(lambda x: x[rows].double())
     for tensor, want in zip(few.tensors, wanted, strict=True):
         if tensor is not None:
             tensor.requires_grad_(want)
     with _autograd_inside():
         exact, found = value_and_slopes(KINDS[kind].formula, few, wanted)
-    value.view(-1)[rows] = exact.float()
-    for slope, part in zip(slopes, found, strict=True):
-        if part is not None:
-            slope.view(-1, slope.shape[-1])[rows] = part.float()
+    _place(rows, (value, *slopes), (exact, *found))
+
+
+# Poles up to here have gradients that the lattice keeps in float32: 1 / (1 - a^2) is at most 50.
+_INNER = 0.99
+_ELEMENTS = 2**22  # of the matrices of systems that go through the lattice at a time
+
+
+def _mend_by_lattice(outputs: tuple[Tensor, ...], rows: Tensor, pair: Pair) -> Tensor:
+    """Do those of the systems ``rows`` whose poles keep away from the circle by every angle; returns the others."""
+    poles = torch.cat((pair.old_a[rows], pair.new_a[rows]), dim=-1)
+    inner = ((torch.tanh(poles / 2) if pair.raw else poles).abs() <= _INNER).all(-1)
+    value, d_old, _, d_new, *_ = outputs
+    for some in torch.split(rows[inner], max(1, _ELEMENTS // pair.order**2)):
+        if len(some):
+            _place(some, (value, d_old, d_new), by_every_angle(pair.old_a[some], pair.new_a[some], pair.raw))
+    return rows[~inner]
+
+
+def _place(rows: Tensor, outputs: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
+    for output, part in zip(outputs, found, strict=True):
+        if part is not None and output.numel():
+            output.view(-1, *part.shape[1:])[rows] = part.float()
 
 
 def _autograd_inside() -> Any:
