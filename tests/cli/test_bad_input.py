@@ -65,6 +65,29 @@ def test_refused_before_work_starts(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "a" * 5000], "File name too long"),
+        (["resume", "a" * 5000], "File name too long"),
+        (["eval", "a" * 5000], "File name too long"),
+        (["study", "drift", "--run", "a" * 5000], "File name too long"),
+        (["study", "invariance", "systems=-1"], "systems=-1 is too small"),
+        (["study", "invariance", "systems=x"], "systems='x': Input should be a valid integer"),
+        (["study", "invariance", "system=3"], "has no option 'system'; did you mean 'systems'?"),
+        (["bench", "--steps", "0"], "Invalid value"),
+        (["bench", "--batch-size", "0"], "Invalid value"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_other_commands_tell_in_words(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert invoke(arguments) == 2
+    assert message in capfd.readouterr().err
+
+
 def test_a_model_that_would_not_fit_is_not_built() -> None:
     """In a process of its own: what it asked for is seen in its peak memory."""
     code = (

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from infssm._registry import shorten
 from infssm.cli import bench, data, doctor, evaluate, listing, predict, report, resume, run, schema, study
 from infssm.errors import InfssmError
 
@@ -57,9 +58,18 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:
         return 130 if _was_interrupted(leaving) else int(leaving.code or 0)
     except InfssmError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        _tell(str(error))
         return error.exit_code
+    except OSError as error:  # a name too long, a disk full, a folder read-only: the system's word, not a traceback
+        if error.errno is None:
+            raise
+        _tell(f"{shorten(str(error.filename), 200)}: {error.strerror}" if error.filename else str(error.strerror))
+        return 2
     return 0
+
+
+def _tell(message: str) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/] {_plain(message)}", highlight=False, soft_wrap=True)
 
 
 def repeat_seeds(arguments: Sequence[str]) -> list[str]:

@@ -13,9 +13,9 @@ def command(
         list[str] | None, typer.Argument(help="Methods to time; seq, lwf-ac, inf-ssm, inf-ssm-exact.")
     ] = None,
     model: Annotated[str, typer.Option(help="A vision model: see `infssm list models`.")] = "vim_nano",
-    image_size: Annotated[int, typer.Option(help="Pixels.")] = 32,
-    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 32,
-    steps: Annotated[int, typer.Option(help="Steps to time.")] = 10,
+    image_size: Annotated[int, typer.Option(min=1, help="Pixels.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time training steps of methods on this machine, on random images of a second task.

@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from infssm._registry import Registry, suggest
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
 from infssm.geometry import list_distances
 
@@ -57,12 +59,25 @@ def describe_study(name: str) -> str:
 def run_study(name: str, **options: Any) -> Study:
     """Run the named study; options are those of its function."""
     study = _STUDIES[name]
+    known = get_type_hints(study)
+    for key, value in options.items():
+        if key not in known or key == "return":
+            raise ConfigError(
+                f"study {name!r} has no option {shorten(repr(key))}{suggest(key, set(known) - {'return'})}"
+            )
+        _check_option(name, key, value, known[key])
+    return study(**options)
+
+
+def _check_option(study: str, key: str, value: Any, hint: Any) -> None:
+    """Raise for a value of another type than the option's, and for counts below 1."""
     try:
-        return study(**options)
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
-        raise ConfigError(f"study {name!r}: {error}") from None
+        TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except ValidationError as error:
+        reason = shorten(error.errors()[0]["msg"])
+        raise ConfigError(f"study {study!r}: {key}={shorten(repr(value))}: {reason}") from None
+    if isinstance(value, int) and not isinstance(value, bool) and value < (0 if key == "seed" else 1):
+        raise ConfigError(f"study {study!r}: {key}={value} is too small")
 
 
 def choose_kinds(kinds: str | Sequence[str]) -> list[str]:
