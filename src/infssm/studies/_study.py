@@ -69,10 +69,13 @@ def run_study(name: str, **options: Any) -> Study:
     return study(**options)
 
 
+_LAX = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+
+
 def _check_option(study: str, key: str, value: Any, hint: Any) -> None:
     """Raise for a value of another type than the option's, and for counts below 1."""
     try:
-        TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+        TypeAdapter(hint, config=_LAX).validate_python(value)
     except ValidationError as error:
         reason = shorten(error.errors()[0]["msg"])
         raise ConfigError(f"study {study!r}: {key}={shorten(repr(value))}: {reason}") from None
