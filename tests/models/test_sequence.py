@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+import infssm.kernels.heads
 from infssm.data.torchvision import torchvision
 from infssm.errors import CheckpointError
 from infssm.models import create_model
@@ -122,3 +124,17 @@ def test_sequence_models_are_causal(name: str):
     before, after = model.forward_features(x), model.forward_features(changed)
     torch.testing.assert_close(before[:, :5], after[:, :5])
     assert (before[:, 5:] - after[:, 5:]).abs().min(dim=-1).values.max() > 1e-6
+
+
+def test_mamba2_of_many_states_in_chunks_is_its_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = create_model("mamba2_nano", d_state=128, d_model=32, n_layer=2, headdim=16)
+    ids = torch.randint(0, 256, (2, 90))
+    results = []
+    for least in (1, 10**6):
+        monkeypatch.setattr(infssm.kernels.heads, "LEAST_STATES", least)
+        logits = model(ids)
+        grads = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
+        results.append([logits, *grads])
+    for chunked, scanned in zip(*results, strict=True):
+        assert_close(chunked, scanned, rtol=1e-4, atol=1e-4 * float(scanned.detach().abs().max().clamp_min(1e-3)))

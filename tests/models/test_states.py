@@ -157,9 +157,9 @@ def test_stopping_computes_states_without_any_scan(name: str, monkeypatch):
     model(x)
     last.tap = stopping
     scans: list[object] = []
-    for module in (infssm.models.mixer, infssm.models.mamba2):
-        original = module.scan
-        monkeypatch.setattr(module, "scan", lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
+    for module, run in ((infssm.models.mixer, "scan"), (infssm.models.mamba2, "scan_heads")):
+        original = getattr(module, run)
+        monkeypatch.setattr(module, run, lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
     with pytest.raises(Stopped):
         model(x)
     directions = 4 if name.startswith("vmamba") else 2 if name.startswith("vim") else 1

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import ScanInputs, scan
+from infssm.kernels import HeadInputs, scan, scan_heads
 from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import beside_checkpoint
 from infssm.states.probes import transformers_mamba, transformers_mamba2
@@ -124,10 +124,8 @@ class FastMamba2(Fast):
                 states = raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)
                 self.emit([states._replace(mask=mask)])
         delta = F.softplus(given.delta + wide(self.dt_bias)).clamp(*self.time_step_limit)
-        A = self.per_channel(given.A[:, 0])[:, None].expand(-1, self.ssm_state_size)
-        D = self.per_channel(wide(self.D))
-        inputs = ScanInputs(x, self.per_channel(delta), A, given.B, given.C, D, seq_idx=seq_idx)
-        y, state, _ = scan(inputs, last_state=cache is not None)
+        heads = HeadInputs(x, delta, given.A[:, 0], given.B, given.C, wide(self.D), seq_idx=seq_idx)
+        y, state, _ = scan_heads(heads, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))
         mixed: Tensor = self.norm(y, gate) if getattr(self, "mamba_rms_norm", True) else y * F.silu(gate)
@@ -139,10 +137,6 @@ class FastMamba2(Fast):
         if (scale := getattr(self, "mup_vector", None)) is not None:
             projected = projected * scale
         return torch.split(projected, [self.intermediate_size, self.conv_dim, self.num_heads], dim=-1)
-
-    def per_channel(self, per_head: Tensor) -> Tensor:
-        """[..., heads] -> [..., channels]."""
-        return per_head.unsqueeze(-1).expand(*per_head.shape, self.head_dim).flatten(-2)
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """As the layer's probe says."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan
+from infssm.kernels import HeadInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
 from infssm.models import _init
 from infssm.models._registry import register_model
 from infssm.models._selective import depthwise_conv
@@ -87,23 +87,9 @@ class Mamba2Mixer(SSMMixer):
         if self.tap is not None:
             with beside_checkpoint():
                 self.emit([self._states(dt, a, b, c, self.tap)])
-        inputs = ScanInputs(
-            u=x,
-            delta=self._per_channel(dt),
-            A=self._per_channel(a)[:, None].expand(-1, self.d_state),
-            B=b,
-            C=c,
-            D=self._per_channel(self.D),
-            z=z,
-            delta_bias=self._per_channel(self.dt_bias),
-            delta_softplus=True,
-        )
-        mixed: Tensor = self.out_proj(self.norm(scan(inputs).y))
+        y = scan_heads(HeadInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
+        mixed: Tensor = self.out_proj(self.norm(y))
         return mixed
-
-    def _per_channel(self, per_head: Tensor) -> Tensor:
-        """Repeat a value per head [..., heads] for each of its channels: [..., channels]."""
-        return per_head[..., None].expand(*per_head.shape, self.headdim).flatten(-2)
 
     def _states(self, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, tap: StateTap) -> RawStates:
         """States from the heads: the mean over a head's channels is the head's own value."""
