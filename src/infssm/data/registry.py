@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,32 +114,42 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
 
     Args:
         name: a registered name; or the path of a folder with one folder per class (or with ``train/`` and ``test/``
-            of that form) or of an ``.npz`` with x_train, y_train, x_test, y_test and classes; or the name of such a
-            folder or file under the data root.
+            of that form), or of an ``.npz`` with x_train, y_train, x_test, y_test and classes (images) or x and y
+            (series); or the name of such a folder or file under the data root; or ``domains:`` and a folder with a
+            folder per domain, ``text:`` and a folder of text files per domain, ``hf:`` and a name or folder of the
+            datasets library.
         root: data root; see :func:`data_root`.
         **options: passed to the loader, such as ``size`` for ``synthetic``.
     """
+    load = _loader(name, data_root(root))
+    try:
+        return load(**options)
+    except TypeError as error:
+        if options and "keyword argument" in str(error):
+            raise ConfigError(f"data set {name!r}: {error}") from error
+        raise
+
+
+def _loader(name: str, place: Path) -> Callable[..., Dataset]:
+    """What loads the data set of a name, given its options."""
+    from infssm.data.sets.hub import load_hub
     from infssm.data.sets.own import load_own
     from infssm.data.sets.sounds import load_domains
     from infssm.data.sets.text import text_folder
 
-    place = data_root(root)
-    for prefix, load in (("text:", text_folder), ("domains:", load_domains)):
-        if name.startswith(prefix):
-            return load(Path(os.path.expanduser(name.removeprefix(prefix))), **options)
     known = set(DATASETS)
     if name in known:
-        try:
-            return DATASETS[name].load(place, **options)
-        except TypeError as error:
-            if options and "unexpected keyword argument" in str(error):
-                raise ConfigError(f"data set {name!r}: {error}") from error
-            raise
+        return partial(DATASETS[name].load, place)
+    kind, colon, rest = name.partition(":")
+    if colon and kind == "hf":
+        return partial(load_hub, rest)
+    if colon and kind in ("text", "domains"):
+        return partial(text_folder if kind == "text" else load_domains, Path(os.path.expanduser(rest)))
     own = Path(os.path.expanduser(name))
     for candidate in (own, place / name, place / f"{name}.npz"):
         # os.path: False, not an error, for names that no system can hold
         if os.path.isdir(candidate) or (os.path.isfile(candidate) and candidate.suffix == ".npz"):
-            return load_own(candidate, name=candidate.stem, **options)
+            return partial(load_own, candidate, name=candidate.stem)
     if "/" in name or name.endswith(".npz"):
         raise DataError(f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz")
     raise ConfigError(f"unknown data set {name!r}{suggest(name, known)}; neither is there {place / name}[.npz]")

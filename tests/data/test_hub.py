@@ -1,0 +1,93 @@
+"""Data sets of the Hugging Face library, written to a folder: images with labels, text with domains."""
+
+import sys
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from infssm.data import TaskStream, load_dataset, make_loader, make_split
+from infssm.errors import ConfigError, DataError
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    datasets.disable_progress_bars()
+
+
+def image_table(count, *, offset=0):
+    images = [Image.new("RGB", (6, 5), (offset + n, 0, 0)) for n in range(count)]
+    columns = {
+        "photo": images,
+        "what": [n % 2 for n in range(count)],
+        "year": [2020 + n // 2 % 2 for n in range(count)],
+    }
+    kinds = {
+        "photo": datasets.Image(),
+        "what": datasets.ClassLabel(names=["cat", "dog"]),
+        "year": datasets.Value("int64"),
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+
+
+def save(path, **parts):
+    datasets.DatasetDict(parts).save_to_disk(str(path))
+    return f"hf:{path}"
+
+
+def test_images_with_labels_and_domains(tmp_path):
+    name = save(tmp_path / "pets", train=image_table(20), test=image_table(8, offset=100))
+    dataset = load_dataset(name, domain="year")
+    assert (dataset.name, dataset.classes, dataset.domains) == ("pets", ("cat", "dog"), ("2020", "2021"))
+    assert (len(dataset), dataset.num_test) == (28, 8)
+    reds = [np.asarray(dataset.images.pil(n))[0, 0, 0] for n in (0, 19, 20, 27)]
+    assert reds == [0, 19, 100, 107]
+    assert dataset.images.raw([3, 20], 4)[:, 0, 0, 0].tolist() == [3, 100]
+    stream = TaskStream(dataset, make_split(dataset), 2)
+    x, y = next(iter(make_loader(stream[0], recipe="light", batch_size=4)))
+    assert x.shape[:2] == (4, 3)
+    assert set(y.tolist()) == {0}
+    assert load_dataset(name).fingerprint != dataset.fingerprint
+    assert load_dataset(name, domain="year").fingerprint == dataset.fingerprint
+
+
+def test_a_single_table_has_no_test_part(tmp_path):
+    image_table(12).save_to_disk(str(tmp_path / "one"))
+    dataset = load_dataset(f"hf:{tmp_path / 'one'}")
+    assert (dataset.num_test, dataset.domain_of, dataset.stratified) == (0, None, True)
+
+
+def test_text_by_domain(tmp_path):
+    rows = {"text": ["a b c d e f g h i j"] * 3 + ["zyx" * 8], "source": ["web", "web", "web", "book"]}
+    name = save(tmp_path / "texts", train=datasets.Dataset.from_dict(rows))
+    with pytest.raises(ConfigError, match=r"2 columns of type Value: choose one with data\.options\.text"):
+        load_dataset(name)
+    dataset = load_dataset(name, text="text", domain="source", length=8)
+    assert dataset.domains == ("book", "web")
+    first = bytes(dataset.sequences.sequence(0).tolist())
+    assert first == b"zyxzyxzy"
+
+
+def test_bad_names_and_columns(tmp_path, monkeypatch):
+    name = save(tmp_path / "pets", train=image_table(4))
+    with pytest.raises(ConfigError, match="no column 'colour' of type ClassLabel; it has what"):
+        load_dataset(name, label="colour")
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'size'"):
+        load_dataset(name, size=3)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="cannot load"):
+        load_dataset(f"hf:{tmp_path / 'empty'}")
+    other = save(tmp_path / "other", dev=image_table(4))
+    with pytest.raises(DataError, match="no part 'train'; it has dev"):
+        load_dataset(other)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match="pip install 'infssm\\[hf\\]'"):
+        load_dataset(name)
+
+
+def test_own_folders_refuse_unknown_options(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "a" / "0.png")
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'colour'"):
+        load_dataset(str(tmp_path), colour=1)
