@@ -22,7 +22,7 @@ from infssm.train.devices import launch
 from infssm.train.display import Display
 from infssm.train.loop import Loop
 from infssm.train.optim import decay_groups
-from infssm.train.saving.progress import Position, State
+from infssm.train.saving.progress import Position, Progress
 from infssm.train.saving.rng import rng_state, seed_all
 from infssm.train.setup import build
 from infssm.train.signals import Signals
@@ -60,7 +60,7 @@ def gradients(fabric: Any, config: RunConfig) -> tuple[list[Tensor], dict[str, f
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup_module, "Transforms", plain_transforms)
         setup = build(config, fabric.device)
-    state = State(Position(), AccuracyMatrix(config.data.num_tasks))
+    state = Progress(Position(), AccuracyMatrix(config.data.num_tasks))
     loop = Loop(fabric, setup, state, RunDirectory(Path(config.out)), None, Display(), Signals())
     trained(loop, setup.task(0))
     task = begun(loop, setup.task(1))
