@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ def test_masked_loss_by_hand_and_other_rows_of_the_head_are_free(soft: bool) -> 
     model, task = toys.vim(), TASKS[1]
     batch = toys.batch(task)
     if soft:
-        batch = batch._replace(soft=soft_targets(task, 4))
+        batch = replace(batch, soft=soft_targets(task, 4))
     method = build_method(model, "seq")
     method.begin_task(task)
     terms = method.loss(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,4 +225,4 @@ def test_soft_targets_are_refused(name: str) -> None:
     method.begin_epoch(0, 1)
     batch = toys.batch(TASKS[0])
     with pytest.raises(ConfigError, match="trains on class labels"):
-        method.loss(batch._replace(soft=torch.full((len(batch.y), toys.CLASSES), 1 / toys.CLASSES)))
+        method.loss(replace(batch, soft=torch.full((len(batch.y), toys.CLASSES), 1 / toys.CLASSES)))

@@ -1,11 +1,12 @@
 """Data sets, splits saved as data, task streams, transforms."""
 
+from infssm._batch import Batch
 from infssm.data import sets as sets
 from infssm.data._fetching import CheckReport, check, fetch
 from infssm.data.dataset import Dataset, ImageDataset
 from infssm.data.facts import ImageFacts, StreamFacts
 from infssm.data.images import ArrayImages, FileImages
-from infssm.data.loader import Batch, Loader, make_loader
+from infssm.data.loader import Loader, make_loader
 from infssm.data.places import data_root
 from infssm.data.recipes import (
     LightRecipe,

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infssm._batch import Batch
 from infssm._processes import ALONE, Share
 from infssm.data._order import eval_slots, train_slots
 from infssm.data._seeding import generator
 from infssm.data.dataset import Indices
-from infssm.data.loader import Batch, Part
+from infssm.data.loader import Part
 from infssm.data.stream import Task, TaskData
 from infssm.errors import ConfigError
 

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from infssm._batch import Batch
 from infssm.methods._context import Context, ImageTransform, OldNew, StatePair, Transforms
-from infssm.methods._tasks import Batch, BatchLike, Loader, TaskInfo
+from infssm.methods._tasks import BatchLike, Loader, TaskInfo
 
 __all__ = [
     "Base",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -22,15 +22,6 @@ class BatchLike(Protocol):
     def soft(self) -> Tensor | None: ...
     @property
     def raw(self) -> Tensor | None: ...
-
-
-class Batch(NamedTuple):
-    """A plain batch: ``soft: [b, K]`` mixed targets, ``raw: [b, ...]`` uint8 images before augmentation."""
-
-    x: Tensor
-    y: Tensor
-    soft: Tensor | None = None
-    raw: Tensor | None = None
 
 
 Loader = Iterable[BatchLike]
