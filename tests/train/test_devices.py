@@ -17,7 +17,7 @@ from infssm.methods import Transforms, list_methods, parse_name
 from infssm.metrics import AccuracyMatrix
 from infssm.runs import RunDirectory
 from infssm.train import RunConfig, run, to_yaml
-from infssm.train import setup as setup_module
+from infssm.train import setup as setup_room
 from infssm.train.devices import launch
 from infssm.train.display import Display
 from infssm.train.loop import Loop
@@ -58,7 +58,7 @@ class Recording(torch.optim.SGD):
 def gradients(fabric: Any, config: RunConfig) -> tuple[list[Tensor], dict[str, float]]:
     """Averaged gradients and loss terms of the first step of task 1, the model moved away from the old one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup_module, "Transforms", plain_transforms)
+        patch.setattr(setup_room, "Transforms", plain_transforms)
         setup = build(config, fabric.device)
     state = Progress(Position(), AccuracyMatrix(config.data.num_tasks))
     loop = Loop(fabric, setup, state, RunDirectory(Path(config.out)), None, Display(), Signals())
@@ -156,7 +156,7 @@ def whole_run(fabric: Any, config: RunConfig) -> tuple[list[list[float]], list[l
         ]
     )
     gathered = fabric.all_gather(digest)
-    return loops[0].state.matrix.values.tolist(), gathered.tolist()
+    return loops[0].progress.matrix.values.tolist(), gathered.tolist()
 
 
 def test_processes_stay_in_step_through_a_run(tmp_path: Path) -> None:
