@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from infssm.data import FileImages, TaskStream, decoded, load_dataset, make_loader, make_recipe, make_split
+from infssm.data import FileImages, TaskStream, _reading, decoded, load_dataset, make_loader, make_recipe, make_split
 from infssm.data.decoded import DecodedStore, open_store
 from infssm.data.images import to_raw
 from tests.compare import identical
@@ -61,6 +61,35 @@ def test_worker_processes_fill_one_store(tmp_path, cache, monkeypatch):
     assert reads == []
     for other in batches[1:]:
         assert all(identical(a.x, b.x) for a, b in zip(batches[0], other, strict=True))
+
+
+def test_processes_start_where_they_pay(tmp_path, cache, monkeypatch):
+    dataset = load_dataset(str(make_folder(tmp_path / "mine")))
+    stream = TaskStream(dataset, make_split(dataset), 1)
+    recipe = make_recipe("light", dataset, size=8)
+    started = []
+
+    class Counting(_reading.DataLoader):
+        def __init__(self, *arguments, num_workers, **options):
+            started.append(num_workers)
+            super().__init__(*arguments, num_workers=num_workers, **options)
+
+    monkeypatch.setattr(_reading, "DataLoader", Counting)
+    monkeypatch.setattr(_reading.sys, "platform", "linux")
+    monkeypatch.setattr(_reading.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+
+    def epoch(workers=None):
+        return list(make_loader(stream[0], recipe=recipe, batch_size=3, num_workers=workers))
+
+    few = epoch()
+    for file in cache.iterdir():
+        file.unlink()
+    dataset.images._stores.clear()
+    monkeypatch.setattr(_reading, "_WORTH", 4)
+    many, decoded_ones = epoch(), epoch()
+    assert started == [0, 2, 0], "none for few images, then two, then none because all are decoded"
+    for other in (many, decoded_ones):
+        assert all(identical(a.x, b.x) for a, b in zip(few, other, strict=True))
 
 
 def test_changed_files_and_damaged_stores_are_decoded_again(tmp_path, cache):
