@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from infssm._registry import shorten
-from infssm.cli import bench, data, doctor, evaluate, listing, predict, report, resume, run, schema, study
+from infssm.cli import bench, data, doctor, evaluate, export, listing, predict, report, resume, run, schema, study
 from infssm.errors import InfssmError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("run")(run.command)
 app.command("resume")(resume.command)
 app.command("eval")(evaluate.command)
+app.command("export")(export.command)
 app.command("predict")(predict.command)
 app.command("report")(report.command)
 app.command("study")(study.command)
