@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from infssm.models import S4DMixer, create_model
+from infssm.models.s4d import S4DKernel
 from tests.compare import identical
 from tests.models.small import scramble
 
@@ -77,3 +81,63 @@ def test_checkpoints_of_the_public_example_load(tmp_path):
     assert identical(model.head.weight, state["decoder.weight"])
     assert identical(model.s4_layers[3].kernel.C, state["s4_layers.3.kernel.C"])
     assert len(model.state_dict()) == len(state)
+
+
+def public_kernel(mixer: S4DMixer, tokens: int, dtype: torch.dtype) -> torch.Tensor:
+    """The kernel by the formula of state-spaces/s4: exponents from delta A, not from the logarithm of exp(delta A)."""
+    own = mixer.kernel
+    dt, c = own.log_dt.to(dtype).exp(), torch.view_as_complex(own.C.to(dtype))
+    a = torch.complex(-own.log_A_real.to(dtype).exp(), own.A_imag.to(dtype))
+    scaled = a * dt[:, None]
+    powers = torch.exp(scaled[..., None] * torch.arange(tokens, dtype=dtype))
+    return 2 * torch.einsum("hn,hnt->ht", c * (torch.exp(scaled) - 1) / a, powers).real
+
+
+@pytest.mark.parametrize("dt", [1e-3, 1e-2, 1e-1])
+def test_kernel_is_as_exact_as_the_public_one(dt: float) -> None:
+    mixer = S4DMixer(16, d_state=64)
+    with torch.no_grad():
+        mixer.kernel.log_dt.fill_(math.log(dt))
+        exact = public_kernel(mixer, 1024, torch.float64)
+        errors = [
+            float((kernel.double() - exact).abs().max())
+            for kernel in (mixer.kernel(1024), public_kernel(mixer, 1024, torch.float32))
+        ]
+    # both round an exponent once and add up 32 terms
+    assert errors[0] <= 2 * errors[1] + 64 * torch.finfo(torch.float32).eps * float(exact.abs().max()), errors
+
+
+def test_bilinear_kernel_keeps_its_digits() -> None:
+    mixer = S4DMixer(16, d_state=64, discretization="bilinear")
+    with torch.no_grad():
+        mixer.kernel.log_dt.fill_(math.log(1e-3))
+        exact = copy.deepcopy(mixer).double().kernel(1024)
+        error = float((mixer.kernel(1024).double() - exact).abs().max() / exact.abs().max())
+    assert error < 32 * 100 * torch.finfo(torch.float32).eps  # 32 terms, exponents up to 100
+
+
+def test_kernel_is_kept_in_evaluation_until_a_parameter_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer = S4DMixer(4, d_state=8).eval()
+    built: list[int] = []
+    build = S4DKernel.forward
+    monkeypatch.setattr(S4DKernel, "forward", lambda self, tokens: built.append(tokens) or build(self, tokens))
+    u = torch.randn(2, 9, 4)
+    with torch.no_grad():
+        first, second = mixer(u), mixer(u)
+    assert built == [9]
+    assert identical(first, second)
+    torch.testing.assert_close(mixer(u).detach(), first)  # with gradients: built for them
+    with torch.no_grad():
+        mixer(u)
+        mixer(u[:, :5])
+        mixer.kernel.C.data.mul_(2)  # no version counter sees this
+        changed = mixer(u[:, :5])
+    assert built == [9, 9, 9, 5, 5]
+    torch.testing.assert_close(changed, mixer(u[:, :5]).detach())
+    with torch.no_grad():
+        mixer(u)
+        assert copy.deepcopy(mixer).kernel._kept is None
+        mixer.train()(u)
+    assert mixer.kernel._kept is None
+    mixer.eval()(u).sum().backward()
+    assert mixer.kernel.C.grad is not None

@@ -26,6 +26,19 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _expm1(x: Tensor) -> Tensor:
+    """exp(x) - 1 of complex numbers, exact near 0."""
+    real, imag = x.real, x.imag
+    return torch.complex(
+        torch.expm1(real) * torch.cos(imag) - 2 * torch.sin(imag / 2).square(), torch.exp(real) * torch.sin(imag)
+    )
+
+
+def _same(kept: list[Tensor], own: list[Tensor]) -> bool:
+    pairs = zip(kept, own, strict=True)
+    return all(a.device == b.device and a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+
+
 class S4DKernel(nn.Module):
     """Diagonal state spaces, one per channel; n states are stored as n/2 conjugate pairs.
 
@@ -42,15 +55,24 @@ class S4DKernel(nn.Module):
         self.C = nn.Parameter(torch.view_as_real(torch.randn(channels, n // 2, dtype=torch.cfloat)))
         self.log_A_real = nn.Parameter(torch.full((channels, n // 2), 0.5).log())
         self.A_imag = nn.Parameter(math.pi * torch.arange(n // 2, dtype=torch.float32).repeat(channels, 1))
+        self._kept: tuple[int, list[Tensor], Tensor] | None = None
+
+    def _continuous(self) -> tuple[Tensor, Tensor]:
+        """Step sizes [channels, 1] and continuous poles, complex [channels, n/2]."""
+        dt = torch.exp(_wide(self.log_dt))[:, None]
+        return dt, torch.complex(-torch.exp(_wide(self.log_A_real)), _wide(self.A_imag))
 
     def discretize(self) -> tuple[Tensor, Tensor]:
         """Return the discrete transition and the factor that discretises B, both complex [channels, n/2]."""
-        dt = torch.exp(_wide(self.log_dt))[:, None]
-        a = torch.complex(-torch.exp(_wide(self.log_A_real)), _wide(self.A_imag))
+        dt, a = self._continuous()
         if self.discretization == "zoh":
-            transition = torch.exp(dt * a)
-            return transition, (transition - 1) / a
+            return torch.exp(dt * a), _expm1(dt * a) / a
         return (1 + dt * a / 2) / (1 - dt * a / 2), dt / (1 - dt * a / 2)
+
+    def log_transition(self) -> Tensor:
+        """Logarithm of the discrete transition, complex [channels, n/2], exact where the transition is near 1."""
+        dt, a = self._continuous()
+        return dt * a if self.discretization == "zoh" else 2 * torch.atanh(dt * a / 2)
 
     def complex_c(self) -> Tensor:
         """C as complex numbers, [channels, n/2]."""
@@ -58,10 +80,31 @@ class S4DKernel(nn.Module):
 
     def forward(self, tokens: int) -> Tensor:
         """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t)."""
-        transition, factor = self.discretize()
-        steps = torch.arange(tokens, device=transition.device, dtype=transition.real.dtype)
-        powers = torch.exp(torch.log(transition)[..., None] * steps)
+        _, factor = self.discretize()
+        steps = torch.arange(tokens, device=factor.device, dtype=factor.real.dtype)
+        powers = torch.exp(self.log_transition()[..., None] * steps)
         return 2 * torch.einsum("hn,hnt->ht", self.complex_c() * factor, powers).real
+
+    def spectrum(self, tokens: int) -> Tensor:
+        """The kernel's Fourier transform over twice the tokens, [tokens + 1, channels].
+
+        It depends on the parameters alone: in evaluation without gradients it is kept until one of them changes.
+        """
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            self._kept = None
+            return self._spectrum(tokens)
+        own = [parameter.detach() for parameter in self.parameters()]
+        if self._kept is None or self._kept[0] != tokens or not _same(self._kept[1], own):
+            self._kept = tokens, [tensor.clone() for tensor in own], self._spectrum(tokens)
+        return self._kept[2]
+
+    def _spectrum(self, tokens: int) -> Tensor:
+        spectrum: Tensor = torch.fft.rfft(self(tokens).T, n=2 * tokens, dim=0)
+        return spectrum
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave the kept transform behind."""
+        return {**self.__dict__, "_kept": None}
 
 
 class S4DMixer(SSMMixer):
@@ -83,7 +126,7 @@ class S4DMixer(SSMMixer):
             with beside_checkpoint():
                 self.emit([self._states(self.tap.zoh)])
         tokens = u.shape[1]
-        kernel_f = torch.fft.rfft(self.kernel(tokens).T, n=2 * tokens, dim=0)
+        kernel_f = self.kernel.spectrum(tokens)
         y = torch.fft.irfft(torch.fft.rfft(at_least_float32(u), n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)
         y = F.gelu(y[:, :tokens].to(u.dtype) + self.D * u)
         projection = self.output_linear[0]

@@ -1,6 +1,7 @@
 """Built-in probes, one file per family. They name classes by qualified name, so no other library is imported."""
 
 from infssm.states.probes import (  # noqa: F401  (importing registers)
+    gated_delta,
     mamba_ssm,
     mambapy,
     transformers_mamba,
