@@ -63,9 +63,11 @@ def test_penalty_and_gradient_are_zero_at_the_old_model() -> None:
     method.begin_task(TASKS[1])
     terms = method.loss(toys.batch(TASKS[1]))
     held = sum(v for k, v in terms.items() if k != "ce")
-    assert float(held.detach()) == 0.0
+    # Frozen and trainable weights take different matrix products: states of order 1 agree to some roundings.
+    rounding, weight = 64 * torch.finfo(torch.float64).eps, method.regularizers[0].config.weight
+    assert float(held.detach()) <= 3 * weight * rounding**2
     gradients = torch.autograd.grad(held, list(model.layers.parameters()), allow_unused=True)
-    assert not any(g is not None and g.any() for g in gradients)
+    assert all(g is None or float(g.abs().max()) <= 10 * weight * rounding for g in gradients)
 
 
 def test_layers_and_bias_of_the_states_follow_their_options() -> None:
