@@ -20,7 +20,7 @@ struct Side {
         vf sum = {};
         for (int64_t v = 0; v * W < n; ++v) {
             const vf half = weight[v] * (1.f + r[v]) * (1.f + r[v]);
-            mass[v] = half / r[v], moment[v] = 4.f * half;
+            mass[v] = half * reciprocal(r[v]), moment[v] = 4.f * half;
             sum += mass[v];
         }
         total = sum_lanes(sum);
@@ -88,9 +88,9 @@ bool write(const Distance& f, const Token& t, const Side& side, float other, flo
     vf largest = {}, error = {};
     for (int64_t v = 0; v * W < f.poles; ++v) {
         const vf r = side.r[v], by_mass = side.mean[v] * by_both - rest;
-        t.by_weight[v] = by_mass * (1.f + r) * (1.f + r) / r;
+        t.by_weight[v] = by_mass * (1.f + r) * (1.f + r) * reciprocal(r);
         // d log mass / dx = (1 - r) / (1 + r), the pole itself
-        t.by_x[v] = side.mass[v] * (side.slope[v] * by_both + (1.f - r) / (1.f + r) * by_mass);
+        t.by_x[v] = side.mass[v] * (side.slope[v] * by_both + (1.f - r) * reciprocal(1.f + r) * by_mass);
         const vf slope = by_state(t.by_x[v], r, f.raw);
         if (to.a) store(to.a + v * W, slope, lanes_of(f.poles, v));
         largest = at_least(largest, absolute(slope)), error = at_least(error, by_state(side.mass[v], r, f.raw));

@@ -28,10 +28,10 @@ struct Weights {
     void write(const Distance& f, const vf* by_weight, bool second, float* out) const {
         if (!out) return;
         const vf* values = second ? rows.y : rows.x;
-        const float scale = second ? new_scale : old_scale;
+        const float scale = second ? new_scale : old_scale, back = 1 / scale;
         for (int64_t v = 0; v * W < f.n; ++v) {
             const vf by = f.poles == 1 ? splat(by_weight[0][0]) : by_weight[v];
-            store(out + v * W, through(scale * 2.f * values[v] * by, values[v] / scale, f.raw), lanes_of(f.n, v));
+            store(out + v * W, through(2.f * scale * values[v] * by, values[v] * back, f.raw), lanes_of(f.n, v));
         }
     }
 
