@@ -55,6 +55,13 @@ def test_tasks_follow_the_classes(tmp_path, classes, tasks):
     assert fitted({"data": {"name": str(folder)}})["data"]["num_tasks"] == tasks
 
 
+@pytest.mark.parametrize(("per_class", "batch_size"), [(2, 4), (20, 4), (40, 8), (200, 32), (5000, 32)])
+def test_small_tasks_get_small_batches(per_class, batch_size):
+    """Ten classes in five tasks; a whole batch of 32 would be most of a task of 60 images."""
+    data = {"name": "synthetic", "options": {"classes": 10, "per_class": per_class, "size": 4}}
+    assert fitted({"data": data})["train"]["batch_size"] == batch_size
+
+
 def test_what_was_given_stays(tmp_path):
     folder = make_folder(tmp_path / "mine", per_class=2)
     [[config]] = plan(None, [f"data={folder}", "method=seq", "data.image_size=16", "data.num_tasks=2"])

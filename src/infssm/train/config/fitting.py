@@ -1,4 +1,4 @@
-"""A model, an image size and a number of tasks for data that come without them."""
+"""A model, an image size, a batch size and a number of tasks for data that come without them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,16 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
         size, chosen["model"] = _choose_model(_short_side(dataset))
         if data.get("image_size") is None:
             chosen["data"]["image_size"] = size
-        chosen["train"] = {"threads": 1 if chosen["model"]["name"] == "vim_nano" else None}
+        chosen["train"] = {
+            "threads": 1 if chosen["model"]["name"] == "vim_nano" else None,
+            "batch_size": _batch_size(len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))),
+        }
     return chosen
+
+
+def _batch_size(images: int) -> int:
+    """A power of two from 4 to 32 that leaves about six steps an epoch to a task of so many images, if it can."""
+    return int(np.clip(2 ** int(np.log2(max(1, images // 8))), 4, 32))
 
 
 def _choose_model(pixels: int) -> tuple[int, dict[str, Any]]:
