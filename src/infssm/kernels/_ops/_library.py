@@ -6,7 +6,7 @@ empty tensors, because an operator always returns the same number of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import torch
@@ -25,7 +25,6 @@ def define(
     schema: str,
     kernel: Callable[..., Any],
     fake: Callable[..., Any],
-    devices: Sequence[str] = ("CPU",),
     *,
     triton: Callable[..., Any] | None = None,
 ) -> Any:
@@ -36,8 +35,7 @@ def define(
     """
     name = schema.partition("(")[0]
     _library.define(schema)
-    for device in devices:
-        _library.impl(name, kernel if triton is None else _either(kernel, triton), device)
+    _library.impl(name, kernel if triton is None else _either(kernel, triton), "CPU")
     if triton is not None:
         _library.impl(name, triton, "CUDA")
     torch.library.register_fake(f"infssm::{name}", fake, lib=_library)

@@ -36,11 +36,6 @@ def run(kernel: Any, programs: int, like: Tensor, *args: Any, warps: int, **cons
         kernel[(programs,)](*args, **constants, num_warps=warps, enable_fp_fusion=True)
 
 
-def rows_of(tensor: Tensor) -> Tensor:
-    """The tensor as the kernels read it: any strides, but the last dimension contiguous."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
 def turned(tensor: Tensor | None) -> Tensor | None:
     """[..., channels, n] as [..., n, channels], how the kernels walk over states."""
     return None if tensor is None else tensor.mT.contiguous()
