@@ -17,14 +17,22 @@ class Batches:
     """A loader whose batches have ``x`` and ``y``: plain ``(x, y)`` pairs, as most loaders give, become a Batch."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        self.source = loader
+        """The loader as it was given, for those who know what else its batches may be."""
 
     def __iter__(self) -> Iterator[BatchLike]:
-        for batch in self._loader:
+        for batch in self.source:
             yield batch if hasattr(batch, "x") else _from_pair(batch)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.source)
+
+
+def as_batch(batch: Any, device: torch.device) -> Batch:
+    """A pair ``(x, y)`` or anything with ``x`` and ``y`` on the device, without raw images."""
+    one = batch if hasattr(batch, "x") else _from_pair(batch)
+    soft = getattr(one, "soft", None)
+    return Batch(one.x.to(device), one.y.to(device), None if soft is None else soft.to(device))
 
 
 def _from_pair(batch: Any) -> Batch:

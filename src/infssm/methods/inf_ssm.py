@@ -107,9 +107,9 @@ class InfSSMExactConfig(PairConfig):
         description="a kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
     )
     weight: float | Literal["auto"] = Field(
-        "auto", description="a number, or 'auto': set from the drift that unregularized training shows"
+        "auto", description="a number, or 'auto': set from how much the penalty feels what plain training moves"
     )
-    probe_steps: int = Field(50, gt=0, description="unregularized steps from which 'auto' measures the drift")
+    probe_steps: int = Field(20, gt=0, description="unregularized steps on which 'auto' measures")
 
     @field_validator("distance", mode="before")
     @classmethod
