@@ -102,7 +102,8 @@ def files_of(state: str) -> list[str]:
     """Files of a tiny run, known before one is trained; the test below checks the list."""
     checkpoints = ["last.ckpt", "last.ckpt.previous", "task_00.safetensors", "best_*.ckpt"]
     checkpoints += ["task_01.safetensors"] if state == "complete" else []
-    files = ["run.json", "config.yaml", "env.json", "split.json", "metrics.jsonl", "accuracy_matrix.csv", "lock"]
+    files = ["run.json", "config.yaml", "env.json", "split.json", "stream.json", "metrics.jsonl", "accuracy_matrix.csv"]
+    files += ["confusion.json", "lock"]
     files += ["result.json", "report.html"] if state == "complete" else []
     return [*files, *(f"checkpoints/{name}" for name in checkpoints)]
 
