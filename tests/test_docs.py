@@ -94,3 +94,15 @@ def test_every_local_link_leads_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_walk_names_what_is_there():
+    walk = (ROOT / "docs" / "walk.md").read_text("utf-8")
+    steps = re.findall(r"`([\w./]+\.(?:py|cpp|h))`(?: `([\w.]+)`)?", walk)
+    assert len(steps) > 30
+    for path, name in steps:
+        text = (ROOT / "src" / "infssm" / path).read_text("utf-8")
+        for part in filter(None, name.split(".")):
+            assert re.search(rf"(def|class|void) {part}\b|^{part}(?::| =)|\b{part}\(", text, re.MULTILINE), (
+                f"{path}: {name}"
+            )
