@@ -237,7 +237,8 @@ def test_text_folders(tmp_path):
 
 
 def test_text_through_a_tokenizer_file(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"new": 0, "old": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "words.json"))
