@@ -43,7 +43,7 @@ void weigh(const Token& t, const Distance& f) {
         t.change[v] = rows.gap[v] * (rows.x[v] + rows.y[v]);
         all += t.change[v];
     }
-    if (f.poles == 1) t.change[0] = splat(sum_lanes(all), 1);
+    if (f.poles == 1) t.change[0] = splat(add_up(all), 1);
     for (int64_t v = 0; v * W < f.poles; ++v) {
         const vf r = t.poles.r[v], s = t.poles.s[v], p = t.weights.old_weight[v], q = t.weights.new_weight[v];
         const vf factor = 0.25f * (1.f + r) * (1.f + r) / r;
@@ -64,7 +64,7 @@ Norms normalize(const Token& t, const Band& band) {
         cross += w * (x * (2.f * g + x) + y * (2.f * h + y));
         own += w * (g * g + h * h);
     }
-    const float square = sum_lanes(own), excess = sum_lanes(cross);  // |G|^2, |F|^2 - |G|^2
+    const float square = add_up(own), excess = add_up(cross);  // |G|^2, |F|^2 - |G|^2
     const float new_norm = std::sqrt(square), old_norm = std::sqrt(square + excess);
     const float shrink = -excess / (square + old_norm * new_norm);   // 1 - |F| / |G|
     vf value = {};
@@ -75,7 +75,7 @@ Norms normalize(const Token& t, const Band& band) {
             value += band.weight[v] * d * d;
         }
     }
-    return {old_norm, new_norm, 0.5f * sum_lanes(value)};
+    return {old_norm, new_norm, 0.5f * add_up(value)};
 }
 
 // Derivatives for one side; false where rounding may have taken their precision.
@@ -87,7 +87,7 @@ bool write(const Distance& f, const Token& t, const Band& band, const Norms& nor
         const vf x = t.difference.re[v], y = t.difference.im[v];
         sum += band.weight[v] * (x * unit(t.alone.re, t.difference.re, v) + y * unit(t.alone.im, t.difference.im, v));
     }
-    const float along = sum_lanes(sum);  // D has this much of the side's own unit vector; the rest is the derivative
+    const float along = add_up(sum);  // D has this much of the side's own unit vector; the rest is the derivative
     for (int64_t v = 0; v < band.vectors; ++v) {
         const vf w = scale * band.weight[v], x = t.difference.re[v], y = t.difference.im[v];
         t.field.re[v] = w * (x - along * unit(t.alone.re, t.difference.re, v));

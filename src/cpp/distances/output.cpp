@@ -36,7 +36,7 @@ INFSSM_INLINE vf half_cosh(vf root) { return 0.5f * (root + 1.f / root); }  // c
 void residues(const Distance& f, const vf* c, const vf* b, vf* out) {
     vf sum = {};
     for (int64_t v = 0; v * W < f.n; ++v) out[v] = c[v] * b[v], sum += out[v];
-    if (f.poles == 1) out[0] = splat(sum_lanes(sum), 1);
+    if (f.poles == 1) out[0] = splat(add_up(sum), 1);
 }
 
 void weigh(const Token& t, const Distance& f) {
@@ -46,7 +46,7 @@ void weigh(const Token& t, const Distance& f) {
         t.change[v] = -(rows.gap[v] * columns.y[v] + rows.x[v] * columns.gap[v]);
         sum += t.change[v];
     }
-    if (f.poles == 1) t.change[0] = splat(sum_lanes(sum), 1);
+    if (f.poles == 1) t.change[0] = splat(add_up(sum), 1);
     residues(f, rows.x, columns.x, t.moved);
     for (int64_t v = 0; v * W < f.poles; ++v) {
         const vf root = square_root(t.poles.r[v]), new_root = square_root(t.poles.s[v]);
@@ -95,7 +95,7 @@ void output(const Distance& f, Token& t, int64_t i) {
         energy += band.weight[v] * (x * x + y * y);
         t.field.re[v] = 2.f * band.weight[v] * x, t.field.im[v] = 2.f * band.weight[v] * y;
     }
-    f.value[i] = sum_lanes(energy);
+    f.value[i] = add_up(energy);
     f.sure[i] = std::isfinite(f.value[i]);
     if (to_old.a || to_new.a) t.field.steepen(band);
     if (to_old.a) write(f, t, band, false, to_old);

@@ -24,10 +24,25 @@ inline const float* scalars(const vf* v) { return reinterpret_cast<const float*>
 
 inline int lanes_of(int64_t n, int64_t v) { return n - v * W < W ? static_cast<int>(n - v * W) : W; }
 
+template <int STEP, int... L>
+INFSSM_INLINE vf rotate_lanes(vf v, std::integer_sequence<int, L...>) {
+    return shuffle(v, v, std::integer_sequence<int, ((L + STEP) % W)...>{});
+}
+
+// The largest lane, by halves: a few steps where a walk over the lanes would wait for each.
+template <int STEP = W / 2>
 INFSSM_INLINE float most(vf v) {
-    float found = v[0];
-    for (int i = 1; i < W; ++i) found = v[i] > found ? v[i] : found;
-    return found;
+    v = at_least(v, rotate_lanes<STEP>(v, std::make_integer_sequence<int, W>{}));
+    if constexpr (STEP == 1) return v[0];
+    else return most<STEP / 2>(v);
+}
+
+// The sum of the lanes likewise.
+template <int STEP = W / 2>
+INFSSM_INLINE float add_up(vf v) {
+    v += rotate_lanes<STEP>(v, std::make_integer_sequence<int, W>{});
+    if constexpr (STEP == 1) return v[0];
+    else return add_up<STEP / 2>(v);
 }
 
 // Half-plane poles r, s and s - r with its own precision.

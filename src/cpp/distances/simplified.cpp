@@ -23,7 +23,7 @@ struct Side {
             mass[v] = half * reciprocal(r[v]), moment[v] = 4.f * half;
             sum += mass[v];
         }
-        total = sum_lanes(sum);
+        total = add_up(sum);
     }
 };
 
@@ -78,7 +78,7 @@ float spread(const Side& other, const Side& mine, const vf* shift, float sign, i
         if constexpr (SLOPE) mine.slope[v] = -(x * slope);
         sum += mine.mass[v] * value;
     }
-    return sum_lanes(sum);
+    return add_up(sum);
 }
 
 // Derivatives for one side, the masses of whose other side sum to `other`; false where rounding may have taken their

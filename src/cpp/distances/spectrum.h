@@ -158,32 +158,48 @@ struct Transform {
 
 constexpr int AT_ONCE = W == 16 ? 2 : 1;  // vectors of states, by the number of registers
 
+// The waves of one vector of states at every PHASES-th frequency: two chains of products do not wait for each other.
+template <int PHASES>
+struct Chains {
+    Complex wave[PHASES], gap[PHASES];    // e^(i w y), e^(i w (x - y)) - 1
+    Complex step, gap_less, gap_step;     // their turns, and gap_step - 1
+
+    void start(const Waves& waves, int64_t v) {
+        wave[0] = waves.start[v], step = waves.step[v];
+        gap[0] = waves.gap_start[v], gap_less = waves.gap_step[v], gap_step = plus_1(gap_less);
+        if constexpr (PHASES == 2) {
+            wave[1] = wave[0].times(step), gap[1] = turned(gap[0]);
+            step = step.times(step), gap_less = turned(gap_less), gap_step = plus_1(gap_less);
+        }
+    }
+    Complex turned(const Complex& from) const {
+        return {gap_less.re + gap_step.re * from.re - gap_step.im * from.im,
+                gap_less.im + gap_step.re * from.im + gap_step.im * from.re};
+    }
+};
+
 // Adds sum (near + far (e^(i w (x - y)) - 1)) e^(i w y) to `difference` and, where it is given, sum own e^(i w y) to
 // `alone`, over `COUNT` vectors of states from the v-th on.
-template <int COUNT, bool ALONE>
+template <int COUNT, int PHASES, bool ALONE>
 INFSSM_INLINE void transform(const Waves& waves, const Band& band, const vf* near, const vf* far, const vf* own, int64_t v,
                              const Transform& difference, const Transform& alone) {
-    Complex wave[COUNT], gap[COUNT], step[COUNT], less[COUNT], gap_step[COUNT];
-    for (int k = 0; k < COUNT; ++k) {
-        wave[k] = waves.start[v + k], step[k] = waves.step[v + k];
-        gap[k] = waves.gap_start[v + k], less[k] = waves.gap_step[v + k], gap_step[k] = plus_1(less[k]);
-    }
-    for (int64_t l = 0; l < band.count; ++l) {
-        vf re = difference.re_lanes[l], im = difference.im_lanes[l], own_re = {}, own_im = {};
-        if constexpr (ALONE) own_re = alone.re_lanes[l], own_im = alone.im_lanes[l];
-        for (int k = 0; k < COUNT; ++k) {
-            const vf x = near[v + k] + far[v + k] * gap[k].re, y = far[v + k] * gap[k].im;
-            re += x * wave[k].re, re -= y * wave[k].im;
-            im += x * wave[k].im, im += y * wave[k].re;
-            if constexpr (ALONE) own_re += own[v + k] * wave[k].re, own_im += own[v + k] * wave[k].im;
-            wave[k] = wave[k].times(step[k]);
-            const vf before = gap[k].re;
-            gap[k].re = less[k].re + gap_step[k].re * before - gap_step[k].im * gap[k].im;
-            gap[k].im = less[k].im + gap_step[k].re * gap[k].im + gap_step[k].im * before;
+    Chains<PHASES> chain[COUNT];
+    for (int k = 0; k < COUNT; ++k) chain[k].start(waves, v + k);
+    for (int64_t l = 0; l < band.count; l += PHASES)
+        for (int phase = 0; phase < PHASES; ++phase) {
+            vf re = difference.re_lanes[l + phase], im = difference.im_lanes[l + phase], own_re = {}, own_im = {};
+            if constexpr (ALONE) own_re = alone.re_lanes[l + phase], own_im = alone.im_lanes[l + phase];
+            for (int k = 0; k < COUNT; ++k) {
+                Complex &wave = chain[k].wave[phase], &gap = chain[k].gap[phase];
+                const vf x = near[v + k] + far[v + k] * gap.re, y = far[v + k] * gap.im;
+                re += x * wave.re, re -= y * wave.im;
+                im += x * wave.im, im += y * wave.re;
+                if constexpr (ALONE) own_re += own[v + k] * wave.re, own_im += own[v + k] * wave.im;
+                wave = wave.times(chain[k].step), gap = chain[k].turned(gap);
+            }
+            difference.re_lanes[l + phase] = re, difference.im_lanes[l + phase] = im;
+            if constexpr (ALONE) alone.re_lanes[l + phase] = own_re, alone.im_lanes[l + phase] = own_im;
         }
-        difference.re_lanes[l] = re, difference.im_lanes[l] = im;
-        if constexpr (ALONE) alone.re_lanes[l] = own_re, alone.im_lanes[l] = own_im;
-    }
 }
 
 template <bool ALONE>
@@ -192,8 +208,9 @@ void transform(const Waves& waves, const Band& band, int64_t n, const vf* near, 
     difference.open(band);
     if (ALONE) alone.open(band);
     int64_t v = 0;
-    for (; (v + AT_ONCE - 1) * W < n; v += AT_ONCE) transform<AT_ONCE, ALONE>(waves, band, near, far, own, v, difference, alone);
-    for (; v * W < n; ++v) transform<1, ALONE>(waves, band, near, far, own, v, difference, alone);
+    for (; (v + AT_ONCE - 1) * W < n; v += AT_ONCE)
+        transform<AT_ONCE, 3 - AT_ONCE, ALONE>(waves, band, near, far, own, v, difference, alone);
+    for (; v * W < n; ++v) transform<1, 2, ALONE>(waves, band, near, far, own, v, difference, alone);
     difference.close(band);
     if (ALONE) alone.close(band);
 }
@@ -220,29 +237,38 @@ struct Field {
             slope_re[v] = band.frequency[v] * re[v], slope_im[v] = band.frequency[v] * im[v];
             size += (absolute(re[v]) + absolute(im[v])) * (1.f + band.frequency[v]);
         }
-        return sum_lanes(size);
+        return add_up(size);
     }
 
     void evaluate(const Band& band, const vf* x, int64_t n) const {
         int64_t v = 0;
-        for (; (v + 1) * W < n; v += 2) evaluate<2>(band, x, v);
-        if (v * W < n) evaluate<1>(band, x, v);
+        for (; (v + 1) * W < n; v += 2) evaluate<2, 1>(band, x, v);
+        if (v * W < n) evaluate<1, 2>(band, x, v);
     }
 
   private:
-    template <int COUNT>
+    // COUNT vectors of states, each at every PHASES-th frequency at a time.
+    template <int COUNT, int PHASES>
     void evaluate(const Band& band, const vf* x, int64_t v) const {
-        Complex wave[COUNT], step[COUNT];
-        vf sum[COUNT] = {}, rise[COUNT] = {};
-        for (int k = 0; k < COUNT; ++k) Waves::place(x[v + k], band, wave[k], step[k]);
+        Complex wave[COUNT][PHASES], step[COUNT];
+        vf sum[COUNT][PHASES] = {}, rise[COUNT][PHASES] = {};
+        for (int k = 0; k < COUNT; ++k) {
+            Waves::place(x[v + k], band, wave[k][0], step[k]);
+            if constexpr (PHASES == 2) wave[k][1] = wave[k][0].times(step[k]), step[k] = step[k].times(step[k]);
+        }
         const float *u = scalars(re), *w = scalars(im), *steep_u = scalars(slope_re), *steep_w = scalars(slope_im);
-        for (int64_t l = 0; l < band.count; ++l)
-            for (int k = 0; k < COUNT; ++k) {
-                sum[k] += u[l] * wave[k].re, sum[k] += w[l] * wave[k].im;
-                rise[k] += steep_w[l] * wave[k].re, rise[k] -= steep_u[l] * wave[k].im;
-                wave[k] = wave[k].times(step[k]);
-            }
-        for (int k = 0; k < COUNT; ++k) value[v + k] = sum[k], slope[v + k] = rise[k];
+        for (int64_t l = 0; l < band.count; l += PHASES)  // beyond the last u is 0
+            for (int phase = 0; phase < PHASES; ++phase)
+                for (int k = 0; k < COUNT; ++k) {
+                    Complex& at = wave[k][phase];
+                    sum[k][phase] += u[l + phase] * at.re, sum[k][phase] += w[l + phase] * at.im;
+                    rise[k][phase] += steep_w[l + phase] * at.re, rise[k][phase] -= steep_u[l + phase] * at.im;
+                    at = at.times(step[k]);
+                }
+        for (int k = 0; k < COUNT; ++k) {
+            value[v + k] = sum[k][0] + sum[k][PHASES - 1] * (PHASES - 1.f);
+            slope[v + k] = rise[k][0] + rise[k][PHASES - 1] * (PHASES - 1.f);
+        }
     }
 };
 

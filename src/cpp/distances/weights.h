@@ -39,7 +39,7 @@ struct Weights {
     float square(const vf* values, vf* weight, const Distance& f) const {
         vf sum = {};
         for (int64_t v = 0; v * W < f.n; ++v) weight[v] = values[v] * values[v], sum += weight[v];
-        const float total = sum_lanes(sum);
+        const float total = add_up(sum);
         if (f.poles == 1) weight[0] = splat(total, 1);
         return total;
     }
