@@ -12,7 +12,7 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from infssm.methods.heads.ranpac import best_ridge
 from infssm.train import Result, load_config, merge, run
 from infssm.train.setup import build, load_weights
 
-RATES = (1e-3, 1e-4)
+RATES = (1e-4, 1e-3)
 ARMS: dict[str, dict[str, Any]] = {
     "frozen": {"name": "frozen+lda"},
     "plain": {"name": "seq"},
@@ -43,7 +43,7 @@ STARTS: dict[str, dict[str, Any]] = {
     # Task 0 has two classes: at the rate for a model from scratch it would undo what the start knows.
     "omniglot": {"model": {"weights": "omniglot"}, "train": {"lr": 1e-4, "min_lr": 1e-6, "warmup_lr": 1e-6}},
 }
-ALPHAS, BETAS = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1), (0.1, 0.25, 0.5, 0.75)
+ALPHAS, BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), (0.25, 0.5, 0.75)
 Classify = Callable[[Tensor], Tensor]
 
 
@@ -63,12 +63,12 @@ class Score(NamedTuple):
     test: float
 
 
-def features(result: Result) -> Features:
-    """Features of a finished run under the weights that each task ended with."""
+def features(result: Result, *, still: bool) -> Features:
+    """Features of a finished run under the weights that each task ended with, alike after all where they stay."""
     setup = build(load_config(result.path / "config.yaml"), torch.device("cpu"), weights=False)
     stream, model = setup.stream, setup.method.module.eval()
     images, found = setup.recipe.eval(stream.dataset.images.pixels), []
-    for task in range(stream.num_tasks):
+    for task in range(1 if still else stream.num_tasks):
         load_weights(model, result.path / "checkpoints" / f"task_{task:02}.safetensors")
         with torch.no_grad():
             found.append(torch.cat([_pooled(model, part) for part in images.split(256)]))
@@ -79,7 +79,8 @@ def features(result: Result) -> Features:
     for task, name in itertools.product(stream, parts):
         part = getattr(task, name)
         labels[torch.from_numpy(part.indices)] = part.labels
-    return Features(torch.stack(found).double(), labels, parts, 100 * result.aa)
+    values = torch.stack(found).double().expand(stream.num_tasks, -1, -1)
+    return Features(values, labels, parts, 100 * result.aa)
 
 
 def _pooled(model: Any, images: Tensor) -> Tensor:
@@ -103,14 +104,15 @@ def kept(data: Features, *, drift: bool = True) -> ClassStatistics:
     return found
 
 
-def heads(data: Features) -> Iterator[tuple[str, str, Classify]]:
-    """Every head with every setting: name, setting, classifier."""
-    moved, stale = kept(data), kept(data, drift=False)
-    for name, found in (("lda", moved), ("lda, no drift", stale)):
+def heads(data: Features, *, still: bool) -> Iterator[tuple[str, str, Classify]]:
+    """Every head with every setting: name, setting, classifier; where features stay there is no drift to follow."""
+    moved = kept(data, drift=not still)
+    both = [("", moved)] if still else [("", moved), (", no drift", kept(data, drift=False))]
+    for name, found in ((f"lda{how}", found) for how, found in both):
         for alpha in ALPHAS:
             weight, bias = lda_classifier(found, alpha)
             yield name, f"α {alpha:g}", lambda x, w=weight, b=bias: x @ w.T + b
-    for name, found in (("gda", moved), ("gda, no drift", stale)):
+    for name, found in ((f"gda{how}", found) for how, found in both):
         for alpha, beta in itertools.product(ALPHAS, BETAS):
             head = Gaussians(*gaussian_classifier(found, alpha, beta)).double()
             yield name, f"α {alpha:g}, β {beta:g}", head
@@ -143,10 +145,10 @@ def score(data: Features, classify: Classify) -> Score:
     return Score(**values)
 
 
-def measure(start: str, arm: str, out: Path, seeds: tuple[int, ...]) -> dict[str, dict[str, list[Score]]]:
+def measure(start: str, arm: str, out: Path, rates: Sequence[float]) -> dict[str, dict[str, list[Score]]]:
     """Scores by head and setting (learning rate among them), one for each seed."""
     found: dict[str, dict[str, list[Score]]] = {}
-    for rate, seed in itertools.product(RATES[:1] if arm == "frozen" else RATES, seeds):
+    for rate, seed in itertools.product(rates[:1] if arm == "frozen" else rates, SEEDS):
         first = merge(merge(BASE, STARTS[start]), {"seed": seed, "out": str(out), "train": {"threads": 1}})
         begin = run(load_config(merge(first, {"method": ARMS["frozen"]})), quiet=True)  # trains task 0 for all
         task0 = str(begin.path.resolve() / "checkpoints" / "task_00.safetensors")
@@ -156,8 +158,8 @@ def measure(start: str, arm: str, out: Path, seeds: tuple[int, ...]) -> dict[str
             if arm == "frozen"
             else run(load_config(merge(merge(first, chosen), {"train": {"task0": task0}})), quiet=True)
         )
-        data = features(result)
-        for head, setting, classify in heads(data):
+        data = features(result, still=arm == "frozen")
+        for head, setting, classify in heads(data, still=arm == "frozen"):
             label = ", ".join(part for part in ("" if arm == "frozen" else f"lr {rate:g}", setting) if part)
             found.setdefault(head, {}).setdefault(label, []).append(score(data, classify))
         if arm != "frozen":
@@ -182,17 +184,17 @@ same runs; `no drift` leaves the statistics of old classes where they were. Lear
 best AA on validation images, averaged over the seeds {seeds}, from the same grid for every arm; test images played no
 part, except that `linear`, the classifier trained with the model, is shown at its better learning rate on test images.
 AA in percent, mean ± sample deviation; the last column is paired over the seeds, mean ± standard error. Made by
-`python -m benchmarks.heads --out RUNS`; all numbers in `heads.json` beside this page."""
+`python -m benchmarks.heads --arms {arms} --rates {rates} --out RUNS`; all numbers in `heads.json` beside this page."""
 
 
-def page(found: dict[str, dict[str, dict[str, dict[str, list[Score]]]]], seeds: tuple[int, ...]) -> str:
+def page(found: dict[str, dict[str, dict[str, dict[str, list[Score]]]]], searched: Sequence[float]) -> str:
     """The page as Markdown."""
-    rates = ", ".join(f"{rate:g}" for rate in RATES)
-    lines = [INTRODUCTION.format(rates=rates, seeds=", ".join(map(str, seeds)))]
-    for start, arms in found.items():
+    arms, rates = " ".join(found["scratch"]), " ".join(f"{rate:g}" for rate in searched)
+    lines = [INTRODUCTION.format(arms=arms, rates=rates, seeds=", ".join(map(str, SEEDS)))]
+    for start, tables in found.items():
         lines += ["", f"## From {'scratch' if start == 'scratch' else 'the Omniglot start'}", ""]
         lines += ["| arm | head | chosen | AA | validation AA | AA - frozen, same head |", "|---|---|---|---|---|---|"]
-        for arm, table in arms.items():
+        for arm, table in tables.items():
             for head, settings in table.items():
                 setting = best(settings)
                 scores = settings[setting]
@@ -200,7 +202,7 @@ def page(found: dict[str, dict[str, dict[str, dict[str, list[Score]]]]], seeds: 
                 if head.startswith("linear"):
                     cells[1] = "-"
                 lines.append(
-                    f"| {arm} | {head} | {setting or '-'} | {' | '.join([*cells, _gain(arms, arm, head, scores)])} |"
+                    f"| {arm} | {head} | {setting or '-'} | {' | '.join([*cells, _gain(tables, arm, head, scores)])} |"
                 )
     return "\n".join(lines) + "\n"
 
@@ -217,13 +219,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="learning rates to search")
     args = parser.parse_args()
     torch.set_num_threads(1)
     folder = ROOT / "docs" / "results"
     found: dict[str, dict[str, Any]] = {start: {} for start in STARTS}
     for arm, start in itertools.product(args.arms, STARTS):
-        found[start][arm] = measure(start, arm, args.out, SEEDS)
-        (folder / "heads.md").write_text(page(found, SEEDS), encoding="utf-8")
+        found[start][arm] = measure(start, arm, args.out, args.rates)
+        (folder / "heads.md").write_text(page(found, args.rates), encoding="utf-8")
         data = {"environment": machine(), "seeds": SEEDS, "arms": ARMS, "scores": found}
         (folder / "heads.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 

@@ -17,8 +17,8 @@ from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
 class GDAConfig(StatisticalConfig):
     """Options of :class:`GDA`."""
 
-    alpha: float = Field(0.01, gt=0, le=1, description="share of the identity; more for few images per class")
-    beta: float = Field(0.5, ge=0, le=1, description="share of the pooled covariance; more for few images per class")
+    alpha: float = Field(0.001, gt=0, le=1, description="share of the identity; more for few images per class")
+    beta: float = Field(0.75, ge=0, le=1, description="share of the pooled covariance; more for few images per class")
 
 
 @register_method

@@ -17,7 +17,7 @@ from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
 class LDAConfig(StatisticalConfig):
     """Options of :class:`LDA`."""
 
-    alpha: float = Field(0.005, gt=0, le=1, description="share of the identity in the covariance; 1e-4 to .05")
+    alpha: float = Field(0.001, gt=0, le=1, description="share of the identity in the covariance; 1e-4 to .05")
 
 
 @register_method
