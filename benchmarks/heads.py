@@ -191,6 +191,8 @@ def page(found: dict[str, dict[str, dict[str, dict[str, list[Score]]]]], searche
     """The page as Markdown."""
     arms, rates = " ".join(found["scratch"]), " ".join(f"{rate:g}" for rate in searched)
     lines = [INTRODUCTION.format(arms=arms, rates=rates, seeds=", ".join(map(str, SEEDS)))]
+    if missing := [arm for arm in ARMS if arm not in found["scratch"]]:
+        lines += ["", f"Not in this table: {', '.join(missing)}; the command without `--arms` and `--rates` has them."]
     for start, tables in found.items():
         lines += ["", f"## From {'scratch' if start == 'scratch' else 'the Omniglot start'}", ""]
         lines += ["| arm | head | chosen | AA | validation AA | AA - frozen, same head |", "|---|---|---|---|---|---|"]
