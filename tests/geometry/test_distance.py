@@ -17,7 +17,7 @@ from infssm.geometry import (
     register_distance,
 )
 from infssm.kernels import _ops
-from infssm.kernels._distances import _pieces
+from infssm.kernels._distances import pieces
 from tests.geometry.reference import random_system
 
 KINDS = list_distances()
@@ -66,10 +66,10 @@ def test_large_token_counts_go_in_chunks_with_the_same_values_and_gradients(kind
     old, new = batch(3, 7), batch(3, 7, seed=1).map(lambda x: x.requires_grad_())
     whole = distance(old, new, kind=kind)
     expected = torch.autograd.grad(whole.square().sum(), (new.a, new.c, new.b), allow_unused=True)
-    monkeypatch.setattr(_pieces, "CPU_ELEMENTS", 4 * 16)
-    pieces = distance(old, new, kind=kind)
-    torch.testing.assert_close(pieces, whole)
-    got = torch.autograd.grad(pieces.square().sum(), (new.a, new.c, new.b), allow_unused=True)
+    monkeypatch.setattr(pieces, "CPU_ELEMENTS", 4 * 16)
+    by_pieces = distance(old, new, kind=kind)
+    torch.testing.assert_close(by_pieces, whole)
+    got = torch.autograd.grad(by_pieces.square().sum(), (new.a, new.c, new.b), allow_unused=True)
     for x, y in zip(got, expected, strict=True):
         assert (x is None) == (y is None)
         if x is not None:
@@ -80,7 +80,7 @@ def test_large_token_counts_go_in_chunks_with_the_same_values_and_gradients(kind
 
 
 def test_large_token_counts_keep_no_square_matrices(monkeypatch):
-    monkeypatch.setattr(_pieces, "CPU_ELEMENTS", 16 * 16 * 8)
+    monkeypatch.setattr(pieces, "CPU_ELEMENTS", 16 * 16 * 8)
     old, new = batch(64, n=16), batch(64, n=16, seed=1).map(lambda x: x.requires_grad_())
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
@@ -91,7 +91,7 @@ def test_large_token_counts_keep_no_square_matrices(monkeypatch):
 
 
 def test_equality_of_the_whole_tensor_is_not_that_of_a_chunk(monkeypatch):
-    monkeypatch.setattr(_pieces, "CPU_ELEMENTS", 16)
+    monkeypatch.setattr(pieces, "CPU_ELEMENTS", 16)
     old, other = batch(3), batch(3, seed=1)
     new = StateSpace(torch.cat([old.a[:2], other.a[2:]]), old.c)
     assert (distance(old, new, equality="tensor") > 0).all()

@@ -9,8 +9,8 @@ from torch import nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Method, attach, build_method
-from infssm.methods._auto import STRENGTH
-from infssm.methods._losses import cross_entropy
+from infssm.methods._shared.losses import cross_entropy
+from infssm.methods.inf_ssm._auto import STRENGTH
 from infssm.models import create_model
 from infssm.states import find_mixers, record_states
 from tests.compare import identical

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
-from infssm.methods._l2p_prompts import PromptedModel, PromptPool, pull
+from infssm.methods.l2p._prompts import PromptedModel, PromptPool, pull
 from infssm.states import find_mixers
 from tests.compare import assert_rounding, identical
 from tests.methods import toys

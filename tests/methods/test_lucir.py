@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
-from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.methods.lucir import LUCIR
+from infssm.methods.lucir._head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from infssm.replay import herd
 from tests.compare import identical

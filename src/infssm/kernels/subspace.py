@@ -8,7 +8,7 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.kernels import _ops
 from infssm.kernels._checks import compute_dtype, expect_shape
-from infssm.kernels._distances import Pair, _lattice
+from infssm.kernels._distances import Pair, lattice
 from infssm.kernels.backend import single, use_native
 
 
@@ -26,7 +26,7 @@ def rotation_lattice(old_a: Tensor, new_a: Tensor, *, backend: str | None = None
         sine, cosine = _ops.lattice(single(old_a), single(new_a))
         return sine, cosine
     dtype = compute_dtype(old_a, new_a)
-    sine, cosine = _lattice.rotation_lattice(*Pair(old_a, old_a, new_a, new_a).poles())
+    sine, cosine = lattice.rotation_lattice(*Pair(old_a, old_a, new_a, new_a).poles())
     return sine.to(dtype), cosine.to(dtype)
 
 
@@ -36,4 +36,4 @@ def principal_angles(old_a: Tensor, new_a: Tensor, *, backend: str | None = None
     Small ones come from their sines and large ones from their cosines, so all keep their precision.
     """
     pair = Pair(old_a, old_a, new_a, new_a).sorted()
-    return _lattice.angles(*rotation_lattice(pair.old_a, pair.new_a, backend=backend))
+    return lattice.angles(*rotation_lattice(pair.old_a, pair.new_a, backend=backend))

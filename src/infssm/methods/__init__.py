@@ -1,4 +1,4 @@
-"""Continual-learning methods: one contract, one file per method or head, composition by name."""
+"""Continual-learning methods: one contract, one file or folder per method, one file per head, composition by name."""
 
 from infssm.methods import (
     clfd,
@@ -29,7 +29,9 @@ from infssm.methods._build import (
     parse_name,
     register_method,
 )
-from infssm.methods._contract import (
+from infssm.methods._method import Method, StatesConfig
+from infssm.methods._step import total_loss, train_step
+from infssm.methods.contract import (
     Base,
     Batch,
     BatchLike,
@@ -43,9 +45,7 @@ from infssm.methods._contract import (
     Terms,
     Transforms,
 )
-from infssm.methods._head import FeatureBatch, Features, FittedHead, Head
-from infssm.methods._method import Method, StatesConfig
-from infssm.methods._step import total_loss, train_step
+from infssm.methods.head import FeatureBatch, Features, FittedHead, Head
 
 __all__ = [
     "Base",

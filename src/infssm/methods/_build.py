@@ -16,9 +16,9 @@ from infssm._catalogue import Text
 from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
 from infssm.methods._context import Progress
-from infssm.methods._contract import Base, Component, ComponentConfig, Context, Regularizer, Transforms
-from infssm.methods._head import Head
 from infssm.methods._method import Method, StatesConfig
+from infssm.methods.contract import Base, Component, ComponentConfig, Context, Regularizer, Transforms
+from infssm.methods.head import Head
 from infssm.states import OutputRecorder, Recorder
 
 C = TypeVar("C", bound=type[Component])

@@ -62,7 +62,7 @@ class StatePair(NamedTuple):
     batch_size: int = 0
     """Rows of the whole batch, of which this pair may hold a part."""
 
-    def part(self, fraction: float) -> StatePair:
+    def subset(self, fraction: float) -> StatePair:
         """That share of the batch's rows, drawn at random; those of a smaller fraction are among those of a larger."""
         if self.order is None or (count := share(fraction, self.batch_size)) >= len(self.order):
             return self
@@ -257,8 +257,8 @@ class Context:
         count = count_rows(x)
         if min(fractions) < 1:
             order = torch.randperm(count, generator=self.generator).to(self.device)
-        if order is not None and (part := share(max(fractions), count)) < count:
-            rows, order = order[:part], torch.arange(part, device=self.device)
+        if order is not None and (most := share(max(fractions), count)) < count:
+            rows, order = order[:most], torch.arange(most, device=self.device)
             new, kwargs = new.rows(rows), take_rows(kwargs, rows, count)
             x = x[rows] if isinstance(x, Tensor) else take_rows(x, rows, count)
         asked = {"features": new.features is not None, "logits": new.logits is not None}

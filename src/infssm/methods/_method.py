@@ -11,7 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods._contract import (
+from infssm.methods._rows import count_rows
+from infssm.methods._shared.passes import Batches
+from infssm.methods.contract import (
     Base,
     BatchLike,
     Component,
@@ -21,9 +23,7 @@ from infssm.methods._contract import (
     TaskInfo,
     Terms,
 )
-from infssm.methods._head import Head
-from infssm.methods._passes import Batches
-from infssm.methods._rows import count_rows
+from infssm.methods.head import Head
 from infssm.models.features import TRAINED, classifier_prefix, trained_classifier
 from infssm.states import OldModel, unwrap
 
@@ -121,7 +121,7 @@ class Method:
 
     def loss(self, batch: BatchLike) -> Terms:
         """All loss terms of a step, weighted; their sum is what to minimise."""
-        if batch.soft is not None and not self.base.mixes:
+        if batch.soft is not None and not self.base.takes_soft_labels:
             raise ConfigError(f"{self.base.name} trains on class labels: give batches without soft targets (soft=None)")
         self.context.progress.batch_size = len(batch.y)
         return self.base.loss(batch) | self._penalty_terms()
@@ -139,11 +139,11 @@ class Method:
 
     def _penalty_terms(self) -> Terms:
         first = self.context.current.index == 0
-        active = [regularizer for regularizer in self.regularizers if regularizer.prior or not first]
+        active = [regularizer for regularizer in self.regularizers if regularizer.acts_on_first_task or not first]
         fractions = [r.fraction for r in active if r.compares]
         pair = self.context.states(fractions) if fractions else None
-        parts = {r: None if pair is None else pair.part(r.fraction) for r in active}
-        return {f"{r.name}/{key}": value for r, part in parts.items() for key, value in r.penalty(part).items()}
+        pairs = {r: None if pair is None else pair.subset(r.fraction) for r in active}
+        return {f"{r.name}/{key}": value for r, pair in pairs.items() for key, value in r.penalty(pair).items()}
 
     def after_step(self) -> None:
         """Call after every optimiser step."""

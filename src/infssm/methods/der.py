@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Terms
-from infssm.methods._replay import ReplayConfig, Replayed, StreamReplay, raw_images
+from infssm.methods._shared.replay import ReplayConfig, Replayed, StreamReplay, raw_images
+from infssm.methods.contract import BatchLike, ComponentConfig, Terms
 from infssm.replay import ReservoirBuffer
 
 

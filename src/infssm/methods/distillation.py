@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import PairConfig, Regularizer, StatePair, TaskInfo, Terms
+from infssm.methods.contract import PairConfig, Regularizer, StatePair, TaskInfo, Terms
 
 
 class LwFConfig(PairConfig):

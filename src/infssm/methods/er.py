@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, TaskInfo, Terms
-from infssm.methods._replay import ReplayConfig, StreamReplay, classes_of
+from infssm.methods._shared.replay import ReplayConfig, StreamReplay, classes_of
+from infssm.methods.contract import BatchLike, ComponentConfig, TaskInfo, Terms
 
 Mask = Literal["full", "seen", "current+seen"]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._contract import Loader, TaskInfo
-from infssm.methods._distributed import sum_over_processes
-from infssm.methods._parameters import Values, wide
-from infssm.methods._passes import evaluating, needed, samples
-from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods._shared.distributed import sum_over_processes
+from infssm.methods._shared.parameters import Values, wide
+from infssm.methods._shared.passes import evaluating, require_loader, samples
+from infssm.methods._shared.quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods.contract import Loader, TaskInfo
 from infssm.states import logits_of
 
 
@@ -57,7 +57,7 @@ class EWC(QuadraticRegularizer):
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Add this task's Fisher to the old one, and hold the parameters where they are now."""
-        loader = needed(loader, self.name, "measures importances on the task's data")
+        loader = require_loader(loader, self.name, "measures importances on the task's data")
         new, old = self.fisher(task, loader), self.importance
         self.importance = new if old is None else {key: self.config.gamma * old[key] + new[key] for key in new}
         self.anchor = self.parameters.clone()

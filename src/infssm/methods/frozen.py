@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, Loader, TaskInfo, Terms
-from infssm.methods._losses import cross_entropy
-from infssm.methods._passes import evaluating
+from infssm.methods._shared.losses import cross_entropy
+from infssm.methods._shared.passes import evaluating
+from infssm.methods.contract import BatchLike, Loader, TaskInfo, Terms
 from infssm.methods.seq import Seq
 from infssm.models.features import features, find_classifier
 from infssm.states import unwrap

@@ -10,8 +10,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, PairConfig, Regularizer, StatePair, Terms
-from infssm.methods._losses import b_difference, mean_over_states, squared_difference
+from infssm.methods._shared.losses import b_difference, mean_over_states, squared_difference
+from infssm.methods.contract import ComponentConfig, PairConfig, Regularizer, StatePair, Terms
 
 
 class LwFACConfig(PairConfig):

@@ -7,11 +7,11 @@ from pydantic import Field
 
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._contract import Loader, TaskInfo
-from infssm.methods._distributed import sum_over_processes
-from infssm.methods._parameters import Values
-from infssm.methods._passes import evaluating, needed
-from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods._shared.distributed import sum_over_processes
+from infssm.methods._shared.parameters import Values
+from infssm.methods._shared.passes import evaluating, require_loader
+from infssm.methods._shared.quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods.contract import Loader, TaskInfo
 from infssm.states import logits_of
 
 
@@ -44,7 +44,7 @@ class MAS(QuadraticRegularizer):
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Add this task's importances to the old ones, and hold the parameters where they are now."""
-        loader = needed(loader, self.name, "measures importances on the task's data")
+        loader = require_loader(loader, self.name, "measures importances on the task's data")
         new, old = self.sensitivity(task, loader), self.importance
         self.importance = new if old is None else {key: old[key] + new[key] for key in new}
         self.anchor = self.parameters.clone()

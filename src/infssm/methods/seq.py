@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import Base, BatchLike, ComponentConfig, TaskInfo, Terms
-from infssm.methods._losses import cross_entropy
+from infssm.methods._shared.losses import cross_entropy
+from infssm.methods.contract import Base, BatchLike, ComponentConfig, TaskInfo, Terms
 
 
 class SeqConfig(ComponentConfig):

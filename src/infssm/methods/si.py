@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import Context, Loader, TaskInfo
-from infssm.methods._distributed import sum_over_processes, world_size
-from infssm.methods._parameters import quadratic
-from infssm.methods._quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods._shared.distributed import sum_over_processes, world_size
+from infssm.methods._shared.parameters import quadratic
+from infssm.methods._shared.quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods.contract import Context, Loader, TaskInfo
 
 logger = logging.getLogger(__name__)
 

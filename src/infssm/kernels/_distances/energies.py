@@ -12,7 +12,7 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.kernels._distances._matrices import abs2, add, cauchy, dagger, form, gaps, real
 from infssm.kernels._distances._pair import Pair
-from infssm.kernels._distances._pieces import in_pieces
+from infssm.kernels._distances.pieces import in_pieces
 from infssm.kernels._distances.table import kind
 
 # Share of the systems' own size from which on their difference is taken directly: differences of poles at opposite ends

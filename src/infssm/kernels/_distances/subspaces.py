@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from infssm.kernels._distances._lattice import angles, rotation_lattice
 from infssm.kernels._distances._matrices import abs2
 from infssm.kernels._distances._pair import Pair
-from infssm.kernels._distances._pieces import in_pieces
+from infssm.kernels._distances.lattice import angles, rotation_lattice
+from infssm.kernels._distances.pieces import in_pieces
 from infssm.kernels._distances.table import kind
 from infssm.kernels.arc import squared_arc
 

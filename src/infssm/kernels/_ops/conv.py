@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import arguments, define, differentiate, flat, given, native, needed, new, rows
+from infssm.kernels._ops.library import arguments, define, differentiate, flat, given, native, needed, new, rows
 from infssm.kernels._triton import conv as _triton
 from infssm.kernels.records import ConvInputs
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from infssm.kernels._distances import KINDS, Pair
-from infssm.kernels._distances._pieces import value_and_slopes
-from infssm.kernels._ops._library import define, differentiate, given, keep_slopes, matrix, native, new
+from infssm.kernels._distances.pieces import value_and_slopes
+from infssm.kernels._ops.library import define, differentiate, given, keep_slopes, matrix, native, new
 from infssm.kernels._ops.subspace import by_every_angle
 from infssm.kernels._triton import distance as _triton
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, flat, given, matrix, native, new
+from infssm.kernels._ops.library import define, differentiate, flat, given, matrix, native, new
 from infssm.kernels._triton import norm as _triton
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import define, differentiate, given, matrix, native, new
+from infssm.kernels._ops.library import define, differentiate, given, matrix, native, new
 
 
 def _lattice_fake(old_a: Tensor, new_a: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops._library import new
+from infssm.kernels._ops.library import new
 from infssm.kernels._triton._launch import CHUNK, Cut, run, turned
 from infssm.kernels.records import ScanInputs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infssm.kernels._ops._library import new
+from infssm.kernels._ops.library import new
 from infssm.kernels._triton._launch import Cut, run, turned
 
 # Tokens whose share of dA one program adds up.

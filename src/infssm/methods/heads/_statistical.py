@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from infssm.methods._contract import ComponentConfig, Context
-from infssm.methods._head import Features, FittedHead
+from infssm.methods.contract import ComponentConfig, Context
+from infssm.methods.head import Features, FittedHead
 from infssm.methods.heads._drift import Drift, MapDrift, MeanDrift
 from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums
 

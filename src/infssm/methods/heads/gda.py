@@ -7,8 +7,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, TaskInfo
-from infssm.methods._head import Features
+from infssm.methods.contract import ComponentConfig, TaskInfo
+from infssm.methods.head import Features
 from infssm.methods.heads._fitting import gaussian_classifier
 from infssm.methods.heads._gaussians import Gaussians
 from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import nn
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, TaskInfo
-from infssm.methods._head import Features, linear
+from infssm.methods.contract import ComponentConfig, TaskInfo
+from infssm.methods.head import Features, linear
 from infssm.methods.heads._fitting import lda_classifier
 from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
 

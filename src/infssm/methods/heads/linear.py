@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infssm.methods._build import register_method
-from infssm.methods._head import Head
+from infssm.methods.head import Head
 
 
 @register_method

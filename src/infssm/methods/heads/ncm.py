@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import TaskInfo
-from infssm.methods._head import Features
+from infssm.methods.contract import TaskInfo
+from infssm.methods.head import Features
 from infssm.methods.heads._statistical import StatisticalHead
 
 

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, TaskInfo
-from infssm.methods._distributed import process_rank, sum_over_processes, world_size
-from infssm.methods._head import Features, FittedHead
+from infssm.methods._shared.distributed import process_rank, sum_over_processes, world_size
+from infssm.methods.contract import ComponentConfig, TaskInfo
+from infssm.methods.head import Features, FittedHead
 from infssm.methods.heads._fitting import ridge_classifier, squared_error
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))

@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, TaskInfo
-from infssm.methods._head import Features, linear
+from infssm.methods.contract import ComponentConfig, TaskInfo
+from infssm.methods.head import Features, linear
 from infssm.methods.heads._fitting import cholesky, lda_classifier
 from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
 from infssm.methods.heads._statistics import ClassStatistics

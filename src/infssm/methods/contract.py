@@ -2,7 +2,7 @@
 
 A *base* forms the classification loss of a step (seq, er, lucir, ...). A *regularizer* adds terms that hold the new
 model to the old one (ewc, lwf-ac, inf-ssm, ...). A *head* turns features into logits (linear, ncm, ...; see
-``_head.py``). All are components with the same few hooks, each of which may be left out:
+``head.py``). All are components with the same few hooks, each of which may be left out:
 
     begin_task -> [begin_epoch -> [loss / penalty -> after_step]* -> end_epoch]* -> end_task
 """
@@ -98,7 +98,7 @@ class PairConfig(ComponentConfig):
 
 
 class Regularizer(Component, ABC):
-    """Adds terms to any base's loss, from the second task on (on the first too where it has a ``prior``)."""
+    """Adds terms to any base's loss, from the second task on (on the first too where it ``acts_on_first_task``)."""
 
     needs_states: ClassVar[bool] = False
     """Whether the terms compare old and new states; the method then keeps a frozen old model."""
@@ -124,7 +124,7 @@ class Regularizer(Component, ABC):
         return self.config.fraction if isinstance(self.config, PairConfig) else 1.0
 
     @property
-    def prior(self) -> bool:
+    def acts_on_first_task(self) -> bool:
         """Whether the first task is regularized too, towards the initial model."""
         return False
 
@@ -140,7 +140,7 @@ class Base(Component, ABC):
     """Whether images of past tasks are kept (replay)."""
     needs_raw: ClassVar[bool] = False
     """Whether batches must carry the raw images."""
-    mixes: ClassVar[bool] = True
+    takes_soft_labels: ClassVar[bool] = True
     """Whether mixup and label smoothing may be applied to its batches."""
     joint: ClassVar[bool] = False
     """Whether every task's data includes all earlier tasks' (upper bound)."""

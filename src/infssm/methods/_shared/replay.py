@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from infssm._processes import this_share
 from infssm.errors import ConfigError
-from infssm.methods._contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
-from infssm.methods._passes import evaluating, needed
+from infssm.methods._shared.passes import evaluating, require_loader
+from infssm.methods.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.replay import Buffer, ReservoirBuffer, rank_slice
 
 
@@ -45,7 +45,7 @@ class Replay(Base):
     config: ReplayConfig
     stores_data: ClassVar[bool] = True
     needs_raw: ClassVar[bool] = True
-    mixes: ClassVar[bool] = False
+    takes_soft_labels: ClassVar[bool] = False
 
     def __init__(self, config: ReplayConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -145,7 +145,7 @@ class StreamReplay(Replay):
         if self.trained:
             return
         with evaluating(self.context.module):
-            for batch in needed(loader, self.name, "fills its buffer from the task's data"):
+            for batch in require_loader(loader, self.name, "fills its buffer from the task's data"):
                 self.buffer.offer(**self.rows_of(batch))
 
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:

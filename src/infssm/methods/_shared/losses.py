@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace, soft_normalize
-from infssm.methods._contract import BatchLike, StatePair
+from infssm.methods.contract import BatchLike, StatePair
 
 
 def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:

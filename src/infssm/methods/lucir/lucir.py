@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes, this_share
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods._lucir_head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
-from infssm.methods._passes import evaluating, needed
-from infssm.methods._replay import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
+from infssm.methods._shared.passes import evaluating, require_loader
+from infssm.methods._shared.replay import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
+from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.lucir._head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
 from infssm.replay import BalancedBuffer, gather_rows, herd, rank_slice
@@ -99,7 +99,7 @@ class LUCIR(Replay):
         if task.index == 0:
             return
         self.head.reset(task.index)
-        loader = needed(loader, self.name, "imprints new classes and counts the task's images")
+        loader = require_loader(loader, self.name, "imprints new classes and counts the task's images")
         self._measure(loader, imprint=self.config.imprint)
         self._shuffle()
 
@@ -161,7 +161,7 @@ class LUCIR(Replay):
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """Freeze the reference, herd the task's exemplars, fine-tune the classifier on the balanced buffer."""
-        loader = needed(loader, self.name, "herds exemplars of the task")
+        loader = require_loader(loader, self.name, "herds exemplars of the task")
         if not self.trained:
             self._measure(loader, imprint=True)
         self._freeze_reference()

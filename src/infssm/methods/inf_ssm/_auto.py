@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods._contract import BatchLike, Context, Loader, StatePair, TaskInfo
-from infssm.methods._distributed import sum_over_processes, world_size
-from infssm.methods._losses import cross_entropy
-from infssm.methods._passes import as_batch
+from infssm.methods._shared.distributed import sum_over_processes, world_size
+from infssm.methods._shared.losses import cross_entropy
+from infssm.methods._shared.passes import as_batch
 from infssm.methods._step import train_step
+from infssm.methods.contract import BatchLike, Context, Loader, StatePair, TaskInfo
 from infssm.states import Recorder, find_mixers, logits_of
 
 STRENGTH = 1e5

@@ -14,9 +14,9 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from infssm.geometry import StateSpace, distance, list_distances
-from infssm.methods._auto import AutoWeight
 from infssm.methods._build import register_method
-from infssm.methods._contract import (
+from infssm.methods._shared.losses import b_difference, mean_over_states, squared_difference
+from infssm.methods.contract import (
     ComponentConfig,
     Context,
     Loader,
@@ -26,7 +26,7 @@ from infssm.methods._contract import (
     TaskInfo,
     Terms,
 )
-from infssm.methods._losses import b_difference, mean_over_states, squared_difference
+from infssm.methods.inf_ssm._auto import AutoWeight
 
 
 class InfSSMConfig(PairConfig):

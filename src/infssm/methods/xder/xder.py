@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.methods import _xder_losses as losses
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods._passes import evaluating, needed
-from infssm.methods._replay import Replay, ReplayConfig, Replayed, classes_of, raw_images
+from infssm.methods._shared.passes import evaluating, require_loader
+from infssm.methods._shared.replay import Replay, ReplayConfig, Replayed, classes_of, raw_images
+from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.xder import _losses as losses
 from infssm.replay import BalancedBuffer, gather_in_graph, gather_rows, rank_slice, spread
 from infssm.states import logits_of
 
@@ -204,7 +204,7 @@ class XDER(Replay):
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """Make room, store the task's images with their logits, and revise the logits of older ones."""
-        loader = needed(loader, self.name, "fills its buffer when a task ends")
+        loader = require_loader(loader, self.name, "fills its buffer when a task ends")
         if task.index > 0:
             self.buffer.trim(self.buffer.quota(self.heads.present.stop))
         with evaluating(self.context.module):

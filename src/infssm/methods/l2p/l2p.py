@@ -14,10 +14,10 @@ from torch import nn
 
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods._l2p_prompts import PromptedModel, Selection, pull
-from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of
+from infssm.methods._shared.replay import ReplayConfig, StreamReplay, capture, classes_of
+from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods.er import masked_cross_entropy
+from infssm.methods.l2p._prompts import PromptedModel, Selection, pull
 
 
 class L2PRConfig(ReplayConfig):

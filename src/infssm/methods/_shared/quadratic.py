@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from infssm.methods._contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
-from infssm.methods._parameters import ParameterSet, Values, Which
+from infssm.methods._shared.parameters import ParameterSet, Values, Which
+from infssm.methods.contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
 
 
 class QuadraticConfig(ComponentConfig):

@@ -15,10 +15,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods._build import register_method
-from infssm.methods._contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
-from infssm.methods._distributed import world_size
-from infssm.methods._parameters import Member, ParameterSet, Which
-from infssm.methods._widths import SMALLEST, Sampler, inverse_sigma, sigma, unit_rms, unit_shape
+from infssm.methods._shared.distributed import world_size
+from infssm.methods._shared.parameters import Member, ParameterSet, Which
+from infssm.methods.contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
+from infssm.methods.ucl._widths import SMALLEST, Sampler, inverse_sigma, sigma, unit_rms, unit_shape
 from infssm.states import find_mixers
 
 
@@ -102,7 +102,7 @@ class UCL(Regularizer):
         return samplers
 
     @property
-    def prior(self) -> bool:
+    def acts_on_first_task(self) -> bool:
         """Whether the first task is regularized too."""
         return self.config.first_task
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods._contract import Component, Context, Loader, TaskInfo
-from infssm.methods._passes import evaluating, needed
+from infssm.methods._shared.passes import evaluating, require_loader
+from infssm.methods.contract import Component, Context, Loader, TaskInfo
 from infssm.models.features import Classifier, features, find_classifier
 from infssm.states import unwrap
 
@@ -138,7 +138,7 @@ class FittedHead(Head):
     @torch.no_grad()
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Fit; the method installs what was fitted once the old model is copied."""
-        loader = needed(loader, self.name, "is fitted to features of the task's images, without augmentation")
+        loader = require_loader(loader, self.name, "is fitted to features of the task's images, without augmentation")
         rows = Features(self.context, loader, old=self.needs_old)
         self._fitted = self._built(self.fit(rows, task).state_dict())
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
-from infssm.methods import _clfd_model as parts
 from infssm.methods._build import register_method
-from infssm.methods._contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods._passes import evaluating, needed
-from infssm.methods._replay import ReplayConfig, StreamReplay, capture, classes_of
+from infssm.methods._shared.passes import evaluating, require_loader
+from infssm.methods._shared.replay import ReplayConfig, StreamReplay, capture, classes_of
+from infssm.methods.clfd import _model as parts
+from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.models.features import find_classifier
 from infssm.replay import ReservoirBuffer
 
@@ -196,7 +196,7 @@ class CLFD(StreamReplay):
             if loader is None:
                 self.encoder.load_state_dict(self.frozen)
                 return
-        loader = needed(loader, self.name, "fills its buffer with the encoder of the best epoch")
+        loader = require_loader(loader, self.name, "fills its buffer with the encoder of the best epoch")
         self.frozen = {key: value.detach().clone() for key, value in final.items()}
         self.buffer.clear()
         self.looks.zero_()

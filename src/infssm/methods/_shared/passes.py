@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods._contract import Batch, BatchLike, Loader
+from infssm.methods.contract import Batch, BatchLike, Loader
 
 
 class Batches:
@@ -41,7 +41,7 @@ def _from_pair(batch: Any) -> Batch:
     return Batch(batch[0], batch[1])
 
 
-def needed(loader: Loader | None, method: str, why: str) -> Loader:
+def require_loader(loader: Loader | None, method: str, why: str) -> Loader:
     """The loader, or an error that says what for and how to give one."""
     if loader is None:
         raise ConfigError(

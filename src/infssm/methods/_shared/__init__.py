@@ -1,0 +1,1 @@
+"""What several methods are built from: losses, replay, importances, passes over data, sums over processes."""
