@@ -17,7 +17,7 @@ $(STAMP) $(VENV)/.installed-bench: pyproject.toml constraints/dev.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt -e '.[$(EXTRA)]'
 	touch $@
 
-demo: $(DEMO) ## the main job: four methods on five tasks of digits, a table and an HTML report
+demo: $(DEMO) ## the main job: six methods on five tasks of digits, a table and an HTML report
 	$(BIN)/infssm run
 
 test: $(STAMP) lint docs ## format, lint, types, room table, documentation, all tests, on other instruction sets too

@@ -44,7 +44,7 @@ def test_a_page_is_a_script(page, tmp_path):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with a finished run under ``runs`` and pictures under ``path/to/folder``; and the path of the run."""
+    """A folder with a finished run under ``runs``, an image and a folder of images; and the path of the run."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("workplace")
@@ -53,6 +53,7 @@ def workplace(tmp_path_factory):
         for i in range(8):
             pixels = np.random.default_rng(i).integers(0, 255, (32, 32, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "path" / "to" / "folder" / name / f"{i}.png")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "seven.png")
     result = run(tiny_config(folder / "runs", "seq", benchmark="digits-5"), quiet=True)
     return folder, str(result.path.relative_to(folder))
 

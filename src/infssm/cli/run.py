@@ -40,7 +40,7 @@ def command(
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
-    """Train a method on a stream of tasks; without arguments, four methods side by side on digits.
+    """Train a method on a stream of tasks; without arguments, six methods side by side on digits.
 
     Examples:
 
