@@ -1,9 +1,10 @@
 // 1 - cos of the angle between the Gram operators of the two systems (docs/maths.md, eq. 22).
 //
-// With masses p = c^2 / (1 - a^2) and the transforms F = sum p e^(i w x) of the old and G of the new system (spectrum.h),
-// the distance is half the squared norm of D = F / |F| - G / |G|, and every part of D is a difference computed as such:
+// With masses p = c^2 / (1 - a^2) and the transforms F = sum p e^(i w x) of the old and G of the new system (spectrum.h;
+// with powers in place of waves where poles are near, powers.h), the distance is half the squared norm of
+// D = F / |F| - G / |G|, and every part of D is a difference computed as such:
 //   D = (F - G + G (1 - |F| / |G|)) / |F|,  |G|^2 - |F|^2 = -<F - G, 2 G + (F - G)>.
-#include "spectrum.h"
+#include "powers.h"
 #include "weights.h"
 
 namespace infssm {
@@ -13,18 +14,18 @@ namespace {
 struct Token {
     Poles poles;
     Weights weights;
-    Waves waves;
+    Expansion expansion;
     vf *change, *old_mass, *new_mass;  // p - q, p, q
     vf* by_weight;
     Buffer memory;
     Transform difference, alone;       // F - G, G
     Field field;
 
-    static constexpr int ARRAYS = 3 + 5 + Waves::ARRAYS + 4 + Field::ARRAYS;
+    static constexpr int ARRAYS = 3 + 5 + Expansion::ARRAYS + 4 + Field::ARRAYS;
     Token(Arrays arrays, const Distance&)
         : poles(arrays.poles()),
           weights(arrays),
-          waves(arrays),
+          expansion(arrays),
           change(arrays.take()),
           old_mass(arrays.take()),
           new_mass(arrays.take()),
@@ -35,9 +36,10 @@ struct Token {
           field(memory.vectors() + 2 * Transform::FLOATS / W, arrays) {}
 };
 
-// Masses c^2 (1 + r)^2 / (4 r), and their difference from differences.
+// Masses, and their difference from differences.
 void weigh(const Token& t, const Distance& f) {
     const Values& rows = t.weights.rows;
+    const Factors& factors = t.expansion.factors;
     vf all = {};
     for (int64_t v = 0; v * W < f.n; ++v) {
         t.change[v] = rows.gap[v] * (rows.x[v] + rows.y[v]);
@@ -45,10 +47,10 @@ void weigh(const Token& t, const Distance& f) {
     }
     if (f.poles == 1) t.change[0] = splat(add_up(all), 1);
     for (int64_t v = 0; v * W < f.poles; ++v) {
-        const vf r = t.poles.r[v], s = t.poles.s[v], p = t.weights.old_weight[v], q = t.weights.new_weight[v];
-        const vf factor = 0.25f * (1.f + r) * (1.f + r) / r;
-        t.old_mass[v] = p * factor, t.new_mass[v] = q * (0.25f * (1.f + s) * (1.f + s) / s);
-        t.change[v] = t.change[v] * factor - q * (0.25f * t.poles.shift[v] * (1.f - 1.f / (r * s)));
+        const vf p = t.weights.old_weight[v], q = t.weights.new_weight[v];
+        const vf old_factor = factors.old_value[v], new_factor = factors.new_value[v];
+        t.old_mass[v] = p * old_factor * old_factor, t.new_mass[v] = q * new_factor * new_factor;
+        t.change[v] = t.change[v] * old_factor * old_factor - q * (factors.gap[v] * (old_factor + new_factor));
     }
 }
 
@@ -67,11 +69,12 @@ Norms normalize(const Token& t, const Band& band) {
     const float square = add_up(own), excess = add_up(cross);  // |G|^2, |F|^2 - |G|^2
     const float new_norm = std::sqrt(square), old_norm = std::sqrt(square + excess);
     const float shrink = -excess / (square + old_norm * new_norm);   // 1 - |F| / |G|
+    const float by_old = 1 / old_norm, by_new = 1 / new_norm;
     vf value = {};
     for (int64_t v = 0; v < band.vectors; ++v) {
         for (vf* Transform::*part : {&Transform::re, &Transform::im}) {
             vf &d = (t.difference.*part)[v], &g = (t.alone.*part)[v];
-            d = (d + shrink * g) / old_norm, g /= new_norm;
+            d = (d + shrink * g) * by_old, g *= by_new;
             value += band.weight[v] * d * d;
         }
     }
@@ -79,7 +82,8 @@ Norms normalize(const Token& t, const Band& band) {
 }
 
 // Derivatives for one side; false where rounding may have taken their precision.
-bool write(const Distance& f, const Token& t, const Band& band, const Norms& norms, bool second, Slope to) {
+bool write(const Distance& f, const Token& t, const Norms& norms, bool second, Slope to) {
+    const Band& band = *t.expansion.band;
     const float sign = second ? 1.f : -1.f, scale = -sign / (second ? norms.new_norm : norms.old_norm);
     const auto unit = [&](const vf* own, const vf* apart, int64_t v) { return second ? own[v] : own[v] + apart[v]; };
     vf sum = {};
@@ -94,14 +98,16 @@ bool write(const Distance& f, const Token& t, const Band& band, const Norms& nor
         t.field.im[v] = w * (y - along * unit(t.alone.im, t.difference.im, v));
     }
     const float size = t.field.steepen(band);
-    t.field.evaluate(band, second ? t.waves.new_x : t.waves.old_x, f.poles);
+    t.expansion.evaluate(t.field, f.poles, second);
+    const Factors& factors = t.expansion.factors;
+    const vf *factor = second ? factors.new_value : factors.old_value, *steep = second ? factors.new_slope : factors.old_slope;
     const vf *poles = second ? t.poles.s : t.poles.r, *masses = second ? t.new_mass : t.old_mass;
     const vf* weights = second ? t.weights.new_weight : t.weights.old_weight;
     vf largest = {}, error = {};
     for (int64_t v = 0; v * W < f.poles; ++v) {
         const vf r = poles[v], value = t.field.value[v];
-        t.by_weight[v] = value * (0.25f * (1.f + r) * (1.f + r) / r);
-        const vf by_x = masses[v] * t.field.slope[v] + weights[v] * (0.25f * (1.f / r - r)) * value;
+        t.by_weight[v] = value * factor[v] * factor[v];
+        const vf by_x = masses[v] * t.field.slope[v] + 2.f * weights[v] * factor[v] * steep[v] * value;
         const vf slope = by_state(by_x, r, f.raw);
         if (to.a) store(to.a + v * W, slope, lanes_of(f.poles, v));
         largest = at_least(largest, absolute(slope)), error = at_least(error, by_state(masses[v], r, f.raw));
@@ -116,13 +122,13 @@ void aligned(const Distance& f, Token& t, int64_t i) {
     bool sure = t.poles.read(old_state, new_state, f.poles, f.raw);
     f.value[i] = 0, f.sure[i] = sure;
     if (!sure) return;
-    if (!t.weights.read(f, i)) return to_old.zero(f), to_new.zero(f);
-    const Band& band = t.waves.read(Spectrum::sech_squared, t.poles, old_state, new_state, f.poles, f.raw);
+    if (!t.weights.read<true>(f, i)) return to_old.zero(f), to_new.zero(f);
+    t.expansion.read(Spectrum::sech_squared, t.poles, old_state, new_state, f);
     weigh(t, f);
-    transform<true>(t.waves, band, f.poles, t.change, t.old_mass, t.new_mass, t.difference, t.alone);
-    const Norms norms = normalize(t, band);
-    if (to_old.a) sure &= write(f, t, band, norms, false, to_old);
-    if (to_new.a) sure &= write(f, t, band, norms, true, to_new);
+    t.expansion.transform<true>(f.poles, t.change, t.old_mass, t.new_mass, t.difference, t.alone);
+    const Norms norms = normalize(t, *t.expansion.band);
+    if (to_old.a) sure &= write(f, t, norms, false, to_old);
+    if (to_new.a) sure &= write(f, t, norms, true, to_new);
     f.value[i] = norms.value, f.sure[i] = sure && std::isfinite(norms.value);
 }
 

@@ -1,8 +1,9 @@
 // Energy of the difference of two impulse responses, sum_t (c a^t b - c' a'^t b')^2 (docs/maths.md, eq. 28).
 //
 // With residues R = c b / sqrt(1 - a^2), and S of the new system, it is the energy of sum S e^(i w y) - R e^(i w x) under
-// the spectrum of sech (spectrum.h), and every part of that is a difference computed as such.
-#include "spectrum.h"
+// the spectrum of sech (spectrum.h) or, where poles are near, of that with powers in place of waves (powers.h), and every
+// part of that is a difference computed as such.
+#include "powers.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
@@ -11,26 +12,24 @@ namespace {
 struct Token {
     Poles poles;
     Values rows, columns;
-    Waves waves;
+    Expansion expansion;
     vf *change, *moved;  // S - R, -R
     Buffer memory;
     Transform difference;
     Field field;
 
-    static constexpr int ARRAYS = 3 + 2 * 3 + Waves::ARRAYS + 2 + Field::ARRAYS;
+    static constexpr int ARRAYS = 3 + 2 * 3 + Expansion::ARRAYS + 2 + Field::ARRAYS;
     Token(Arrays arrays, const Distance&)
         : poles(arrays.poles()),
           rows(arrays.values()),
           columns(arrays.values()),
-          waves(arrays),
+          expansion(arrays),
           change(arrays.take()),
           moved(arrays.take()),
           memory(Transform::FLOATS + Field::FLOATS),
           difference(memory.vectors()),
           field(memory.vectors() + Transform::FLOATS / W, arrays) {}
 };
-
-INFSSM_INLINE vf half_cosh(vf root) { return 0.5f * (root + 1.f / root); }  // cosh(x / 2) = 1 / sqrt(1 - a^2)
 
 // Residues c b of one side, all of them in the first lane for a scalar transition.
 void residues(const Distance& f, const vf* c, const vf* b, vf* out) {
@@ -41,6 +40,7 @@ void residues(const Distance& f, const vf* c, const vf* b, vf* out) {
 
 void weigh(const Token& t, const Distance& f) {
     const Values &rows = t.rows, &columns = t.columns;
+    const Factors& factors = t.expansion.factors;
     vf sum = {};
     for (int64_t v = 0; v * W < f.n; ++v) {
         t.change[v] = -(rows.gap[v] * columns.y[v] + rows.x[v] * columns.gap[v]);
@@ -49,26 +49,26 @@ void weigh(const Token& t, const Distance& f) {
     if (f.poles == 1) t.change[0] = splat(add_up(sum), 1);
     residues(f, rows.x, columns.x, t.moved);
     for (int64_t v = 0; v * W < f.poles; ++v) {
-        const vf root = square_root(t.poles.r[v]), new_root = square_root(t.poles.s[v]);
-        const vf apart = t.poles.shift[v] / (root + new_root);  // of the roots
-        t.change[v] = t.change[v] * half_cosh(new_root) + t.moved[v] * (0.5f * apart * (1.f - 1.f / (root * new_root)));
-        t.moved[v] *= -half_cosh(root);
+        t.change[v] = t.change[v] * factors.new_value[v] + t.moved[v] * factors.gap[v];
+        t.moved[v] *= -factors.old_value[v];
     }
 }
 
 // Derivatives for one side from the field, which is times the sign of the side already.
-void write(const Distance& f, const Token& t, const Band& band, bool second, Slope to) {
-    t.field.evaluate(band, second ? t.waves.new_x : t.waves.old_x, f.poles);
+void write(const Distance& f, const Token& t, bool second, Slope to) {
+    t.expansion.evaluate(t.field, f.poles, second);
     const float sign = second ? 1.f : -1.f;
     const vf *c = second ? t.rows.y : t.rows.x, *b = second ? t.columns.y : t.columns.x;
+    const Factors& factors = t.expansion.factors;
+    const vf *factor = second ? factors.new_value : factors.old_value, *steep = second ? factors.new_slope : factors.old_slope;
     const vf* poles = second ? t.poles.s : t.poles.r;
     vf* by_residue = t.field.value;
     residues(f, c, b, t.change);
     for (int64_t v = 0; v * W < f.poles; ++v) {
-        const vf r = poles[v], root = square_root(r), value = sign * t.field.value[v], slope = sign * t.field.slope[v];
-        const vf by_x = t.change[v] * (half_cosh(root) * slope + 0.25f * (1.f / root - root) * value);
-        if (to.a) store(to.a + v * W, by_state(by_x, r, f.raw), lanes_of(f.poles, v));
-        by_residue[v] = half_cosh(root) * value;
+        const vf value = sign * t.field.value[v], slope = sign * t.field.slope[v];
+        const vf by_x = t.change[v] * (factor[v] * slope + steep[v] * value);
+        if (to.a) store(to.a + v * W, by_state(by_x, poles[v], f.raw), lanes_of(f.poles, v));
+        by_residue[v] = factor[v] * value;
     }
     for (int64_t v = 0; v * W < f.n; ++v) {
         const vf by = f.poles == 1 ? splat(by_residue[0][0]) : by_residue[v];
@@ -86,9 +86,10 @@ void output(const Distance& f, Token& t, int64_t i) {
     if (!inside) return;
     t.rows.read(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.raw);
     t.columns.read(f.old_states.b + i * f.n, f.new_states.b + i * f.n, f.n, f.raw);
-    const Band& band = t.waves.read(Spectrum::sech, t.poles, old_state, new_state, f.poles, f.raw);
+    t.expansion.read(Spectrum::sech, t.poles, old_state, new_state, f);
+    const Band& band = *t.expansion.band;
     weigh(t, f);
-    transform<false>(t.waves, band, f.poles, t.change, t.moved, nullptr, t.difference, t.difference);
+    t.expansion.transform<false>(f.poles, t.change, t.moved, nullptr, t.difference, t.difference);
     vf energy = {};
     for (int64_t v = 0; v < band.vectors; ++v) {
         const vf x = t.difference.re[v], y = t.difference.im[v];
@@ -98,8 +99,8 @@ void output(const Distance& f, Token& t, int64_t i) {
     f.value[i] = add_up(energy);
     f.sure[i] = std::isfinite(f.value[i]);
     if (to_old.a || to_new.a) t.field.steepen(band);
-    if (to_old.a) write(f, t, band, false, to_old);
-    if (to_new.a) write(f, t, band, true, to_new);
+    if (to_old.a) write(f, t, false, to_old);
+    if (to_new.a) write(f, t, true, to_new);
 }
 
 }  // namespace

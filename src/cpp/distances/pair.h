@@ -85,6 +85,8 @@ struct Poles {
 struct Values {
     vf *x, *y, *gap;
 
+    // Without `NEAR` the difference is that of the rounded values.
+    template <bool NEAR = true>
     void read(const float* old_state, const float* new_state, int64_t n, bool raw) const {
         for (int64_t v = 0; v * W < n; ++v) {
             const int lanes = lanes_of(n, v);
@@ -92,7 +94,7 @@ struct Values {
             x[v] = raw ? soft_normalize(old_value) : old_value;
             y[v] = raw ? soft_normalize(new_value) : new_value;
             const vf difference = old_value - new_value;
-            gap[v] = raw ? soft_normalize(difference) * (1.f - x[v] * y[v]) : difference;
+            gap[v] = !NEAR ? x[v] - y[v] : raw ? soft_normalize(difference) * (1.f - x[v] * y[v]) : difference;
         }
     }
 };

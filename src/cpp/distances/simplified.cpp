@@ -56,28 +56,38 @@ INFSSM_INLINE bool all_close(const Token& t, const Distance& f) {
     return w.old_scale == w.new_scale && !any(apart);
 }
 
+// COUNT vectors of states of `mine` from the v-th on, as `spread`.
+template <bool SLOPE, int COUNT>
+INFSSM_INLINE vf spread(const Side& other, const Side& mine, const vf* shift, float sign, int64_t n, int64_t v) {
+    const float *poles = scalars(other.r), *masses = scalars(other.mass), *moments = scalars(other.moment);
+    vf x[COUNT], value[COUNT] = {}, slope[COUNT] = {}, sum = {};
+    for (int k = 0; k < COUNT; ++k) x[k] = mine.r[v + k];
+    for (int64_t i = 0; i < n; ++i)
+        for (int k = 0; k < COUNT; ++k) {
+            const vf inverse = reciprocal(x[k] + poles[i]), gap = (x[k] - poles[i]) * inverse;
+            value[k] += masses[i] * gap * gap;
+            if constexpr (SLOPE) slope[k] += (moments[i] * gap) * (inverse * inverse);
+        }
+    for (int k = 0; k < COUNT; ++k) {
+        // Between states of equal index the gap has its own precision.
+        const vf their = other.r[v + k], inverse = reciprocal(x[k] + their), rounded = (x[k] - their) * inverse;
+        const vf gap = sign * shift[v + k] * inverse, error = gap - rounded;
+        value[k] += other.mass[v + k] * error * (gap + rounded);
+        if constexpr (SLOPE) slope[k] += other.moment[v + k] * error * (inverse * inverse);
+        mine.mean[v + k] = value[k];
+        if constexpr (SLOPE) mine.slope[v + k] = -(x[k] * slope[k]);
+        sum += mine.mass[v + k] * value[k];
+    }
+    return sum;
+}
+
 // Fills mean and slope of `mine`; `sign` is that of its poles in `shift`. Returns the sum over mine of mass * mean.
 template <bool SLOPE>
 float spread(const Side& other, const Side& mine, const vf* shift, float sign, int64_t n) {
-    const float *poles = scalars(other.r), *masses = scalars(other.mass), *moments = scalars(other.moment);
     vf sum = {};
-    for (int64_t v = 0; v * W < n; ++v) {
-        const vf x = mine.r[v];
-        vf value = {}, slope = {};
-        for (int64_t i = 0; i < n; ++i) {
-            const vf inverse = reciprocal(x + poles[i]), gap = (x - poles[i]) * inverse;
-            value += masses[i] * gap * gap;
-            if constexpr (SLOPE) slope += (moments[i] * gap) * (inverse * inverse);
-        }
-        // Between states of equal index the gap has its own precision.
-        const vf inverse = reciprocal(x + other.r[v]), rounded = (x - other.r[v]) * inverse;
-        const vf gap = sign * shift[v] * inverse, error = gap - rounded;
-        value += other.mass[v] * error * (gap + rounded);
-        if constexpr (SLOPE) slope += other.moment[v] * error * (inverse * inverse);
-        mine.mean[v] = value;
-        if constexpr (SLOPE) mine.slope[v] = -(x * slope);
-        sum += mine.mass[v] * value;
-    }
+    int64_t v = 0;
+    for (; (v + 1) * W < n; v += 2) sum += spread<SLOPE, 2>(other, mine, shift, sign, n, v);
+    if (v * W < n) sum += spread<SLOPE, 1>(other, mine, shift, sign, n, v);
     return add_up(sum);
 }
 
@@ -102,7 +112,7 @@ bool write(const Distance& f, const Token& t, const Side& side, float other, flo
 void simplified(const Distance& f, Token& t, int64_t i) {
     const Slope to_old(f.to_old, i, f), to_new(f.to_new, i, f);
     f.sure[i] = t.poles.read(f.old_states.a + i * f.poles, f.new_states.a + i * f.poles, f.poles, f.raw) ? 1.f : 0.f;
-    const bool heard = t.weights.read(f, i);
+    const bool heard = t.weights.read<false>(f, i);
     if (!heard || all_close(t, f)) {
         f.value[i] = 0;
         to_old.zero(f), to_new.zero(f);

@@ -6,7 +6,9 @@
 // their precision, because e^(i w x) - e^(i w y) is computed as such.
 #pragma once
 
+#include <array>
 #include <optional>
+#include <utility>
 
 #include "pair.h"
 
@@ -14,41 +16,58 @@ namespace infssm {
 namespace INFSSM_ISA {
 namespace {
 
-
 enum class Spectrum { sech, sech_squared };
 
-// Frequencies step (l + 1/2) and their weights for poles within a span of x. The midpoint rule repeats the kernel at
-// distances of 2 pi / step, which is chosen so that repetition and cut-off add about e^-18.
+// The terms of an expansion: frequencies or powers, and their weights.
 struct Band {
     double step;
     int64_t count, vectors;
     vf *frequency, *weight;  // beyond `count` 0
 
-    Band(Spectrum kind, double span) : step(2 * PI / (span + (kind == Spectrum::sech ? 38 : 20))), memory_(2 * MOST) {
-        const double last = kind == Spectrum::sech ? 5.8 : 7.0;
-        count = static_cast<int64_t>(last / step) + 1, vectors = ceil_div(count, W);
+    // `term(l)` gives the l-th frequency and weight.
+    template <class Term>
+    Band(double turn, int64_t terms, Term term) : step(turn), count(terms), vectors(ceil_div(terms, W)), memory_(2 * MOST) {
         frequency = memory_.vectors(), weight = frequency + MOST / W;
         for (int64_t l = 0; l < MOST; ++l) {
-            const double w = step * (l + 0.5);
-            const double spectrum = kind == Spectrum::sech ? 1 / std::cosh(PI * w) : 2 * w / std::sinh(PI * w);
-            scalars(frequency)[l] = l < count ? static_cast<float>(w) : 0.f;
-            scalars(weight)[l] = l < count ? static_cast<float>(2 * step * spectrum) : 0.f;
+            const std::pair<double, double> found = l < count ? term(l) : std::pair(0.0, 0.0);
+            scalars(frequency)[l] = static_cast<float>(found.first), scalars(weight)[l] = static_cast<float>(found.second);
         }
     }
 
     static constexpr int64_t MOST = 96;  // frequencies of the widest span, in whole vectors
 
-    // The band for a span, kept by the thread; spans are rounded up to an even number, at most 2 log LARGEST.
+    // Frequencies step (l + 1/2) for poles within a span of x, kept by the thread; spans are rounded up to an even number,
+    // at most 2 log LARGEST. The midpoint rule repeats the kernel at distances of 2 pi / step, which is chosen so that
+    // repetition and cut-off add about e^-18.
     static const Band& of(Spectrum kind, float span) {
         static thread_local std::optional<Band> kept[2][29];
         const int half = static_cast<int>(std::ceil(span / 2));
-        std::optional<Band>& band = kept[kind == Spectrum::sech][half];
-        if (!band) band.emplace(kind, 2.0 * half);
-        return *band;
+        const bool sech = kind == Spectrum::sech;
+        std::optional<Band>& band = kept[sech][half];
+        if (band) return *band;
+        const double step = 2 * PI / (2.0 * half + (sech ? 38 : 20)), last = sech ? 5.8 : 7.0;
+        return band.emplace(step, static_cast<int64_t>(last / step) + 1, [&](int64_t l) {
+            const double w = step * (l + 0.5);
+            return std::pair(w, 2 * step * (sech ? 1 / std::cosh(PI * w) : 2 * w / std::sinh(PI * w)));
+        });
     }
 
   private:
     Buffer memory_;
+};
+
+// What the kernels have beside their expansion: for sech, a factor of each pole (cosh(x / 2) = 1 / sqrt(1 - a^2) in that
+// over frequencies), its slope in x, and new - old with its own precision; for sech^2, the square of the factor.
+struct Factors {
+    vf *old_value, *new_value, *gap, *old_slope, *new_slope;
+
+    static constexpr int ARRAYS = 5;
+    explicit Factors(Arrays& arrays)
+        : old_value(arrays.take()),
+          new_value(arrays.take()),
+          gap(arrays.take()),
+          old_slope(arrays.take()),
+          new_slope(arrays.take()) {}
 };
 
 struct Complex {
@@ -99,8 +118,8 @@ struct Waves {
     }
 
     // All poles inside.
-    const Band& read(Spectrum kind, const Poles& poles, const float* old_state, const float* new_state, int64_t n,
-                     bool raw) const {
+    const Band& read(Spectrum kind, const Poles& poles, const float* old_state, const float* new_state, int64_t n, bool raw,
+                     const Factors& factors) const {
         vf low = splat(__builtin_inff()), high = -low;
         for (int64_t v = 0; v * W < n; ++v) {
             const int lanes = lanes_of(n, v);
@@ -125,6 +144,11 @@ struct Waves {
             place(new_x[v], band, start[v], step[v]);
             const Complex quarter = twist(gap[v], band, 0.25f), half = twice_less_1(quarter);
             gap_start[v] = half, gap_step[v] = twice_less_1(plus_1(half));
+            const vf root = square_root(poles.r[v]), new_root = square_root(poles.s[v]);
+            const vf inverse = 1.f / root, new_inverse = 1.f / new_root;
+            factors.old_value[v] = 0.5f * (root + inverse), factors.old_slope[v] = 0.25f * (inverse - root);
+            factors.new_value[v] = 0.5f * (new_root + new_inverse), factors.new_slope[v] = 0.25f * (new_inverse - new_root);
+            factors.gap[v] = 0.5f * poles.shift[v] / (root + new_root) * (1.f - inverse * new_inverse);
         }
         return band;
     }

@@ -14,9 +14,10 @@ struct Weights {
 
     explicit Weights(Arrays& arrays) : rows(arrays.values()), old_weight(arrays.take()), new_weight(arrays.take()) {}
 
-    // False where a side is silent.
+    // False where a side is silent. `NEAR`: differences of the rows have their own precision.
+    template <bool NEAR>
     bool read(const Distance& f, int64_t i) {
-        rows.read(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.raw);
+        rows.read<NEAR>(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.raw);
         old_scale = new_scale = 1;
         const float old_sum = square(rows.x, old_weight, f), new_sum = square(rows.y, new_weight, f);
         const auto fine = [](float x) { return x > 1e-12f && x < 1e12f; };
