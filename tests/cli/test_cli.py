@@ -58,13 +58,14 @@ def tiny_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_main_job_ends_with_table_sentence_and_report(infssm: Any, tmp_path: Path) -> None:
     done = infssm("run", "--fast-dev-run", "-o", tmp_path, "-q", *FAST)
     assert done.code == 0
-    for method in ("seq", "lwf-ac", "inf-ssm", "inf-ssm-exact"):
+    methods = ("seq", "er", "lwf-ac", "inf-ssm", "inf-ssm-exact", "frozen+gda")
+    for method in methods:
         assert f"\n  {method} " in done.out
     for heading in ("AA", "AIA", "FM", "task-inc. AA"):
         assert heading in done.out
     assert "plain sequential training" in done.out
     assert f"report: {tmp_path / 'digits-2' / 'comparison.html'}" in done.out
-    assert len(list(tmp_path.rglob("result.json"))) == 4
+    assert len(list(tmp_path.rglob("result.json"))) == len(methods)
     assert len({p.read_bytes() for p in tmp_path.rglob("task_00.safetensors")}) == 1
     again = infssm("report", tmp_path)
     assert again.code == 0
@@ -101,7 +102,7 @@ def test_print_config_runs_nothing_and_reads_back(infssm: Any, tmp_path: Path) -
 def test_dry_run_builds_and_stops(infssm: Any, tmp_path: Path) -> None:
     done = infssm("run", "--dry-run", "-o", tmp_path / "x", *FAST)
     assert done.code == 0
-    assert done.out.count("2 tasks of 5 classes") == 4
+    assert done.out.count("2 tasks of 5 classes") == 6
     assert not (tmp_path / "x").exists()
 
 
