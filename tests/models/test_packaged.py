@@ -9,7 +9,10 @@ from infssm.errors import CheckpointError
 from infssm.models import _weights, create_model
 from infssm.models._weights import PACKAGED, find_weights, read_state_dict
 
-MODELS = {"omniglot": {"img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "in_chans": 1}}
+MODELS = {
+    "cifar100-base": {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 4, "stem": "conv"},
+    "omniglot": {"img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "in_chans": 1},
+}
 
 
 @pytest.mark.parametrize("name", PACKAGED)
