@@ -58,7 +58,10 @@ def sanitize() -> int:
     ]
     # Python and torch keep memory to the end, so leaks are not looked for.
     options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-    return pytest(python, KERNELS, LD_PRELOAD=":".join(libraries), PYTHONMALLOC="malloc", **options)
+    # These count memory and start a process of their own: the sanitizer's share would be counted, or missing.
+    left_out = ("test_never_holds_all_states_at_once", "test_unknown_instruction_set_is_named")
+    paths = [*KERNELS, *(f"--deselect=tests/kernels/test_operators.py::{name}" for name in left_out)]
+    return pytest(python, paths, LD_PRELOAD=":".join(libraries), PYTHONMALLOC="malloc", **options)
 
 
 def wheel() -> int:
