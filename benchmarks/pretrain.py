@@ -54,7 +54,7 @@ class Plan:
     ``head`` is the number of classes of the head that is kept, 0 for none.
     """
 
-    source: Callable[[Path], Source]
+    source: Callable[[Path, int], Source]
     options: dict[str, Any]
     steps: int
     lr: float
@@ -63,7 +63,7 @@ class Plan:
     weight_decay: float = 0.05
 
 
-def omniglot(root: Path) -> Source:
+def omniglot(root: Path, _: int = 0) -> Source:
     """Characters cropped to their ink, bent and thickened at 32x32, then summed in blocks of 4x4, as digits were."""
     arrays = np.load(root / "omniglot.npz")
     parts = {name: torch.from_numpy(arrays[f"x_{name}"]).float()[:, None] / 255 for name in ("train", "test")}
@@ -113,12 +113,12 @@ def _bent(x: Tensor, boxes: Tensor, rng: torch.Generator, strength: float = 1.0)
     return DIGITS.normalize(F.avg_pool2d(x, 4) * 255)
 
 
-def cifar100_base(root: Path) -> Source:
-    """The training images of the 50 classes that come first in class order 0, shifted, flipped and toned."""
+def cifar100_base(root: Path, class_order: int = 0) -> Source:
+    """The training images of the 50 classes that come first in a class order, shifted, flipped and toned."""
     dataset = load_dataset("cifar100", str(root))
     split = make_split(dataset, seed=0)
     recipe = make_recipe("light", dataset)
-    order = np.random.RandomState(0).permutation(100)
+    order = np.random.RandomState(class_order).permutation(100)
     label_of = np.full(100, -1)
     label_of[order[:50]] = np.arange(50)
     indices = {name: np.array([i for i in getattr(split, name) if label_of[dataset.labels[i]] >= 0]) for name in PARTS}
@@ -162,12 +162,12 @@ PLANS = {
 }
 
 
-def train(name: str, root: Path, out: Path, steps: int | None = None) -> Path:
+def train(name: str, root: Path, out: Path, steps: int | None = None, class_order: int = 0) -> Path:
     """Train from the last saved step, or from the beginning; the path of the finished weights."""
     plan = PLANS[name]
     steps = steps or plan.steps
-    source = plan.source(root)
-    torch.manual_seed(0)
+    source = plan.source(root, class_order)
+    torch.manual_seed(class_order)
     model = create_model("vim_nano", num_classes=source.outputs, **plan.options)
     decayed = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim <= 1]
@@ -245,9 +245,10 @@ def main() -> None:
     parser.add_argument("--data-root", required=True, type=Path, help="folder with omniglot.npz or cifar100.npz")
     parser.add_argument("--out", required=True, type=Path, help="folder for the checkpoint and the weights")
     parser.add_argument("--steps", type=int, help="fewer or more steps than the plan's")
+    parser.add_argument("--class-order", type=int, default=0, help="which 50 classes of CIFAR-100, and the first weights")
     parser.add_argument("--install", action="store_true", help="copy the result into the package")
     args = parser.parse_args()
-    path = train(args.name, args.data_root, args.out, args.steps)
+    path = train(args.name, args.data_root, args.out, args.steps, args.class_order)
     content = path.read_bytes()
     print(f"{path}: {len(content) / 2**20:.2f} MiB, sha256 {hashlib.sha256(content).hexdigest()}")
     if args.install:
