@@ -245,7 +245,9 @@ def main() -> None:
     parser.add_argument("--data-root", required=True, type=Path, help="folder with omniglot.npz or cifar100.npz")
     parser.add_argument("--out", required=True, type=Path, help="folder for the checkpoint and the weights")
     parser.add_argument("--steps", type=int, help="fewer or more steps than the plan's")
-    parser.add_argument("--class-order", type=int, default=0, help="which 50 classes of CIFAR-100, and the first weights")
+    parser.add_argument(
+        "--class-order", type=int, default=0, help="which 50 classes of CIFAR-100, and the first weights"
+    )
     parser.add_argument("--install", action="store_true", help="copy the result into the package")
     args = parser.parse_args()
     path = train(args.name, args.data_root, args.out, args.steps, args.class_order)
