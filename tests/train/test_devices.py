@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from infssm.data import Loader, Task
+from infssm._seeding import seed_all
+from infssm.data import ImageLoader, Task
 from infssm.errors import ConfigError, DivergedError
 from infssm.methods import Transforms, list_methods, parse_name
 from infssm.metrics import AccuracyMatrix
@@ -23,7 +24,7 @@ from infssm.train.display import Display
 from infssm.train.loop import Loop
 from infssm.train.optim import decay_groups
 from infssm.train.saving.progress import Position, Progress
-from infssm.train.saving.rng import rng_state, seed_all
+from infssm.train.saving.rng import rng_state
 from infssm.train.setup import build
 from infssm.train.signals import Signals
 from tests.train.tiny import tiny_config
@@ -101,7 +102,7 @@ def trained(loop: Loop, task: Task) -> None:
     method.end_task(task, loop.statistics(task))
 
 
-def batches(loop: Loop, task: Task) -> Loader:
+def batches(loop: Loop, task: Task) -> ImageLoader:
     return loop.setup.train_loader(task, 0)
 
 

@@ -6,7 +6,7 @@ from infssm.data._fetching import CheckReport, check, fetch
 from infssm.data.dataset import Dataset, ImageDataset
 from infssm.data.facts import ImageFacts, StreamFacts
 from infssm.data.images import ArrayImages, FileImages
-from infssm.data.loader import Loader, make_loader
+from infssm.data.loader import ImageLoader, make_loader
 from infssm.data.places import data_root
 from infssm.data.recipes import (
     LightRecipe,
@@ -45,8 +45,8 @@ __all__ = [
     "FileImages",
     "ImageDataset",
     "ImageFacts",
+    "ImageLoader",
     "LightRecipe",
-    "Loader",
     "Mixing",
     "PerImageRecipe",
     "Recipe",

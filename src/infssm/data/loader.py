@@ -13,9 +13,9 @@ import torch
 
 from infssm._batch import Batch
 from infssm._processes import ALONE, Share
+from infssm._seeding import generator
 from infssm.data._order import eval_slots, train_slots
 from infssm.data._reading import read_images
-from infssm.data._seeding import generator
 from infssm.data.recipes.base import Recipe
 from infssm.data.recipes.factory import make_recipe
 from infssm.data.recipes.mixing import Mixing
@@ -25,7 +25,7 @@ from infssm.errors import ConfigError
 Part = Literal["train", "val", "test"]
 
 
-class Loader:
+class ImageLoader:
     """The batches of one epoch over one part of one task; iterating again gives the same batches.
 
     Made by :func:`make_loader`, which explains the options.
@@ -112,7 +112,7 @@ def make_loader(
     skip_batches: int = 0,
     share: Share = ALONE,
     with_raw: bool = False,
-) -> Loader:
+) -> ImageLoader:
     """Batches of one epoch over one part of a task.
 
     Args:
@@ -145,7 +145,7 @@ def make_loader(
     recipe = make_recipe(recipe, data.dataset) if isinstance(recipe, str) else recipe
     if augment is None:
         augment = split == "train" or (split == "val" and recipe.augment_val)
-    return Loader(
+    return ImageLoader(
         data,
         recipe,
         key=(seed, task.index, split, epoch),

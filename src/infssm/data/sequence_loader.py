@@ -10,8 +10,8 @@ from torch import Tensor
 
 from infssm._batch import Batch
 from infssm._processes import ALONE, Share
+from infssm._seeding import generator
 from infssm.data._order import eval_slots, train_slots
-from infssm.data._seeding import generator
 from infssm.data.dataset import Indices
 from infssm.data.loader import Part
 from infssm.data.stream import Task, TaskData

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from infssm._files import atomic_file
 from infssm.data.dataset import Dataset
 from infssm.data.images import FileImages
 from infssm.data.places import cache_root
@@ -113,8 +113,7 @@ def _write(store: Path, known: _Known) -> None:
     """Keep it for next time, whole or not at all; where that cannot be, next time looks again."""
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=store.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump({"version": _VERSION, "files": known}, file)
-        os.replace(file.name, store)
+        with atomic_file(store) as file:
+            file.write(json.dumps({"version": _VERSION, "files": known}).encode())
     except OSError:
         return

@@ -13,8 +13,8 @@ T = TypeVar("T", bound=Mapping[str, Tensor])
 
 
 def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
-    """The sum of all loss terms in float32, a scalar: terms of a lower precision would lose the small ones."""
-    return torch.stack([term.float() for term in terms.values()]).sum()
+    """The sum of all loss terms, a scalar of float32 or more: terms of a lower precision would lose the small ones."""
+    return torch.stack([term.to(torch.promote_types(term.dtype, torch.float32)) for term in terms.values()]).sum()
 
 
 def _backward(total: Tensor) -> None:

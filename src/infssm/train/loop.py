@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from infssm.data import Batch, Loader, Task
+from infssm._seeding import seed_all
+from infssm.data import Batch, ImageLoader, Task
 from infssm.methods import train_step
 from infssm.metrics import Confusion
 from infssm.runs import RunDirectory, names
@@ -29,7 +30,7 @@ from infssm.train.log import Log
 from infssm.train.optim import build_optimizer, decay_groups, learning_rate, set_learning_rate, task_lr
 from infssm.train.optim.guard import diagnose, health
 from infssm.train.saving.progress import Progress, load_best, save_best, save_progress
-from infssm.train.saving.rng import seed_all, set_rng_state
+from infssm.train.saving.rng import set_rng_state
 from infssm.train.setup import Setup
 from infssm.train.signals import Interrupted, Signals
 
@@ -78,7 +79,7 @@ class Loop:
         setup.method.begin_task(task, self.statistics(task), lr=task_lr(setup.config.train, task.index))
         position.begun = True
 
-    def statistics(self, task: Task) -> Loader:
+    def statistics(self, task: Task) -> ImageLoader:
         """This process's share of the task's training images, for what the method measures."""
         return self.setup.statistics_loader(task)
 

@@ -31,7 +31,7 @@ from infssm.train.loop import Loop
 from infssm.train.result import Result
 from infssm.train.saving.checkpoint import load_newest, previous
 from infssm.train.saving.progress import Position, Progress, check_belongs, check_best, restore_progress
-from infssm.train.setup import Setup, build, check_config
+from infssm.train.setup import Setup, build
 from infssm.train.signals import Signals
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def run(config: RunConfig, *, overwrite: bool = False, quiet: bool = False) -> R
     The run directory follows from the configuration. A complete run there is returned as it is, an unfinished one is
     continued; ``overwrite`` starts over instead.
     """
-    check_config(config)
     return Result.load(launch(config.train, _work, config, run_path(config), overwrite, quiet))
 
 

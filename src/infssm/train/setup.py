@@ -12,6 +12,7 @@ from torch import nn
 
 from infssm._memory import describe_bytes, memory_here
 from infssm._processes import ALONE, Share, this_share
+from infssm._seeding import seed_all
 from infssm.data import (
     Split,
     StreamFacts,
@@ -25,7 +26,7 @@ from infssm.data import (
     require_readable,
     strong_recipe,
 )
-from infssm.data.loader import Loader, Part
+from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
 from infssm.methods import Method, Transforms, build_method, method_options, parse_name
@@ -33,7 +34,6 @@ from infssm.models import check_weights, create_model
 from infssm.models.features import training_weights
 from infssm.runs import read_checked
 from infssm.train.config import RunConfig
-from infssm.train.saving.rng import seed_all
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Setup:
             return train.epochs if self.method.trains(task) else 0
         return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
 
-    def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> Loader:
+    def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader:
         """Training batches of one epoch: this process's share of each."""
         train = self.config.train
         return make_loader(
@@ -76,7 +76,7 @@ class Setup:
             with_raw=self.method.base.needs_raw,
         )
 
-    def statistics_loader(self, task: Task) -> Loader:
+    def statistics_loader(self, task: Task) -> ImageLoader:
         """All training images of a task with hard labels, for what methods measure before and after it.
 
         Each process gets its share, in equally many batches; methods add up what the processes measured.
@@ -93,11 +93,11 @@ class Setup:
             with_raw=self.method.base.needs_raw,
         )
 
-    def plain_loader(self, task: Task) -> Loader:
+    def plain_loader(self, task: Task) -> ImageLoader:
         """All training images of a task through the evaluation transform, for heads: every image on one process."""
         return self.eval_loader(task, "train", augment=False)
 
-    def eval_loader(self, task: Task, part: Part, *, augment: bool | None = None) -> Loader:
+    def eval_loader(self, task: Task, part: Part, *, augment: bool | None = None) -> ImageLoader:
         """Images of a task to evaluate on: every image on exactly one process; ``augment``: see ``make_loader``."""
         train = self.config.train
         return make_loader(

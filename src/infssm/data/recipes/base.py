@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from infssm.data._seeding import seeded
+from infssm._seeding import seeded
 from infssm.data.images import to_pil
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods._build import register_method
-from infssm.methods.contract import ComponentConfig, TaskInfo
+from infssm.methods._step import train_step
+from infssm.methods.contract import ComponentConfig, TaskInfo, Terms
 from infssm.methods.head import Features, linear
 from infssm.methods.heads._fitting import cholesky, lda_classifier
 from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
@@ -73,16 +74,16 @@ class SLCA(StatisticalHead):
         batches = self.config.samples  # as many steps per epoch as samples of a class: each step has one of each
         steps = self.config.epochs * batches
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for _ in range(steps):
+
+        def loss() -> Terms:
             noise = torch.randn(statistics.mean[seen].shape, generator=rng, dtype=torch.float64).to(seen.device)
             x = statistics.mean[seen] + (factors @ noise[:, :, None])[:, :, 0]
             logits = F.linear(x, parameters[0], parameters[1])
             norms = torch.stack([logits[:, block].norm(dim=1) for block in blocks]).mean(dim=0)
-            loss = F.cross_entropy(logits / (norms[:, None] + 1e-7) / self.config.temperature, seen)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
+            return {"ce": F.cross_entropy(logits / (norms[:, None] + 1e-7) / self.config.temperature, seen)}
+
+        for _ in range(steps):
+            train_step(loss, optimizer, after_update=schedule.step)
         for tensor, trained in zip((weight, bias), parameters, strict=True):
             tensor[: self.stops[-1]] = trained.detach()
         return weight, bias

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,6 +21,7 @@ from infssm._processes import sum_over_processes, this_share
 from infssm.methods._build import register_method
 from infssm.methods._shared.passes import evaluating, require_loader
 from infssm.methods._shared.replay import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
+from infssm.methods._step import train_step
 from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods.lucir._head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
@@ -219,21 +221,20 @@ class LUCIR(Replay):
         trainable = [p for p in self.head.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(trainable, lr=self.config.finetune_lr)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[10], gamma=0.1)
+        optimizer.zero_grad()
         for _ in range(self.config.finetune_epochs):
             for slots in torch.split(self.buffer.sample(len(self.buffer)), batch_size):
-                entries = self.buffer.get(slots)
-                x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_rank=False))
-                with evaluating(self.context.module):
-                    features = features_of(unwrap(self.context.module), x)
-                labels = self.to_device(entries["label"])
-                loss = F.cross_entropy(self.head(features), labels)
-                if self.context.current.index:
-                    loss = loss + self._margin_term(features, labels)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
-        optimizer.zero_grad()
+                train_step(partial(self._balanced_loss, slots), optimizer, after_update=schedule.step)
+
+    def _balanced_loss(self, slots: Tensor) -> Terms:
+        """The classifier's loss on these images of the buffer, with gradients of the classifier alone."""
+        entries = self.buffer.get(slots)
+        x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_rank=False))
+        with evaluating(self.context.module):
+            features = features_of(unwrap(self.context.module), x)
+        labels = self.to_device(entries["label"])
+        terms = {"ce": F.cross_entropy(self.head(features), labels)}
+        return terms | ({"margin": self._margin_term(features, labels)} if self.context.current.index else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Buffer, reference model, and the place in the epoch."""

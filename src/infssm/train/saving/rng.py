@@ -1,31 +1,12 @@
-"""Random generators whose state is a pure function of where the run stands."""
+"""The state of the global random generators, for checkpoints."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from typing import Any
 
 import numpy as np
 import torch
-
-
-def seed_for(*parts: int | str) -> int:
-    """Return a 63-bit seed from parts such as ``(seed, task, epoch)``; near parts give unrelated seeds."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def seed_all(*parts: int | str) -> None:
-    """Seed torch (all devices), NumPy and Python from ``parts``.
-
-    The loop calls this before every phase (start of a task, epoch, end of a task), so a phase repeated after a crash
-    draws the same numbers, on every process.
-    """
-    seed = seed_for(*parts)
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - code outside this library may draw from the global generator
-    random.seed(seed)
 
 
 def rng_state() -> dict[str, Any]:

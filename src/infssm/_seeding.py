@@ -21,6 +21,18 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive(*parts))
 
 
+def seed_all(*parts: int | str) -> None:
+    """Seed torch (all devices), NumPy and Python from ``parts``.
+
+    The loop calls this before every phase (start of a task, epoch, end of a task), so a phase repeated after a crash
+    draws the same numbers, on every process.
+    """
+    seed = derive(*parts)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - code outside this library may draw from the global generator
+    random.seed(seed)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Run a block with the global generators of random, NumPy and torch seeded, and put them back after."""
