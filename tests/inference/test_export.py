@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -12,24 +13,56 @@ import infssm
 from infssm.cli.app import app
 from infssm.errors import ConfigError
 from infssm.inference import export_model
+from infssm.inference._convolutions import with_fixed_convolutions
 from infssm.inference.export import TOLERANCE
+from infssm.models.s4d import S4DMixer
 from infssm.train import run
 from tests.models.small import SMALL
 from tests.train.tiny import tiny_config
 
 
-def test_onnx_file_of_a_sequence_model_gives_its_logits(tmp_path: Path) -> None:
-    model = SMALL["mamba_130m"].build("mamba_130m", n_layer=1).eval()
-    assert export_model(model, SMALL["mamba_130m"].make_input(), tmp_path / "model.onnx") < TOLERANCE
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mamba_130m", {"n_layer": 1}),
+        ("vim_nano", {"depth": 1}),
+        ("s4d_nano", {"n_layer": 2}),
+        ("s4d_nano", {"n_layer": 1, "discretization": "bilinear", "prenorm": True}),
+    ],
+)
+def test_onnx_file_gives_the_logits_of_the_model(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = SMALL[name].build(name, **options).eval()
+    assert export_model(model, SMALL[name].make_input(), tmp_path / "model.onnx") < TOLERANCE
 
 
-def test_fourier_transforms_are_no_onnx_but_a_torch_program(tmp_path: Path) -> None:
-    model = SMALL["s4d_nano"].build("s4d_nano", n_layer=1).eval()
-    example = SMALL["s4d_nano"].make_input()
+def test_a_long_s4d_as_convolutions_is_the_model() -> None:
+    """In float64 against the Fourier transform: the same sums of 300 products, in another order."""
+    model = infssm.create_model("s4d_nano", n_layer=2, num_classes=3).eval().double()
+    x = torch.randn(2, 300, 1, dtype=torch.float64)
+    fixed = with_fixed_convolutions(model, x)
+    assert not any(isinstance(module, S4DMixer) for module in fixed.modules())
+    assert any(isinstance(module, S4DMixer) for module in model.modules())
+    with torch.no_grad():
+        torch.testing.assert_close(fixed(x), model(x), rtol=1e-10, atol=1e-10)
+    plain = torch.nn.Linear(2, 2)
+    assert with_fixed_convolutions(plain, torch.randn(2, 2)) is plain
+
+
+class Wordless(torch.nn.Module):
+    """A model that ONNX has no words for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.polygamma(2, x.abs() + 1)
+
+
+def test_what_onnx_cannot_say_is_refused_and_a_torch_program_can(tmp_path: Path) -> None:
+    example = torch.rand(2, 3)
     with pytest.raises(ConfigError, match="cannot be written as ONNX"):
-        export_model(model, example, tmp_path / "model.onnx")
+        export_model(Wordless(), example, tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
-    assert export_model(model, example, tmp_path / "model.pt2", "torch") < TOLERANCE
+    assert export_model(Wordless(), example, tmp_path / "model.pt2", "torch") < TOLERANCE
+    s4d = SMALL["s4d_nano"]
+    assert export_model(s4d.build("s4d_nano", n_layer=1).eval(), s4d.make_input(), tmp_path / "s4d.pt2", "torch") < 1e-4
 
 
 def test_run_as_onnx_and_as_torch_program(tmp_path: Path) -> None:

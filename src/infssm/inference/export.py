@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from infssm._files import atomic_file
 from infssm.errors import ConfigError, InfssmError
+from infssm.inference._convolutions import with_fixed_convolutions
 from infssm.inference.classifier import TrainedClassifier
 
 Form = Literal["onnx", "torch"]
@@ -76,7 +77,11 @@ def _onnx(model: nn.Module, example: Tensor, metadata: Mapping[str, str]) -> byt
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     try:
         program = torch.onnx.export(
-            _traced(model, example), input_names=["image"], output_names=["logits"], dynamo=True, verbose=False
+            _traced(with_fixed_convolutions(model, example), example),
+            input_names=["image"],
+            output_names=["logits"],
+            dynamo=True,
+            verbose=False,
         )
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error).strip().splitlines()[0]

@@ -7,10 +7,12 @@ stay unwrapped, every process works on its slice of the same global batch, and g
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from infssm._processes import this_share
 from infssm.errors import ConfigError, InfssmError
 from infssm.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+_LOST = re.compile(r"connection (reset|closed|refused)|broken pipe|timed out|remote process exited", re.I)
 _BUCKET = 16 * 2**20  # elements per all-reduce: few messages, and a bounded copy
 
 
@@ -51,7 +55,8 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
     if strategy == "ddp":  # torchrun's processes run one configuration after the other, and part at their end
         atexit.register(_part)
     if strategy != "ddp_spawn":
-        return fabric.launch(function, *args)
+        with _lost_processes_named():
+            return fabric.launch(function, *args)
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "error"
         try:
@@ -66,7 +71,35 @@ def _torchrun_world() -> tuple[int, int]:
     """Processes in all and on this machine where torchrun started this one; else (0, 0)."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0, 0
-    return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    world, local, machines = (int(os.environ[f"{name}WORLD_SIZE"]) for name in ("", "LOCAL_", "GROUP_"))
+    if world != local * machines:
+        raise ConfigError(
+            f"torchrun started {world} processes on {machines} machines, {local} of them here: start equally many on "
+            "each machine (--nproc-per-node)"
+        )
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if machines > 1 and restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The shared store still holds the addresses of the dead: github.com/pytorch/pytorch/issues/135712
+        raise ConfigError(
+            "to restart processes on several machines (--max-restarts), torchrun must be started with the environment "
+            "variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on each; else they look for the dead ones and hang"
+        )
+    return world, local
+
+
+@contextlib.contextmanager
+def _lost_processes_named() -> Iterator[None]:
+    """Say in words that another process of torchrun is gone; what the network says of it differs by back end."""
+    try:
+        yield
+    except RuntimeError as error:
+        if this_share().world == 1 or not _LOST.search(str(error)):
+            raise
+        raise InfssmError(
+            "another process of this run is gone, so this one stops too. torchrun starts all of them again where it "
+            "was given --max-restarts; by hand, give the same command again: the run continues from its checkpoint "
+            f"({str(error).splitlines()[0][:200]})"
+        ) from error
 
 
 def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ from infssm.train.signals import Signals
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+_PATIENCE = 30.0
+"""Seconds until a folder that process 0 made must be seen by all: network file systems remember for a while."""
 
 
 def run(config: RunConfig, *, overwrite: bool = False, quiet: bool = False) -> Result:
@@ -125,7 +129,23 @@ def _alone(fabric: Fabric, run: RunDirectory) -> Iterator[None]:
         refusal = fabric.broadcast(refusal)  # else the others would wait for a process that has left
         if refusal is not None:
             raise ConfigError(refusal)
+        _check_shared(fabric, run)
         yield
+
+
+def _check_shared(fabric: Fabric, run: RunDirectory) -> None:
+    """All processes read one folder, wherever they run; a network file system may take a moment to show it."""
+    patience = time.monotonic() + _PATIENCE
+    while not (seen := run.checkpoints.is_dir()) and time.monotonic() < patience:
+        time.sleep(0.2)
+    missing = fabric.world_size - int(
+        fabric.all_reduce(torch.tensor(float(seen), device=fabric.device), reduce_op="sum").item()
+    )
+    if missing:
+        raise ConfigError(
+            f"{missing} of the {fabric.world_size} processes do not see {run.path}: the machines of one run need one "
+            "folder that all of them read (--out on a shared file system); see docs/scale.md"
+        )
 
 
 def _open(
