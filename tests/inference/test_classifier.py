@@ -20,7 +20,7 @@ from tests.compare import identical
 from tests.train.tiny import tiny_config
 
 
-@pytest.fixture(scope="module", params=["seq", "ncm", "lucir"])
+@pytest.fixture(scope="module", params=["seq", "ncm", "lucir", "er+inf-ssm-exact+cosine"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained, fitted and replaced classifiers."""
     return run(tiny_config(tmp_path_factory.mktemp("runs"), request.param), quiet=True).path

@@ -43,6 +43,7 @@ COMPOSED = [
     "l2p-r+lwf-ac",
     "clfd+inf-ssm-exact",
     "er+inf-ssm-exact+ncm",
+    "er+inf-ssm-exact+cosine",
     "lwf+lwf-f+inf-ssm-exact",
     "lucir+lwf+lwf-f",
     "x-der+lwf+ncm",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from infssm.errors import ConfigError
 from infssm.methods.lucir import LUCIR
-from infssm.methods.lucir._head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods.lucir._losses import imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from infssm.replay import herd
 from tests.compare import identical
@@ -23,24 +23,6 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def cosine(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
-
-
-def test_scores_are_scaled_cosines() -> None:
-    head = CosineHead(3, [2, 2]).double()
-    with torch.no_grad():
-        head.eta.fill_(2.5)
-    x = normal(4, 3)
-    weights = torch.cat(list(head.weights)).tolist()
-    expected = [[2.5 * cosine(row, w) for w in weights] for row in x.tolist()]
-    torch.testing.assert_close(head(x), torch.tensor(expected, dtype=torch.float64))
-    assert head.out_features == 4
-
-
-def test_only_the_block_in_training_and_the_scale_have_gradients() -> None:
-    head = CosineHead(3, [2, 2, 2])
-    head.train_block(1)
-    assert [w.requires_grad for w in head.weights] == [False, True, False]
-    assert head.eta.requires_grad
 
 
 def test_less_forget_is_one_minus_the_mean_cosine() -> None:
@@ -117,7 +99,7 @@ def test_terms_of_a_step_by_hand() -> None:
     weights = torch.cat(list(base.head.weights))
     cosines = F.normalize(new, dim=1) @ F.normalize(weights, dim=1).T
     terms = method.loss(batches[0])
-    torch.testing.assert_close(terms["ce"], F.cross_entropy(base.head.eta * cosines, y))
+    torch.testing.assert_close(terms["ce"], F.cross_entropy(base.head.scale * cosines, y))
     torch.testing.assert_close(terms["less_forget"], 2.0 * (1 - F.cosine_similarity(new, old, dim=1)).mean())
     hinges = [0.5 - (row[label] - c) for row, label in zip(cosines, y, strict=True) if label < 2 for c in row[2:4]]
     torch.testing.assert_close(terms["margin"], 0.7 * torch.stack(hinges).clamp(min=0).mean())
@@ -182,7 +164,7 @@ def test_fine_tuning_moves_the_current_block_and_the_scale_alone() -> None:
         train(method, TASKS[0])
     one, other = trained.module.state_dict(), untouched.module.state_dict()
     moved = {key for key in one if not identical(one[key], other[key])}
-    assert moved == {"head.weights.0", "head.eta"}
+    assert moved == {"head.weights.0", "head.scale"}
     buffer = trained.base.buffer
     x, y = buffer["image"].double() / 255, buffer["label"]
     assert F.cross_entropy(trained.module(x), y) < F.cross_entropy(untouched.module(x), y)

@@ -174,11 +174,11 @@ def build_method(
         progress=Progress(generator=torch.Generator().manual_seed(2**32 + seed)),
     )
     module = parts.base.prepare(configs[parts.base.name], before)
+    parts.head.prepare(configs[parts.head.name], replace(before, module=module))
     prepared = _watched(replace(before, module=module), parts.regularizers)
     base = parts.base(configs[parts.base.name], prepared)
     context = replace(prepared, columns=base.columns)
     head = parts.head(configs[parts.head.name], context)
-    head.prepare(module)
     regularizers = [cls(configs[cls.name], context) for cls in parts.regularizers]
     return Method(canonical_name(name), context, base, regularizers, head)
 

@@ -33,8 +33,9 @@ class Head(Component, ABC):
     needs_old: bool = False
     """Whether features of the model before the task are asked for; the method then keeps a frozen old model."""
 
-    def prepare(self, module: nn.Module) -> None:
-        """Put the head's classifier into the module (trained heads); called once, before training."""
+    @classmethod
+    def prepare(cls, config: Any, context: Context) -> None:
+        """Put the head's classifier into ``context.module`` (trained heads); called once, before training."""
 
     def reset(self) -> None:
         """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
@@ -126,14 +127,12 @@ class FittedHead(Head):
     @property
     def num_classes(self) -> int:
         """Number K of classes."""
-        count = self.context.num_classes or getattr(self.classifier.module, "out_features", None)
-        if not isinstance(count, int):
-            raise ConfigError(f"{self.name} scores every class: give num_classes")
-        return count
+        return class_count(self.context, self.classifier, self.name)
 
-    def prepare(self, module: nn.Module) -> None:
+    @classmethod
+    def prepare(cls, config: Any, context: Context) -> None:  # noqa: ARG003
         """Nothing is replaced before the first fit; a model without a classifier is refused now."""
-        find_classifier(unwrap(module))
+        find_classifier(unwrap(context.module))
 
     @torch.no_grad()
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -180,6 +179,14 @@ class FittedHead(Head):
         self.classifier.module.load_state_dict(reached["trained"])
         self._fitted = self._built(reached["fitted"])
         self.install()
+
+
+def class_count(context: Context, place: Classifier, head: str) -> int:
+    """Number of classes a head scores: the stream's, else as many as the model's own classifier has."""
+    count = context.num_classes or getattr(place.module, "out_features", None)
+    if not isinstance(count, int):
+        raise ConfigError(f"{head} scores every class: give num_classes")
+    return count
 
 
 def linear(weight: Tensor, bias: Tensor) -> nn.Linear:

@@ -23,7 +23,8 @@ from infssm.methods._shared.passes import evaluating, require_loader
 from infssm.methods._shared.replay import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
 from infssm.methods._step import train_step
 from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods.lucir._head import CosineHead, imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods.heads.cosine import CosineClassifier
+from infssm.methods.lucir._losses import imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
 from infssm.replay import BalancedBuffer, gather_rows, herd, rank_slice
@@ -76,7 +77,7 @@ class LUCIR(Replay):
     def __init__(self, config: LUCIRConfig, context: Context) -> None:
         super().__init__(config, context)
         head = find_classifier(context.module).module
-        assert isinstance(head, CosineHead)
+        assert isinstance(head, CosineClassifier)
         self.head = head
         self.reference: nn.Module | None = None
         self._task_images = 0
@@ -89,10 +90,10 @@ class LUCIR(Replay):
 
     @classmethod
     def prepare(cls, config: LUCIRConfig, context: Context) -> nn.Module:  # noqa: ARG003
-        """Replace the linear head by a cosine head with one block per task."""
+        """Put a cosine classifier with one block per task in the place of the model's own."""
         place, like = find_classifier(context.module), next(context.module.parameters())
-        blocks = list(task_sizes(context, cls.name))
-        place.replace(CosineHead(place.in_features, blocks).to(like.device, like.dtype))
+        classifier = CosineClassifier(place.in_features, task_sizes(context, cls.name))
+        place.replace(classifier.to(like.device, like.dtype))
         return context.module
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:

@@ -1,58 +1,12 @@
-"""LUCIR's cosine classifier and its losses."""
+"""LUCIR's losses, and where the weights of new classes start."""
 
 from __future__ import annotations
 
 import math
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-
-class CosineHead(nn.Module):
-    """Scores ``eta · cos(feature, w_c)``: no bias, one block of weights per task, one learned scale.
-
-    Only the block of the task in training has gradients; the others keep their weights.
-    """
-
-    def __init__(self, num_features: int, blocks: list[int]) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(size, num_features)) for size in blocks)
-        self.eta = nn.Parameter(torch.ones(1))
-        for block in range(len(blocks)):
-            self.reset(block)
-        self.train_block(0)
-
-    @property
-    def in_features(self) -> int:
-        """Width of the features."""
-        return int(self.weights[0].shape[1])
-
-    @property
-    def out_features(self) -> int:
-        """Number of classes."""
-        return sum(len(block) for block in self.weights)
-
-    @torch.no_grad()
-    def reset(self, block: int) -> None:
-        """Draw the weights of a block anew, uniform in ``±1/sqrt(features)``."""
-        bound = 1 / math.sqrt(self.weights[block].shape[1])
-        self.weights[block].uniform_(-bound, bound)
-
-    def train_block(self, block: int) -> None:
-        """Give gradients to one block and to the scale alone."""
-        for index, weights in enumerate(self.weights):
-            weights.requires_grad_(index == block)
-
-    def cosines(self, features: Tensor) -> Tensor:
-        """``features: [b, d]`` to cosines with all classes, ``[b, K]``."""
-        directions = torch.cat([F.normalize(block, dim=1) for block in self.weights])
-        return F.linear(F.normalize(features, dim=1), directions)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """``features: [b, d]`` to scores ``[b, K]``."""
-        return self.eta * self.cosines(features)
+from torch import Tensor
 
 
 def less_forget(features: Tensor, old: Tensor) -> Tensor:
