@@ -29,7 +29,7 @@ def _mean(*args: Any) -> tuple[Tensor, ...]:
 def _triton_mean(*args: Any) -> tuple[Tensor, ...]:
     delta, A, bias, groups, softplus, _, _ = args
     outputs = _mean_fake(*args)
-    _triton.forward(rows(delta), A, flat(bias), groups, softplus, *map(given, outputs))
+    _triton.forward(rows(delta), A, flat(bias), groups, softplus, [*map(given, outputs)])
     return outputs
 
 
@@ -64,8 +64,8 @@ def _mean_backward(*args: Any) -> tuple[Tensor, ...]:
 def _triton_backward(*args: Any) -> tuple[Tensor, ...]:
     delta, A, bias, groups, softplus, *grads, _ = args
     found = _mean_backward_fake(*args)
-    wanted = (flat(given(grad)) for grad in grads)
-    _triton.backward(rows(delta), A, flat(bias), groups, softplus, *wanted, *map(given, found))
+    by_means = [flat(given(grad)) for grad in grads]
+    _triton.backward(rows(delta), A, flat(bias), groups, softplus, by_means, [*map(given, found)])
     return found
 
 

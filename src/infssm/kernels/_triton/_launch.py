@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 # Channels of a tile, one per lane of a warp, and tokens between the states that the scan keeps for its backward.
 COLS, CHUNK = 32, 16
+_AXES = ("batch", "step", "group")
 
 
 class Cut:
@@ -16,7 +18,7 @@ class Cut:
 
     def __init__(self, batch: int, tokens: int, groups: int, channels: int, n: int) -> None:
         self.batch, self.size = batch, channels // groups
-        self.sizes = (batch, tokens, groups, self.size, n)  # as the kernels take them
+        self.sizes = {"batches": batch, "tokens": tokens, "groups": groups, "size": self.size, "n": n}
         self.states, self.columns = power_of_two(n), min(COLS, power_of_two(self.size))
         self.blocks = -(-self.size // self.columns)
         self.programs = batch * groups * self.blocks
@@ -34,6 +36,19 @@ def run(kernel: Any, programs: int, like: Tensor, *args: Any, warps: int, **cons
     """Run a kernel on the device of `like`."""
     with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
         kernel[(programs,)](*args, **constants, num_warps=warps, enable_fp_fusion=True)
+
+
+def arranged(kernel: Any, *records: Mapping[str, Any]) -> list[Any]:
+    """What a kernel takes, in its order: its parameters have the names of the records' fields, spelled there alone."""
+    named = {name: value for record in records for name, value in record.items()}
+    names = [name for name in kernel.arg_names if name in named]
+    assert names == kernel.arg_names[: len(names)]
+    return [named[name] for name in names]
+
+
+def strides(name: str, tensor: Tensor) -> dict[str, int]:
+    """Strides of [batch, tokens(, groups), ...] by the names of the kernels' parameters."""
+    return {f"{name}_{axis}": stride for axis, stride in zip(_AXES, tensor.stride()[:-1], strict=False)}
 
 
 def turned(tensor: Tensor | None) -> Tensor | None:

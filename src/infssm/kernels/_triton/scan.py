@@ -8,39 +8,40 @@ import torch
 from torch import Tensor
 
 from infssm.kernels._ops.library import new
-from infssm.kernels._triton._launch import CHUNK, Cut, run, turned
+from infssm.kernels._triton._launch import CHUNK, Cut, arranged, run, strides, turned
 from infssm.kernels.records import ScanInputs
 
 __all__ = ["CHUNK", "backward", "forward"]
 
 
-def _tensors(x: ScanInputs) -> tuple[tuple[Tensor | None, ...], tuple[int, ...], Cut]:
-    """The tensors as the kernels take them, the strides of [batch, tokens(, groups)], and the cut."""
-    strides = [tensor.stride()[:-1] for tensor in (x.u, x.delta, x.u if x.z is None else x.z, x.B, x.C)]
-    cut = Cut(x.u.shape[0], x.u.shape[1], x.B.shape[2], x.u.shape[2], x.A.shape[1])
-    tensors = (x.u, x.delta, turned(x.A), x.B, x.C, x.D, x.z, x.delta_bias, x.seq_idx)
-    return tensors, tuple(sum(strides, ())), cut
+class _Launch:
+    """A scan's inputs by the names of the kernels' parameters, the cut, and the kernels' constants."""
+
+    def __init__(self, x: ScanInputs) -> None:
+        self.cut = Cut(x.u.shape[0], x.u.shape[1], x.B.shape[2], x.u.shape[2], x.A.shape[1])
+        self.inputs = x._asdict() | {"A": turned(x.A), "initial_state": turned(x.initial_state)} | self.cut.sizes
+        for name in ("u", "delta", "z", "B", "C"):
+            self.inputs |= strides(name, x.u if self.inputs[name] is None else self.inputs[name])
+        options = {"SOFTPLUS": x.delta_softplus, "REVERSE": x.reverse, "CHUNK": CHUNK}
+        self.constants = options | self.cut.constants
+
+    def run(self, kernel: Any, like: Tensor, **others: Any) -> None:
+        """Run a kernel on the inputs and what else it reads or fills."""
+        run(kernel, self.cut.programs, like, *arranged(kernel, self.inputs, others), **self.constants)
 
 
 def forward(x: ScanInputs, out: Any) -> None:
     """Fill the outputs that are not None."""
     from infssm.kernels._triton.kernels.scan import forward as kernel
 
-    tensors, strides, cut = _tensors(x)
+    launch = _Launch(x)
     end = None if out.last is None else new(out.y, *out.last.mT.shape)
-    means = (out.a, out.delta, out.zoh)
-    sums = [None if mean is None else new(out.y, cut.blocks, *mean.shape) for mean in means]
-    run(
-        *(kernel, cut.programs, out.y, *tensors, turned(x.initial_state), out.y, end, out.saved, *sums, *strides),
-        *cut.sizes,
-        SOFTPLUS=x.delta_softplus,
-        REVERSE=x.reverse,
-        CHUNK=CHUNK,
-        **cut.constants,
-    )
-    for mean, part in zip(means, sums, strict=True):
-        if part is not None:
-            torch.sum(part, 0, out=mean).div_(cut.size)
+    means = {"a_sum": out.a, "delta_sum": out.delta, "zoh_sum": out.zoh}
+    sums = {n: None if mean is None else new(out.y, launch.cut.blocks, *mean.shape) for n, mean in means.items()}
+    launch.run(kernel, out.y, y=out.y, last=end, saved=out.saved, **sums)
+    for name, total in sums.items():
+        if total is not None:
+            torch.sum(total, 0, out=means[name]).div_(launch.cut.size)
     if end is not None:
         out.last.copy_(end.mT)
 
@@ -49,25 +50,23 @@ def backward(x: ScanInputs, saved: Tensor, grads: Any, found: Any) -> None:
     """Fill the gradients of the inputs that are not None from those of the outputs."""
     from infssm.kernels._triton.kernels.scan_backward import backward as kernel
 
-    tensors, strides, cut = _tensors(x)
-    du, dA = found.u, found.A.mT
-    history = new(du, cut.programs, CHUNK, cut.states, cut.columns)
+    launch = _Launch(x)
+    cut, like = launch.cut, found.u
+    given = {f"grad_{name}": grad for name, grad in grads._asdict().items()} | {"grad_last": turned(grads.last)}
+    wanted = {f"d{name}": grad for name, grad in found._asdict().items()} | {"dA": found.A.mT}
     # Sums over batch and blocks of channels are added up in a second step and a fixed order.
-    shared = (dA, found.D, found.delta_bias)
-    by_batch = [None if grad is None else new(du, cut.batch, *grad.shape) for grad in shared]
-    by_block = [new(du, cut.blocks, *grad.shape) for grad in (found.B, found.C)]
-    start = new(du, cut.batch, *dA.shape)
-    run(
-        *(kernel, cut.programs, du, *tensors, saved, history, grads.y, turned(grads.last)),
-        *(grads.a, grads.delta, grads.zoh),
-        *(du, found.delta, *by_block, found.z, *by_batch, start, *strides, *grads.y.stride()[:2], *cut.sizes),
-        SOFTPLUS=x.delta_softplus,
-        REVERSE=x.reverse,
-        CHUNK=CHUNK,
-        **cut.constants,
+    parts = dict.fromkeys(("dA", "dD", "ddelta_bias"), cut.batch) | dict.fromkeys(("dB", "dC"), cut.blocks)
+    sums = {n: None if wanted[n] is None else new(like, count, *wanted[n].shape) for n, count in parts.items()}
+    launch.run(
+        kernel,
+        like,
+        saved=saved,
+        history=new(like, cut.programs, CHUNK, cut.states, cut.columns),
+        **(given | strides("y", grads.y)),
+        **(wanted | sums | {"dinitial_state": (start := new(like, cut.batch, *found.A.mT.shape))}),
     )
-    for grad, part in zip((*shared, found.B, found.C), (*by_batch, *by_block), strict=True):
-        if part is not None:
-            grad.copy_(part.sum(0))
+    for name, total in sums.items():
+        if total is not None:
+            wanted[name].copy_(total.sum(0))
     if found.initial_state is not None:
         found.initial_state.copy_(start.mT)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from infssm.kernels._ops.library import new
-from infssm.kernels._triton._launch import Cut, run, turned
+from infssm.kernels._triton._launch import Cut, arranged, run, strides, turned
 
 # Tokens whose share of dA one program adds up.
 _ROWS = 64
 
 
-def forward(
-    delta: Tensor,
-    A: Tensor,
-    bias: Tensor | None,
-    groups: int,
-    softplus: bool,
-    a: Tensor,
-    mean: Tensor,
-    zoh: Tensor | None,
-) -> None:
-    """Fill the means that are not None."""
-    from infssm.kernels._triton.kernels.states import forward as kernel
-
+def _inputs(delta: Tensor, A: Tensor, bias: Tensor | None, groups: int) -> tuple[dict[str, Any], Cut]:
+    """What both kernels read, by the names of their parameters, and the cut."""
     batch, tokens, channels = delta.shape
     cut = Cut(batch, tokens, groups, channels, A.shape[1])
-    tensors = (delta, turned(A), bias, a, mean, zoh, *delta.stride()[:2], *cut.sizes[1:])
-    run(kernel, batch * tokens * groups, a, *tensors, SOFTPLUS=softplus, **cut.constants)
+    return {"delta": delta, "A": turned(A), "bias": bias} | strides("delta", delta) | cut.sizes, cut
+
+
+def forward(delta: Tensor, A: Tensor, bias: Tensor | None, groups: int, softplus: bool, means: Sequence[Any]) -> None:
+    """Fill the means of a, delta and zoh that are not None."""
+    from infssm.kernels._triton.kernels.states import forward as kernel
+
+    inputs, cut = _inputs(delta, A, bias, groups)
+    named = dict(zip(("a_mean", "delta_mean", "zoh_mean"), means, strict=True))
+    programs = delta.shape[0] * delta.shape[1] * groups
+    run(kernel, programs, delta, *arranged(kernel, inputs, named), SOFTPLUS=softplus, **cut.constants)
 
 
 def backward(
@@ -36,27 +37,21 @@ def backward(
     bias: Tensor | None,
     groups: int,
     softplus: bool,
-    grad_a: Tensor | None,
-    grad_delta: Tensor | None,
-    grad_zoh: Tensor | None,
-    ddelta: Tensor,
-    dA: Tensor,
-    dbias: Tensor | None,
+    grads: Sequence[Any],
+    found: Sequence[Any],
 ) -> None:
-    """Fill the gradients that are not None."""
+    """Fill the gradients of delta, A and bias that are not None from those of the means of a, delta and zoh."""
     from infssm.kernels._triton.kernels.states import backward as kernel
 
-    batch, tokens, channels = delta.shape
-    cut = Cut(batch, tokens, groups, channels, A.shape[1])
-    parts = -(-batch * tokens // _ROWS)
+    inputs, cut = _inputs(delta, A, bias, groups)
+    ddelta, dA, dbias = found
+    parts = -(-delta.shape[0] * delta.shape[1] // _ROWS)
     by_part = [None if grad is None else new(dA, parts, *grad.shape) for grad in (dA.mT, dbias)]
-    run(
-        *(kernel, parts * groups * cut.blocks, dA, delta, turned(A), bias, grad_a, grad_delta, grad_zoh),
-        *(ddelta, *by_part, *delta.stride()[:2], *cut.sizes),
-        SOFTPLUS=softplus,
-        ROWS=_ROWS,
-        **cut.constants,
-    )
+    given = dict(zip(("grad_a", "grad_delta", "grad_zoh"), grads, strict=True))
+    wanted = dict(zip(("ddelta", "dA", "dbias"), (ddelta, *by_part), strict=True))
+    arguments = arranged(kernel, inputs, given, wanted)
+    constants = {"SOFTPLUS": softplus, "ROWS": _ROWS} | cut.constants
+    run(kernel, parts * inputs["groups"] * cut.blocks, dA, *arguments, **constants)
     for grad, part in zip((dA.mT, dbias), by_part, strict=True):
         if grad is not None and part is not None:
             grad.copy_(part.sum(0))

@@ -63,15 +63,15 @@ def advance(h, u, dt, A, B):
 # fmt: off
 @triton.jit
 def forward(
-    u, delta, A, B, C, D, z, bias, seq, initial, y, last, boundary, a_sum, delta_sum, zoh_sum,
+    u, delta, A, B, C, D, z, delta_bias, seq_idx, initial_state, y, last, saved, a_sum, delta_sum, zoh_sum,
     u_batch, u_step, delta_batch, delta_step, z_batch, z_step,
     B_batch, B_step, B_group, C_batch, C_step, C_group, batches, tokens, groups, size, n,
     SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, CHUNK: tl.constexpr, STATES: tl.constexpr, COLS: tl.constexpr,
 ):
     # fmt: on
-    """y, the last state, the state before each chunk in `boundary`, and the sums behind the mean states.
+    """y, the last state, the state before each chunk in `saved`, and the sums behind the mean states.
 
-    A: [n, channels]; initial, last: [batch, n, channels]; boundary: [batch, chunks, n, channels];
+    A: [n, channels]; initial_state, last: [batch, n, channels]; saved: [batch, chunks, n, channels];
     sums: [blocks, batch, tokens, groups, n].
     """
     batch, group, block, channel, keep = place(groups, size, COLS)
@@ -85,22 +85,22 @@ def forward(
     sums = (block * batches + batch) * tokens * groups + group
     poles = tl.load(A + inner, mask=tile, other=0.0)
     skip = tl.load(D + channel, mask=keep, other=0.0) if D is not None else 0.0
-    shift = tl.load(bias + channel, mask=keep, other=0.0) if bias is not None else 0.0
+    shift = tl.load(delta_bias + channel, mask=keep, other=0.0) if delta_bias is not None else 0.0
     h = tl.zeros((STATES, COLS), tl.float32)
-    if initial is not None:
-        h = tl.load(initial + batch * n * channels + inner, mask=tile, other=0.0)
+    if initial_state is not None:
+        h = tl.load(initial_state + batch * n * channels + inner, mask=tile, other=0.0)
     ut, raw = read(u, delta, token_at(0, tokens, REVERSE), u_step, delta_step, channel, keep)
     for t in range(tokens):
         token = token_at(t, tokens, REVERSE)
         b = tl.load(B + token * B_step + state, mask=real, other=0.0)
         c = tl.load(C + token * C_step + state, mask=real, other=0.0)
         next_u, next_raw = read(u, delta, token_at(t + 1, tokens, REVERSE), u_step, delta_step, channel, keep)
-        if boundary is not None:  # noqa: SIM102 - the first is decided at compile time
+        if saved is not None:  # noqa: SIM102 - the first is decided at compile time
             if t % CHUNK == 0:
                 chunk = batch * tl.cdiv(tokens, CHUNK) + t // CHUNK
-                tl.store(boundary + chunk * n * channels + inner, h, mask=tile)
-        if seq is not None:
-            h = tl.where(restarts(seq + batch * tokens, t, tokens, REVERSE), 0.0, h)
+                tl.store(saved + chunk * n * channels + inner, h, mask=tile)
+        if seq_idx is not None:
+            h = tl.where(restarts(seq_idx + batch * tokens, t, tokens, REVERSE), 0.0, h)
         dt = discretise(raw, shift, keep, SOFTPLUS)
         h, a = advance(h, ut, dt, poles, b)
         total = tl.sum(h * c[:, None], axis=0) + skip * ut

@@ -10,16 +10,17 @@ from infssm.kernels._triton.kernels.scan import advance, discretise, place, read
 # fmt: off
 @triton.jit
 def backward(
-    u, delta, A, B, C, D, z, bias, seq, boundary, history, grad_y, grad_last, grad_a, grad_delta, grad_zoh,
-    du, ddelta, dB, dC, dz, dA, dD, dbias, dinitial, u_batch, u_step, delta_batch, delta_step, z_batch, z_step,
+    u, delta, A, B, C, D, z, delta_bias, seq_idx, saved, history, grad_y, grad_last, grad_a, grad_delta, grad_zoh,
+    du, ddelta, dB, dC, dz, dA, dD, ddelta_bias, dinitial_state,
+    u_batch, u_step, delta_batch, delta_step, z_batch, z_step,
     B_batch, B_step, B_group, C_batch, C_step, C_group, y_batch, y_step, batches, tokens, groups, size, n,
     SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, CHUNK: tl.constexpr, STATES: tl.constexpr, COLS: tl.constexpr,
 ):
     # fmt: on
-    """Gradients; dB, dC per block of channels, dA, dD, dbias per batch element.
+    """Gradients; dB, dC per block of channels, dA, dD, ddelta_bias per batch element.
 
     history: [programs, CHUNK, STATES, COLS], the states before the tokens of one chunk; A: [n, channels];
-    grad_last, dinitial, dA: [batch, n, channels].
+    grad_last, dinitial_state, dA: [batch, n, channels].
     """
     batch, group, block, channel, keep = place(groups, size, COLS)
     channels = groups * size
@@ -38,7 +39,7 @@ def backward(
     share = 1.0 / size
     poles = tl.load(A + inner, mask=tile, other=0.0)
     skip = tl.load(D + channel, mask=keep, other=0.0) if D is not None else 0.0
-    shift = tl.load(bias + channel, mask=keep, other=0.0) if bias is not None else 0.0
+    shift = tl.load(delta_bias + channel, mask=keep, other=0.0) if delta_bias is not None else 0.0
     carry = tl.zeros((STATES, COLS), tl.float32)  # gradient of the state, on its way to earlier tokens
     if grad_last is not None:
         carry = tl.load(grad_last + own + inner, mask=tile, other=0.0)
@@ -48,15 +49,15 @@ def backward(
     for back in range(1, chunks + 1):
         first = (chunks - back) * CHUNK
         count = tl.minimum(CHUNK, tokens - first)
-        h = tl.load(boundary + (batch * chunks + chunks - back) * n * channels + inner, mask=tile, other=0.0)
+        h = tl.load(saved + (batch * chunks + chunks - back) * n * channels + inner, mask=tile, other=0.0)
         ut, raw = read(u, delta, token_at(first, tokens, REVERSE), u_step, delta_step, channel, keep)
         for i in range(count):
             b = tl.load(B + token_at(first + i, tokens, REVERSE) * B_step + state, mask=real, other=0.0)
             after = token_at(first + i + 1, tokens, REVERSE)
             next_u, next_raw = read(u, delta, after, u_step, delta_step, channel, keep)
             tl.store(history + i * STATES * COLS, h)
-            if seq is not None:
-                h = tl.where(restarts(seq + batch * tokens, first + i, tokens, REVERSE), 0.0, h)
+            if seq_idx is not None:
+                h = tl.where(restarts(seq_idx + batch * tokens, first + i, tokens, REVERSE), 0.0, h)
             h, _ = advance(h, ut, discretise(raw, shift, keep, SOFTPLUS), poles, b)
             ut, raw = next_u, next_raw
         tl.debug_barrier()
@@ -84,8 +85,8 @@ def backward(
             tl.store(dB + at, tl.sum(g * (dt * ut)[None, :], axis=1), mask=real)
             dx = tl.sum(g * b[:, None], axis=0)
             carry = g * a
-            if seq is not None:
-                carry = tl.where(restarts(seq + batch * tokens, first + count - k, tokens, REVERSE), 0.0, carry)
+            if seq_idx is not None:
+                carry = tl.where(restarts(seq_idx + batch * tokens, first + count - k, tokens, REVERSE), 0.0, carry)
             exponent = carry * before  # gradient of delta A
             at = (means + token * groups) * n + state
             if grad_a is not None:
@@ -109,6 +110,6 @@ def backward(
     tl.store(dA + own + inner, total_A, mask=tile)
     if dD is not None:
         tl.store(dD + batch * channels + channel, total_D, mask=keep)
-    if dbias is not None:
-        tl.store(dbias + batch * channels + channel, total_bias, mask=keep)
-    tl.store(dinitial + own + inner, carry, mask=tile)
+    if ddelta_bias is not None:
+        tl.store(ddelta_bias + batch * channels + channel, total_bias, mask=keep)
+    tl.store(dinitial_state + own + inner, carry, mask=tile)
