@@ -126,7 +126,8 @@ Conv conv(nb::handle inputs, int threads) {
             .grad_y = {},
             .dx = {},
             .dweight = nullptr,
-            .dbias = nullptr};
+            .dbias = nullptr,
+            .add = false};
 }
 
 void conv_forward(nb::handle inputs, nb::handle y, int threads) {

@@ -8,6 +8,7 @@ namespace INFSSM_ISA {
 namespace {
 
 constexpr int64_t BLOCK_VECTORS = 16;  // channels of a work item; its rows of the window stay in the first-level cache
+constexpr int64_t TILE = 64;           // tokens that a vector of channels is walked along before the next vector's turn
 
 // weight as [width][padded channels], the current token's tap last; then the bias.
 struct Taps {
@@ -93,6 +94,101 @@ void forward(const Conv& f) {
     }
 }
 
+// A gradient of x: written, or added to what is there.
+INFSSM_INLINE void put(const Conv& f, float* dx, vf value, int count) {
+    store(dx, f.add ? value + load(dx, count) : value, count);
+}
+
+// Four taps over one sequence, the common case: the window moves along the tokens in registers.
+struct Four {
+    vf w[4], bias, x1, x2, x3;  // the three tokens before
+
+    Four(const Taps& taps, const Walk& x, int64_t t, int64_t c, int count)
+        : bias(taps.tap(4, c)), x1(before(x, t - 1, c, count)), x2(before(x, t - 2, c, count)), x3(before(x, t - 3, c, count)) {
+        for (int k = 0; k < 4; ++k) w[k] = taps.tap(k, c);
+    }
+    static vf before(const Walk& x, int64_t t, int64_t c, int count) {
+        return t < 0 ? vf{} : load(x.at(t) + c, count);
+    }
+    vf value(vf x0) const { return bias + w[0] * x3 + w[1] * x2 + w[2] * x1 + w[3] * x0; }
+    void move(vf x0) { x3 = x2, x2 = x1, x1 = x0; }
+};
+
+template <bool FULL>
+__attribute__((noinline)) void forward_four(const Conv& f, const Taps& taps, const Walk& x, const Walk& y, int64_t first, int64_t last, int64_t c,
+                  int lanes) {
+    const int count = FULL ? W : lanes;
+    Four window(taps, x, first, c, count);
+    for (int64_t t = first; t < last; ++t) {
+        const vf x0 = load(x.at(t) + c, count);
+        const vf value = window.value(x0);
+        store(y.at(t) + c, f.silu ? value * sigmoid(value) : value, count);
+        x.expect(t, c), y.expect(t, c, true);
+        window.move(x0);
+    }
+}
+
+void forward_four(const Conv& f) {
+    const Taps taps(f);
+    const ScanSizes size = sizes(f);
+    const int64_t blocks = ceil_div(f.channels, BLOCK_VECTORS * W);
+#pragma omp parallel for num_threads(f.threads) schedule(static)
+    for (int64_t index = 0; index < f.batch * blocks; ++index) {
+        const FlushToZero flush;
+        const Part part(f, blocks, index);
+        const Walk x(f.x, size, part.batch, 0, 0), y(f.y, size, part.batch, 0, 0);
+        for (int64_t t = 0; t < f.tokens; t += TILE)
+            for (int64_t c = part.first; c < part.last; c += W) {
+                const int count = lanes_from(c, part.last);
+                const int64_t end = t + TILE < f.tokens ? t + TILE : f.tokens;
+                (count == W ? forward_four<true> : forward_four<false>)(f, taps, x, y, t, end, c, count);
+            }
+    }
+}
+
+// totals: [4 taps, bias]; late: the output gradients of the three tokens before `first`.
+template <bool FULL>
+__attribute__((noinline)) void backward_four(const Conv& f, const Taps& taps, const Walk& x, const Walk& grad, const Walk& dx, int64_t first,
+                   int64_t last, int64_t c, int lanes, vf* totals, vf* late) {
+    const int count = FULL ? W : lanes;
+    Four window(taps, x, first, c, count);
+    vf t0 = totals[0], t1 = totals[1], t2 = totals[2], t3 = totals[3], t4 = totals[4];
+    vf g1 = late[0], g2 = late[1], g3 = late[2];
+    for (int64_t t = first; t < last; ++t) {
+        vf g = {};
+        if (t < f.tokens) {
+            g = load(grad.at(t) + c, count);
+            const vf x0 = load(x.at(t) + c, count);
+            if (f.silu) {
+                const vf value = window.value(x0), s = sigmoid(value);
+                g *= s + value * s * (1.f - s);
+            }
+            t0 += g * window.x3, t1 += g * window.x2, t2 += g * window.x1, t3 += g * x0, t4 += g;
+            x.expect(t, c), grad.expect(t, c), dx.expect(t, c, true);
+            window.move(x0);
+        }
+        if (t >= 3)
+            put(f, dx.at(t - 3) + c, window.w[0] * g + window.w[1] * g1 + window.w[2] * g2 + window.w[3] * g3, count);
+        g3 = g2, g2 = g1, g1 = g;
+    }
+    totals[0] = t0, totals[1] = t1, totals[2] = t2, totals[3] = t3, totals[4] = t4;
+    late[0] = g1, late[1] = g2, late[2] = g3;
+}
+
+void backward_part_four(const Conv& f, const Taps& taps, const Part& part, vf* totals, vf* late) {
+    const ScanSizes size = sizes(f);
+    const Walk x(f.x, size, part.batch, 0, 0), grad(f.grad_y, size, part.batch, 0, 0), dx(f.dx, size, part.batch, 0, 0);
+    memset(totals, 0, 5 * BLOCK_VECTORS * sizeof(vf));
+    memset(late, 0, 3 * BLOCK_VECTORS * sizeof(vf));
+    const int64_t steps = f.tokens + 3;  // the last three gradients of x follow the last token
+    for (int64_t t = 0; t < steps; t += TILE)
+        for (int64_t c = part.first, v = 0; c < part.last; c += W, ++v) {
+            const int count = lanes_from(c, part.last);
+            const int64_t end = t + TILE < steps ? t + TILE : steps;
+            (count == W ? backward_four<true> : backward_four<false>)(f, taps, x, grad, dx, t, end, c, count, totals + 5 * v, late + 3 * v);
+        }
+}
+
 // Gradient of the convolution's output (before SiLU) at token t.
 template <int WIDTH>
 INFSSM_INLINE vf output_grad(const Conv& f, const Taps& taps, const Walk& x, const Walk& grad, int64_t t,
@@ -122,14 +218,14 @@ void backward_part(const Conv& f, const Taps& taps, const Part& part, vf* totals
             if (t < f.tokens) {
                 g = output_grad<WIDTH>(f, taps, x, grad, t, first, c, count);
                 for (int64_t k = first; k < width; ++k)
-                    totals[k * BLOCK_VECTORS + v] += g * load(x.at(t - width + 1 + k) + c, count);
-                totals[width * BLOCK_VECTORS + v] += g;
+                    totals[v * (width + 1) + k] += g * load(x.at(t - width + 1 + k) + c, count);
+                totals[v * (width + 1) + width] += g;
             }
             window[t % width * BLOCK_VECTORS + v] = g;
             if (s < 0) continue;
             vf sum = {};
             for (int64_t k = 0; k < used; ++k) sum += taps.tap(width - 1 - k, c) * window[(s + k) % width * BLOCK_VECTORS + v];
-            store(dx.at(s) + c, sum, count);
+            put(f, dx.at(s) + c, sum, count);
         }
     }
 }
@@ -143,24 +239,26 @@ void backward(const Conv& f) {
 #pragma omp parallel for num_threads(f.threads) schedule(static)
     for (int64_t index = 0; index < parts; ++index) {
         const FlushToZero flush;
-        backward_part<WIDTH>(f, taps, Part(f, blocks, index), totals.vectors() + index * each,
-                             windows.vectors() + thread_index() * f.width * BLOCK_VECTORS);
+        const Part part(f, blocks, index);
+        vf *const total = totals.vectors() + index * each, *const window = windows.vectors() + thread_index() * f.width * BLOCK_VECTORS;
+        if (WIDTH == 4 && !f.seq.data) backward_part_four(f, taps, part, total, window);
+        else backward_part<WIDTH>(f, taps, part, total, window);
     }
-    for (int64_t c = 0; c < f.channels; ++c) {
-        const int64_t block = c / (BLOCK_VECTORS * W), v = c % (BLOCK_VECTORS * W) / W, lane = c % W;
+    for (int64_t c = 0; c < f.channels; c += W) {
+        const int64_t block = c / (BLOCK_VECTORS * W), v = c % (BLOCK_VECTORS * W) / W;
+        const int count = lanes_from(c, f.channels);
         for (int64_t k = 0; k <= f.width; ++k) {
-            float sum = 0;
-            for (int64_t b = 0; b < f.batch; ++b)
-                sum += totals.vectors()[(b * blocks + block) * each + k * BLOCK_VECTORS + v][lane];
-            if (k < f.width) f.dweight[c * f.width + k] = sum;
-            else if (f.dbias) f.dbias[c] = sum;
+            vf sum = {};
+            for (int64_t b = 0; b < f.batch; ++b) sum += totals.vectors()[(b * blocks + block) * each + v * (f.width + 1) + k];
+            if (k == f.width && f.dbias) store(f.dbias + c, sum, count);
+            for (int i = 0; k < f.width && i < count; ++i) f.dweight[(c + i) * f.width + k] = sum[i];
         }
     }
 }
 
 }  // namespace
 
-void conv_forward(const Conv& f) { f.width == 4 ? forward<4>(f) : forward<0>(f); }
+void conv_forward(const Conv& f) { f.width != 4 ? forward<0>(f) : f.seq.data ? forward<4>(f) : forward_four(f); }
 void conv_backward(const Conv& f) { f.width == 4 ? backward<4>(f) : backward<0>(f); }
 
 }  // namespace INFSSM_ISA

@@ -66,6 +66,7 @@ struct Conv {  // x: [batch, tokens, channels]; weight: [channels, width] contig
     const float *weight, *bias;
     Tokens y, grad_y, dx;
     float *dweight, *dbias;
+    bool add;  // the gradient of x is added to what dx holds
 };
 
 struct Norm {  // rows x channels, rows contiguous

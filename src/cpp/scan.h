@@ -69,11 +69,11 @@ struct Walk {  // rows of one batch element in scan order
     }
     float* at(int64_t t) const { return row + t * step; }
 
-    // Rows lie far apart, so the hardware does not foresee the next vector of channels; ask for it a tile ahead.
+    // Rows lie far apart, so the hardware does not foresee the next vector of channels; ask for it two tiles ahead.
     void expect(int64_t t, int64_t channel, bool write = false) const {
         if (!row) return;
-        if (write) __builtin_prefetch(at(t) + channel + W, 1);
-        else __builtin_prefetch(at(t) + channel + W, 0);
+        if (write) __builtin_prefetch(at(t) + channel + 2 * W, 1);
+        else __builtin_prefetch(at(t) + channel + 2 * W, 0);
     }
 };
 
@@ -179,7 +179,7 @@ inline const bool* find_starts(const ScanInputs& in, int64_t batch, int64_t firs
 }
 
 // Advance the states j ... j + G - 1 over the chunk.
-template <int G, Exp E, States S, bool KEEP>
+template <int G, Exp E, States S, bool KEEP, bool PACKED>
 INFSSM_INLINE void advance(const Tile& tile, int64_t j) {
     const Tile q = tile;  // a copy that stores through vectors cannot alias stays in registers
     vf h[G], A2[G];
@@ -196,7 +196,7 @@ INFSSM_INLINE void advance(const Tile& tile, int64_t j) {
         }
         if constexpr (KEEP)
             for (int i = 0; i < G; ++i) q.kept_h[t * G + i] = h[i], q.kept_a[t * G + i] = a[i];
-        if (q.starts && q.starts[t])
+        if (PACKED && q.starts[t])
             for (int i = 0; i < G; ++i) h[i] = vf{};
 #pragma GCC unroll 8
         for (int i = 0; i < G; ++i) {

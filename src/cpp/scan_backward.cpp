@@ -11,19 +11,18 @@ struct Scratch {
     vf dl[CHUNK], x[CHUNK], y[CHUNK], abar[CHUNK], dy[CHUNK], slope[CHUNK], gate[CHUNK];
     vf ddl[CHUNK], dx[CHUNK];  // gradients of delta (but through delta u) and of delta u
     vf kept_a[CHUNK * GROUP], kept_h[(CHUNK + 1) * GROUP];
-    vf *acc_B, *acc_C;  // [CHUNK * n]
+    vf* acc;            // [CHUNK * n][2]: of dB and dC, side by side so that they never lie a page apart
     vf* carry;          // [block_vectors * n] gradient of the state after the chunk
-    float *grad_a, *grad_zoh, *sums;  // [CHUNK * n]
+    float *grad_a, *grad_zoh, *sums;  // [CHUNK * n], twice that for the sums
     float grad_delta[CHUNK];
 
     static int64_t padded(int64_t n) { return ceil_div(CHUNK * n, W) * W; }
     static int64_t vectors(const Cut& cut, int64_t n) {
-        return 2 * padded(n) + cut.block_vectors * n + ceil_div(3 * padded(n), W);
+        return 2 * padded(n) + cut.block_vectors * n + ceil_div(4 * padded(n), W);
     }
     void place(vf* memory, const Cut& cut, int64_t n) {
-        acc_B = memory;
-        acc_C = acc_B + padded(n);
-        carry = acc_C + padded(n);
+        acc = memory;
+        carry = acc + 2 * padded(n);
         grad_a = reinterpret_cast<float*>(carry + cut.block_vectors * n);
         grad_zoh = grad_a + padded(n);
         sums = grad_zoh + padded(n);
@@ -36,10 +35,10 @@ struct Totals {
 };
 
 // Pull the gradients of the states j ... j + G - 1 back through the chunk that `advance` kept.
-template <int G, States S>
+template <int G, States S, bool PACKED>
 INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, int64_t j) {
     const Tile q = tile;  // as in `advance`
-    vf *const all_B = s.acc_B, *const all_C = s.acc_C;
+    vf* const all = s.acc;
     const float *const grad_a = s.grad_a, *const grad_zoh = s.grad_zoh;
     vf k[G], dA[G], A[G], after[G];  // `after`: h_t
     for (int i = 0; i < G; ++i) {
@@ -50,18 +49,17 @@ INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, in
         const float *B = q.B + t * q.B_step + j, *C = q.C + t * q.C_step + j;
         const vf dy = s.dy[t], x = q.x[t], dl = q.dl[t];
         vf ddl = s.ddl[t], dx = s.dx[t];
-        vf *acc_B = all_B + t * q.n + j, *acc_C = all_C + t * q.n + j;
-        const bool start = q.starts && q.starts[t];
+        vf* acc = all + 2 * (t * q.n + j);
 #pragma GCC unroll 8
         for (int i = 0; i < G; ++i) {
             const vf a = q.kept_a[t * G + i];
             const vf g = k[i] + dy * C[i];  // gradient of h_t
             const vf before = q.kept_h[t * G + i];
-            acc_C[i] += dy * after[i];
-            acc_B[i] += x * g;
+            acc[2 * i] += x * g;
+            acc[2 * i + 1] += dy * after[i];
             dx += g * B[i];
             k[i] = g * a;
-            if (start) k[i] = vf{};
+            if (PACKED && q.starts[t]) k[i] = vf{};
             vf da = k[i] * before;  // gradient of delta A
             after[i] = before;
             if constexpr (S != States::none) da += a * grad_a[t * q.n + j + i];
@@ -79,28 +77,32 @@ INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, in
     for (int i = 0; i < G; ++i) carry[j + i] = k[i], total_A[j + i] = dA[i];
 }
 
-template <Exp E, States S>
+template <Exp E, States S, bool PACKED>
 __attribute__((noinline)) void replay_and_pull(const Tile& q, Scratch& s, vf* carry, vf* total_A) {
     int64_t j = 0;
     for (; j + GROUP <= q.n; j += GROUP) {
-        advance<GROUP, E, S, true>(q, j);
-        pull<GROUP, S>(q, s, carry, total_A, j);
+        advance<GROUP, E, S, true, PACKED>(q, j);
+        pull<GROUP, S, PACKED>(q, s, carry, total_A, j);
     }
     for (; j < q.n; ++j) {
-        advance<1, E, S, true>(q, j);
-        pull<1, S>(q, s, carry, total_A, j);
+        advance<1, E, S, true, PACKED>(q, j);
+        pull<1, S, PACKED>(q, s, carry, total_A, j);
     }
 }
 
 using Replay = void (*)(const Tile&, Scratch&, vf*, vf*);
 
-Replay pick(Exp exp, States states) {
-    if (states == States::zoh) return replay_and_pull<Exp::any, States::zoh>;
+template <Exp E, States S>
+Replay pick(bool packed) {
+    return packed ? replay_and_pull<E, S, true> : replay_and_pull<E, S, false>;
+}
+
+Replay pick(Exp exp, States states, bool packed) {
+    if (states == States::zoh) return pick<Exp::any, States::zoh>(packed);
     const bool mean = states == States::mean;
-    if (exp == Exp::scalar)
-        return mean ? replay_and_pull<Exp::scalar, States::mean> : replay_and_pull<Exp::scalar, States::none>;
-    if (exp == Exp::any) return mean ? replay_and_pull<Exp::any, States::mean> : replay_and_pull<Exp::any, States::none>;
-    return mean ? replay_and_pull<Exp::bounded, States::mean> : replay_and_pull<Exp::bounded, States::none>;
+    if (exp == Exp::scalar) return mean ? pick<Exp::scalar, States::mean>(packed) : pick<Exp::scalar, States::none>(packed);
+    if (exp == Exp::any) return mean ? pick<Exp::any, States::mean>(packed) : pick<Exp::any, States::none>(packed);
+    return mean ? pick<Exp::bounded, States::mean>(packed) : pick<Exp::bounded, States::none>(packed);
 }
 
 // Everything per token and channel that the states need; says whether all exponents are bounded.
@@ -172,11 +174,17 @@ void read_grads(const ScanBackward& f, const Cut& cut, const Item& item, int64_t
     }
 }
 
-void write_sums(const vf* acc, const Tokens& out, const ScanBackward& f, const Item& item, int64_t first, int length,
-                float* sums) {
-    const Walk rows(out, f.in.size, item.batch, item.group, first);
-    sum_lanes(acc, length * f.in.size.n, sums);
-    for (int t = 0; t < length; ++t) memcpy(rows.at(t), sums + t * f.in.size.n, f.in.size.n * sizeof(float));
+// Add up the lanes of dB and dC, which lie side by side in `acc`.
+void write_sums(const Tokens& dB, const Tokens& dC, const ScanBackward& f, const Item& item, int64_t first, int length,
+                const Scratch& s) {
+    const int64_t n = f.in.size.n;
+    const Walk B(dB, f.in.size, item.batch, item.group, first), C(dC, f.in.size, item.batch, item.group, first);
+    sum_lanes(s.acc, 2 * length * n, s.sums);
+    for (int t = 0; t < length; ++t) {
+        float *b = B.at(t), *c = C.at(t);
+        const float* sums = s.sums + 2 * t * n;
+        for (int64_t j = 0; j < n; ++j) b[j] = sums[2 * j], c[j] = sums[2 * j + 1];
+    }
 }
 
 void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& item, const Tokens& dB, const Tokens& dC,
@@ -200,7 +208,7 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
         bool begins[CHUNK];
         const bool* starts = find_starts(f.in, item.batch, first, length, begins);
         read_grads(f, cut, item, first, length, s);
-        memset(s.acc_B, 0, 2 * Scratch::padded(n) * sizeof(vf));
+        memset(s.acc, 0, 2 * Scratch::padded(n) * sizeof(vf));
         for (int64_t v = item.first; v < item.last; ++v) {
             const Lanes lanes(cut, item, v);
             const vf *A2 = A.scaled.vectors() + lanes.vector * n, *plain = A.plain.vectors() + lanes.vector * n;
@@ -230,11 +238,10 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
                          .kept_h = s.kept_h,
                          .starts = starts};
             const Exp exp = scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any;
-            pick(exp, states)(q, s, carry(v), totals.A + lanes.vector * n);
+            pick(exp, states, starts != nullptr)(q, s, carry(v), totals.A + lanes.vector * n);
             (full ? finish<true> : finish<false>)(f, item, lanes, first, length, s, totals.bias[lanes.vector]);
         }
-        write_sums(s.acc_B, dB, f, item, first, length, s.sums);
-        write_sums(s.acc_C, dC, f, item, first, length, s.sums);
+        write_sums(dB, dC, f, item, first, length, s);
     }
     for (int64_t v = item.first; f.dinitial && v < item.last; ++v)
         unpack_state(carry(v), Lanes(cut, item, v), n, f.dinitial + item.batch * f.in.size.channels * n);

@@ -5,21 +5,28 @@ namespace infssm {
 namespace INFSSM_ISA {
 namespace {
 
-template <Exp E, States S>
+constexpr int GROUP = W == 16 ? 4 : 2;  // states held in registers at a time: 32 registers with AVX-512, else 16
+
+template <Exp E, States S, bool PACKED>
 __attribute__((noinline)) void advance_all(const Tile& q) {
     int64_t j = 0;
-    for (; j + 4 <= q.n; j += 4) advance<4, E, S, false>(q, j);
-    for (; j < q.n; ++j) advance<1, E, S, false>(q, j);
+    for (; j + GROUP <= q.n; j += GROUP) advance<GROUP, E, S, false, PACKED>(q, j);
+    for (; j < q.n; ++j) advance<1, E, S, false, PACKED>(q, j);
 }
 
 using Advance = void (*)(const Tile&);
 
-Advance pick(Exp exp, States states) {
-    if (states == States::zoh) return advance_all<Exp::any, States::zoh>;
+template <Exp E, States S>
+Advance pick(bool packed) {
+    return packed ? advance_all<E, S, true> : advance_all<E, S, false>;
+}
+
+Advance pick(Exp exp, States states, bool packed) {
+    if (states == States::zoh) return pick<Exp::any, States::zoh>(packed);
     const bool mean = states == States::mean;
-    if (exp == Exp::scalar) return mean ? advance_all<Exp::scalar, States::mean> : advance_all<Exp::scalar, States::none>;
-    if (exp == Exp::any) return mean ? advance_all<Exp::any, States::mean> : advance_all<Exp::any, States::none>;
-    return mean ? advance_all<Exp::bounded, States::mean> : advance_all<Exp::bounded, States::none>;
+    if (exp == Exp::scalar) return mean ? pick<Exp::scalar, States::mean>(packed) : pick<Exp::scalar, States::none>(packed);
+    if (exp == Exp::any) return mean ? pick<Exp::any, States::mean>(packed) : pick<Exp::any, States::none>(packed);
+    return mean ? pick<Exp::bounded, States::mean>(packed) : pick<Exp::bounded, States::none>(packed);
 }
 
 struct Scratch {
@@ -148,7 +155,7 @@ void run(const ScanForward& f, const Cut& cut, const PackedA& A, const Item& ite
                 (full ? prepare<true> : prepare<false>)(f, item, lanes, first, A.largest.vectors()[lanes.vector], q);
             if (scalar)
                 for (int t = 0; t < length; ++t) q.abar[t] = exp2(q.dl[t] * A2[0]);
-            pick(scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any, states)(q);
+            pick(scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any, states, starts != nullptr)(q);
             if (states != States::none)
                 for (int t = 0; t < length; ++t) s.acc_delta[t] += q.dl[t] * q.weight;
             (full ? finish<true> : finish<false>)(f, item, lanes, first, q);
