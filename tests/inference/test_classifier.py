@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 import infssm
 from infssm.cli.app import app
-from infssm.data import load_dataset
+from infssm.data import Split, load_dataset
 from infssm.errors import ConfigError, DataError
-from infssm.train import run
+from infssm.runs import RunDirectory
+from infssm.train import load_config, run
 from infssm.train.evaluate import evaluate_run
+from infssm.train.setup import build, load_weights
 from tests.compare import identical
 from tests.train.tiny import tiny_config
 
@@ -40,6 +42,22 @@ def test_predictions_are_those_of_the_evaluation(trained: Path) -> None:
         images[task] = len(chosen)
         assert accuracy.images == images[task]
         assert accuracy.class_incremental == right[task] / images[task]
+
+
+def test_every_test_image_gets_the_class_that_evaluation_gives_it(trained: Path) -> None:
+    directory, classifier = RunDirectory(trained), infssm.load(trained)
+    config = load_config(directory.config())
+    setup = build(config, torch.device("cpu"), Split.load(directory.split_path), weights=False)
+    load_weights(setup.method, directory.weights_path(1))
+    setup.method.module.eval()
+    pixels = setup.stream.dataset.images.pixels[:, 0].numpy()
+    for task in setup.stream:
+        with torch.no_grad():
+            evaluated = torch.cat([setup.method.module(batch.x) for batch in setup.eval_loader(task, "test")])
+        found = classifier.predict([pixels[index] for index in task.test.indices], batch_size=16)
+        assert [p.label for p in found] == [classifier.classes[k] for k in evaluated.argmax(1).tolist()]
+        expected = evaluated.softmax(1).max(1).values.tolist()
+        assert [p.probability for p in found] == pytest.approx(expected, rel=1e-4)
 
 
 def test_every_form_of_an_image_gives_the_same_answer(trained: Path, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def render_report(run: RunDirectory) -> str:
     env = run.env() if (run.path / names.ENV).exists() else {}
     method, model = config["method"]["name"], config["model"]["name"]
     state = "" if run.complete else f" · {matrix.steps} of {matrix.num_tasks} tasks so far"
+    if config["data"].get("evaluate") == "val":
+        state += " · on validation images"
     confusion = run.confusion()
     classes = confusion.names_per_task if confusion else []
     parts = [
@@ -120,7 +122,7 @@ def _classes(confusion: Confusion) -> list[str]:
         where=lambda i, j: f"{names[i]} taken for {names[j]}",
         names=names if len(names) <= 20 else None,
     )
-    note = "Share of each class's test images, after the last task. Point at a cell for its classes."
+    note = "Share of each class's images, after the last task. Point at a cell for its classes."
     bars = page.bars(list(zip(names, (100 * confusion.per_class).tolist(), strict=True)))
     return [page.card("What is taken for what, %", chart, note), page.card("Accuracy on each class, %", bars)]
 

@@ -10,10 +10,17 @@ from typing import Any
 NOT_COUNTING = ("out", "log", "data.root", "train.num_workers", "train.log_every")
 """Settings that say where a run reads and writes, and how fast: its numbers do not depend on them."""
 
+BEFORE = (("data.evaluate", "test"),)
+"""Values that settings had before they could be set: a run that says so is a run that says nothing."""
+
 
 def counting(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that decide results, the seed among them, by their dotted names."""
-    return {name: value for name, value in flatten(config) if not is_one_of(name, NOT_COUNTING)}
+    return {
+        name: value
+        for name, value in flatten(config)
+        if not is_one_of(name, NOT_COUNTING) and (name, value) not in BEFORE
+    }
 
 
 def settings_digest(config: Mapping[str, Any]) -> str:

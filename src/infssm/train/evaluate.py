@@ -58,9 +58,13 @@ def evaluate(
 
 
 def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None) -> list[Accuracy]:
-    """Test accuracy on tasks 0..last after training task ``last``; ``confusion`` as for :func:`evaluate`."""
-    seen = setup.stream[last].classes.stop
-    return [evaluate(fabric, setup, setup.stream[j], seen=seen, confusion=confusion) for j in range(last + 1)]
+    """Accuracy on tasks 0..last after training task ``last``, on test images unless ``data.evaluate`` says otherwise.
+
+    ``confusion`` as for :func:`evaluate`.
+    """
+    seen, part = setup.stream[last].classes.stop, setup.config.data.evaluate
+    tasks = (setup.stream[j] for j in range(last + 1))
+    return [evaluate(fabric, setup, task, seen=seen, part=part, confusion=confusion) for task in tasks]
 
 
 def evaluate_run(

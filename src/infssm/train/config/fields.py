@@ -106,6 +106,11 @@ class DataConfig(_Named):
     val_transform: Literal["eval", "train"] = Field(
         default="eval", description="transform of validation images; the release uses 'train' for CIFAR-100 and CUB"
     )
+    evaluate: Literal["test", "val"] = Field(
+        default="test",
+        description="images that accuracies are measured on after each task; 'val': validation images, and no test "
+        "image is looked at (what `infssm sweep` does)",
+    )
     skip_unreadable: bool = Field(
         default=False, description="go on without image files that cannot be read; false: list them and stop"
     )

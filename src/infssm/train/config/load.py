@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
-from infssm.runs.settings import NOT_COUNTING
+from infssm.runs.settings import BEFORE, NOT_COUNTING
 from infssm.train.config.fields import RunConfig, one_spelling
 from infssm.train.config.values import plain, read_yaml
 
@@ -110,6 +110,10 @@ def config_hash(config: RunConfig) -> str:
         for parent in parents:
             section = section[parent]
         section.pop(key)
+    for path, value in BEFORE:
+        part, key = path.split(".")
+        if values[part][key] == value:
+            del values[part][key]
     start = config.train.task0
     if start != "train" and os.path.isfile(start):  # what the weights are, not where they lie
         values["train"]["task0"] = _digest(Path(start))
