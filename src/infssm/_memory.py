@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""How much memory and how many cores there are for a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 """Where Linux tells a container how much it may use."""
 
 
+RUNS_AT_ONCE = "INFSSM_RUNS_AT_ONCE"
+"""Environment variable of processes that share the machine with others that carry out runs: how many they are."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -21,13 +23,28 @@ def describe_bytes(size: float) -> str:
     return f"{size:,.1f} {_UNITS[steps]}" if steps else f"{size:.0f} bytes"
 
 
+def cores_here() -> int:
+    """Cores for this process: those it may use, shared with the runs beside it."""
+    whole = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, whole // _runs_at_once())
+
+
+def _runs_at_once() -> int:
+    text = os.environ.get(RUNS_AT_ONCE, "")
+    return max(1, int(text)) if text.isdigit() else 1
+
+
 def memory_here() -> int | None:
-    """Bytes of memory this process may use: the machine's, or less where a container is limited; None if unknown."""
+    """Bytes of memory for this process, shared with the runs beside it; None if unknown.
+
+    The machine's, or less where a container is limited.
+    """
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
-    return min([whole, *map(_limit, _LIMITS)], key=lambda amount: math.inf if amount is None else amount)
+    there = min([whole, *map(_limit, _LIMITS)], key=lambda amount: math.inf if amount is None else amount)
+    return None if there is None else there // _runs_at_once()
 
 
 def _limit(file: str) -> int | None:

@@ -165,5 +165,5 @@ def test_a_bare_number_is_no_seed(capfd: pytest.CaptureFixture[str], tmp_path: P
 
 
 def test_seeds_of_the_plan() -> None:
-    assert [group[0].seed for group in plan(TINY, ["method=seq", "seed=4"])] == [4]
-    assert [group[0].seed for group in plan(TINY, ["method=seq", "seed=4"], seeds=[5, 6])] == [5, 6]
+    assert [job.config.seed for job in plan(TINY, ["method=seq", "seed=4"])] == [4]
+    assert [job.config.seed for job in plan(TINY, ["method=seq", "seed=4"], seeds=[5, 6])] == [5, 6]

@@ -76,7 +76,7 @@ def test_processes_start_where_they_pay(tmp_path, cache, monkeypatch):
 
     monkeypatch.setattr(_reading, "DataLoader", Counting)
     monkeypatch.setattr(_reading.sys, "platform", "linux")
-    monkeypatch.setattr(_reading.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
 
     def epoch(workers=None):
         return list(make_loader(stream[0], recipe=recipe, batch_size=3, num_workers=workers))

@@ -23,6 +23,10 @@ def make_folder(root, *, classes=6, per_class=6, size=(90, 70)):
     return root
 
 
+def planned(*arguments):
+    return [job.config for job in plan(*arguments)]
+
+
 def tokens(model):
     return int(model.num_patches)
 
@@ -33,7 +37,7 @@ def tokens(model):
 )
 def test_model_and_image_size_follow_the_images(tmp_path, size, pixels, patches):
     folder = make_folder(tmp_path / "mine", size=size)
-    [[config]] = plan(None, [f"data={folder}", "method=seq"])
+    [config] = planned(None, [f"data={folder}", "method=seq"])
     assert config.data.image_size == pixels
     setup = build(config, torch.device("cpu"))
     assert tokens(setup.method.module) == patches
@@ -64,11 +68,11 @@ def test_small_tasks_get_small_batches(per_class, batch_size):
 
 def test_what_was_given_stays(tmp_path):
     folder = make_folder(tmp_path / "mine", per_class=2)
-    [[config]] = plan(None, [f"data={folder}", "method=seq", "data.image_size=16", "data.num_tasks=2"])
+    [config] = planned(None, [f"data={folder}", "method=seq", "data.image_size=16", "data.num_tasks=2"])
     assert (config.data.image_size, config.data.num_tasks) == (16, 2)
-    [[config]] = plan(None, [f"data={folder}", "method=seq", "model=s4d_nano"])
+    [config] = planned(None, [f"data={folder}", "method=seq", "model=s4d_nano"])
     assert (config.model.name, config.data.image_size, config.data.num_tasks) == ("s4d_nano", None, 3)
-    [[config]] = plan(None, [f"data={folder}", "method=seq", "data.tasks=[[0, 1], [5]]"])
+    [config] = planned(None, [f"data={folder}", "method=seq", "data.tasks=[[0, 1], [5]]"])
     assert config.data.num_tasks == 2
     assert fitted({}) == fitted({"data": "digits"}) == fitted({"data": {"num_tasks": 2}}) == {}
 
@@ -76,7 +80,7 @@ def test_what_was_given_stays(tmp_path):
 def test_a_file_without_a_model_gets_one_too(tmp_path):
     folder = make_folder(tmp_path / "mine", per_class=2)
     (tmp_path / "run.yaml").write_text(f"data: {{name: {folder}}}\nmethod: seq\ntrain: {{epochs: 1}}\n")
-    [[config]] = plan(tmp_path / "run.yaml")
+    [config] = planned(tmp_path / "run.yaml")
     assert (config.data.image_size, config.model.options["patch_size"], config.train.epochs) == (64, 8, 1)
 
 
@@ -89,13 +93,13 @@ def test_the_library_call_fits_too(tmp_path):
 
 
 def test_epochs_alone_hold_for_task_0_too():
-    [[config]] = plan(None, ["method=seq"])
+    [config] = planned(None, ["method=seq"])
     assert (config.train.epochs, config.train.task0_epochs) == (6, 12)
-    [[config]] = plan(None, ["method=seq", "train.epochs=3"])
+    [config] = planned(None, ["method=seq", "train.epochs=3"])
     assert (config.train.epochs, config.train.task0_epochs) == (3, None)
-    [[config]] = plan(None, ["method=seq", "train.epochs=3", "train.task0_epochs=7"])
+    [config] = planned(None, ["method=seq", "train.epochs=3", "train.task0_epochs=7"])
     assert (config.train.epochs, config.train.task0_epochs) == (3, 7)
-    [[config]] = plan(None, ["method=seq", "train.lr=0.1"])
+    [config] = planned(None, ["method=seq", "train.lr=0.1"])
     assert config.train.task0_epochs == 12
     setup = build(load_config({"data": {"num_tasks": 2}}, ["train.epochs=3"]), torch.device("cpu"))
     assert [setup.epochs(task) for task in (0, 1)] == [3, 3]

@@ -11,13 +11,12 @@ import torch
 
 from infssm.errors import CheckpointError, ConfigError
 from infssm.methods import Method
-from infssm.runs import RunDirectory, find_runs
+from infssm.runs import RunDirectory
 from infssm.train import Result, load_checkpoint, run
 from infssm.train import loop as loop_module
 from infssm.train.evaluate import Accuracy, evaluate_run
 from infssm.train.loop import Loop
 from infssm.train.setup import build
-from infssm.train.side_by_side import run_side_by_side, write_comparison
 from tests.compare import identical
 from tests.train.tiny import assert_same, final_weights, tiny_config
 
@@ -177,17 +176,6 @@ def test_checkpoint_dir_holds_no_leftovers(finished: Result) -> None:
     names = {p.name for p in (finished.path / "checkpoints").iterdir()}
     assert {n for n in names if not n.startswith(("task_", "best_01"))} == {"last.ckpt", "last.ckpt.previous"}
     assert load_checkpoint(finished.path / "checkpoints" / "last.ckpt")["position"]["task"] == 2
-
-
-def test_side_by_side_shares_task_0(tmp_path: Path) -> None:
-    configs = [tiny_config(tmp_path, name) for name in ("seq", "lwf-ac")]
-    results = run_side_by_side(configs, quiet=True)
-    assert results[0].matrix.values[0, 0] == results[1].matrix.values[0, 0]
-    comparison, page = write_comparison(results, tmp_path / "digits-2")
-    assert [row.label for row in comparison.rows] == ["seq", "lwf-ac"]
-    assert page.read_text().startswith("<!doctype html>")
-    assert {p.suffix for p in page.parent.glob("comparison.*")} == {".html", ".md", ".csv", ".tex"}
-    assert len(find_runs([tmp_path])) == 2
 
 
 def test_tensorboard_gets_the_numbers(tmp_path: Path) -> None:

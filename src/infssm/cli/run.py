@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infssm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infssm.executors import Executor, Job
+    from infssm.train import Result
 
 
 def command(
@@ -38,6 +43,7 @@ def command(
             help="Two steps per task: does it work? A preset runs in miniature on pictures of its own.",
         ),
     ] = False,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")] = 1,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
     """Train a method on a stream of tasks; without arguments, six methods side by side on digits.
@@ -52,50 +58,74 @@ def command(
 
     - `infssm run -c my.yaml train.epochs=10 --print-config`
 
+    - `infssm run method=seq,lwf-ac+lda train.lr=1e-3,1e-4 --seed 0 10 --jobs 2` — a grid of eight runs, two at once
+
+    Values with commas between them make a grid: every choice is run with every seed. A list in brackets is one value,
+    and so is text in quotes: `'data.tasks=[[0, 1], [2, 3]]'`. Task 0 is trained once for all runs that train it alike.
+    Results are the same with any `--jobs`; where there are several runs, each has one thread unless `train.threads`
+    says otherwise.
+
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
+    from infssm.executors import gather, results
     from infssm.presets import plan
-    from infssm.train.side_by_side import run_side_by_side
 
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
     source: Any = _preset(preset, variant) if preset else config
-    groups = plan(source, overrides or (), seeds=seed or None, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
+    executor = _executor(jobs)
+    todo = plan(source, overrides or (), seeds=seed or None, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
     if fast_dev_run and preset:
-        groups, overwrite = _miniatures(groups), True
+        todo, overwrite = _miniatures(todo), True
     if print_config or dry_run:
-        _show(groups, dry_run=dry_run)
+        _show(todo, dry_run=dry_run)
         return
     if source is None and not fast_dev_run and "RANK" not in os.environ:  # not once per process of torchrun
-        _announce([config for group in groups for config in group], quiet=quiet)
+        _announce(todo, jobs, quiet=quiet)
     begun = time.monotonic()
-    demo = source is None and any(len(group) > 1 for group in groups)
-    results = [r for group in groups for r in run_side_by_side(group, overwrite=overwrite or demo, quiet=quiet)]
+    demo = source is None and len(todo) > 1 and not any(o.startswith("method") for o in overrides or ())
+    ends = gather(executor, todo, overwrite=overwrite or (demo and _complete(todo)), quiet=quiet)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
-        _conclude(results, time.monotonic() - begun)
+        _conclude([end.result for end in ends if end.result], time.monotonic() - begun)
+    results(ends)  # raises where a run failed
 
 
-def _announce(configs: list[Any], *, quiet: bool) -> None:
-    """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
-    from infssm.presets import estimate
+def _executor(jobs: int) -> Executor:
+    from infssm.executors import InProcess, LocalProcesses
+
+    if jobs > 1 and "RANK" in os.environ:
+        raise ConfigError("torchrun's processes work on one run together: leave out --jobs")
+    return LocalProcesses(jobs) if jobs > 1 else InProcess()
+
+
+def _complete(todo: list[Job]) -> bool:
     from infssm.runs import RunDirectory
-    from infssm.train.running import run_path
 
-    config = configs[-1]
-    if config.data.name == "digits" or all(RunDirectory(run_path(c)).complete for c in configs):
+    return all(job.ready and RunDirectory(job.path).complete for job in todo)
+
+
+def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
+    """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
+    from infssm._memory import memory_here
+    from infssm.presets import estimate
+
+    config = todo[-1].config
+    if config.data.name == "digits" or _complete(todo):
         return
     found = estimate(config)
     options = ", ".join(f"{key} {value}" for key, value in config.model.options.items())
     model = f"{config.model.name} ({options})" if options else config.model.name
-    if not found.fits:
+    at_once = min(jobs, len(todo))
+    if at_once * found.memory > (memory_here() or math.inf):
+        runs = f", {at_once} runs at once {at_once * found.memory / 2**30:.1f} GiB" if at_once > 1 else ""
         raise ConfigError(
-            f"{model} on {config.data.name} would take {found.memory / 2**30:.1f} GiB of memory, more than there is: "
-            "choose a smaller data.image_size, train.batch_size or model"
+            f"{model} on {config.data.name} would take {found.memory / 2**30:.1f} GiB of memory{runs}, more than there "
+            "is: choose a smaller data.image_size, train.batch_size or model, or fewer --jobs"
         )
     if quiet:
         return
     images, classes = (sum(task[n] for task in found.tasks) for n in (1, 0))
-    runs = f", {len(configs)} runs" if len(configs) > 1 else ""
+    runs = f", {len(todo)} runs" if len(todo) > 1 else ""
     typer.echo(
         f"{config.data.name}: {images:,} training images of {classes} classes in {len(found.tasks)} tasks\n"
         f"{model} at {config.data.image_size or 'their own'} pixels: about {found.duration}{runs and ' a run'} and "
@@ -110,33 +140,37 @@ def _preset(name: str, variant: str) -> Any:
     return load_preset(name, variant).values
 
 
-def _miniatures(groups: list[list[Any]]) -> list[list[Any]]:
+def _miniatures(todo: list[Job]) -> list[Job]:
     """The runs on generated pictures in the layout of their data sets, under ``<out>/fast-dev``."""
+    from infssm.executors import make_plan
     from infssm.presets import fast_dev_config
 
-    return [[fast_dev_config(config, Path(config.out) / "fast-dev") for config in group] for group in groups]
+    return make_plan(fast_dev_config(job.config, Path(job.config.out) / "fast-dev") for job in todo)
 
 
-def _show(groups: list[list[Any]], *, dry_run: bool) -> None:
+def _show(todo: list[Job], *, dry_run: bool) -> None:
     from infssm.presets import describe, estimate
     from infssm.train import to_yaml
 
-    configs = [config for group in groups for config in group]
+    configs = [job.config for job in todo]
     if not dry_run or len(configs) == 1:
         typer.echo("---\n".join(map(to_yaml, configs)))
     if dry_run:
-        for config in configs:
-            typer.echo(f"{describe(config)}\n{estimate(config)}\n")
+        for job in todo:
+            start = f"\ntask 0 from {job.needs.name}" if job.needs else ""
+            typer.echo(f"{describe(job.config)}{start}\n{estimate(job.config)}\n")
 
 
-def _conclude(results: list[Any], seconds: float) -> None:
+def _conclude(results: list[Result], seconds: float) -> None:
     from rich.console import Console
 
     from infssm.cli.tables import print_comparison
-    from infssm.train.side_by_side import write_comparison
+    from infssm.runs import RunDirectory, write_comparison
 
+    if not results:
+        return
     folder = Path(results[0].config.out).expanduser() / results[0].config.benchmark_name
-    comparison, page = write_comparison(results, folder)
+    comparison, page = write_comparison([RunDirectory(result.path) for result in results], folder)
     console = Console()
     print_comparison(comparison, console)
     if verdict := comparison.verdict():

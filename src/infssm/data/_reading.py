@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from infssm._memory import cores_here
 from infssm.data.images import ArrayImages, FileImages, Images, to_raw
 from infssm.data.recipes.base import PerImageRecipe, Recipe
 from infssm.errors import DataError
@@ -108,7 +108,7 @@ def _useful_workers(source: _Single, count: int) -> int:
         store, some = images.store(recipe.raw_size), source.indices[:: max(1, count // _MOST)]
         if store is not None and all(store.get(int(index)) is not None for index in some):
             return 0
-    return min(len(os.sched_getaffinity(0)), _MOST)
+    return min(cores_here(), _MOST)
 
 
 def _collate(items: list[_Item | DataError]) -> _Item | DataError:

@@ -53,6 +53,8 @@ class Component:
 
     name: ClassVar[str]
     Config: ClassVar[type[ComponentConfig]] = ComponentConfig
+    own_first_task: ClassVar[bool] = False
+    """Whether it must train the first task itself: a model that another method trained lacks what it needs."""
 
     def __init__(self, config: Any, context: Context) -> None:
         self.config = config

@@ -42,6 +42,7 @@ class SI(QuadraticRegularizer):
 
     name = "si"
     Config = SIConfig
+    own_first_task = True
     config: SIConfig
 
     def __init__(self, config: SIConfig, context: Context) -> None:

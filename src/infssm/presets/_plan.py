@@ -1,16 +1,19 @@
-"""What a command would run: configurations grouped by shared task-0 model."""
+"""What a command would run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from infssm.executors import Job, make_plan
 from infssm.presets._fast import FAST
 from infssm.presets._load import main_job
-from infssm.train import RunConfig, load_config, merge, parse_overrides, run_path
+from infssm.train import RunConfig, expand_overrides, load_config, merge, parse_overrides, run_path
 from infssm.train.config.fitting import fitted
 from infssm.train.setup import build, check_config
 
@@ -23,18 +26,13 @@ def plan(
     data_root: str | None = None,
     out: str | None = None,
     fast_dev_run: bool = False,
-) -> list[list[RunConfig]]:
-    """Validated configurations, one group per seed; the runs of a group share the first one's task-0 model.
+) -> list[Job]:
+    """Jobs of validated configurations: one per seed and choice from the lists of values among the ``overrides``.
 
-    Without a ``source`` and without a method among the ``overrides``, a group is the main job's methods. Data without a
-    model get one that fits (see :func:`~infssm.train.config.fitting.fitted`).
+    Without a ``source`` and without a method among the ``overrides``, each of these stands for the main job's methods.
+    Data without a model get one that fits (see :func:`~infssm.train.config.fitting.fitted`). Runs that train task 0
+    alike share its model (see :func:`~infssm.executors.make_plan`).
     """
-    changes = parse_overrides(overrides)
-    base, methods = main_job() if source is None else ({}, ())
-    given = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
-    chosen = merge(given, changes)
-    load_config(chosen)  # what is wrong in it is told before data are looked at
-    base = merge(merge(base, fitted(chosen, data_root)), given)
     fixed: dict[str, Any] = {}
     if out is not None:
         fixed["out"] = out
@@ -42,16 +40,46 @@ def plan(
         fixed["data"] = {"root": data_root}
     if fast_dev_run:
         fixed["train"] = FAST
-    groups = []
+    fits = _remembering(partial(fitted, data_root=data_root))
+    configs = []
     for seed in [None] if seeds is None else seeds:
-        group = []
-        for method in methods if methods and "method" not in changes else (None,):
-            values = base if method is None else {**base, "method": method}
-            values = merge(merge(values, changes), fixed if seed is None else {**fixed, "seed": seed})
-            group.append(load_config(values))
-            check_config(group[-1])
-        groups.append(group)
-    return groups
+        settled = fixed if seed is None else {**fixed, "seed": seed}
+        for chosen in expand_overrides(overrides):
+            configs += _configs(source, parse_overrides(chosen), settled, fits)
+    return make_plan(configs)
+
+
+def _remembering(fits: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Data are looked at once, not again for each seed."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def remembered(given: Mapping[str, Any]) -> dict[str, Any]:
+        key = json.dumps([given.get("data"), given.get("model")], sort_keys=True)
+        if key not in known:
+            known[key] = fits(given)
+        return known[key]
+
+    return remembered
+
+
+def _configs(
+    source: Mapping[str, Any] | Path | None,
+    changes: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    fits: Callable[[Mapping[str, Any]], dict[str, Any]],
+) -> list[RunConfig]:
+    """The configuration of one choice, or one for each of the main job's methods."""
+    base, methods = main_job() if source is None else ({}, ())
+    given = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
+    chosen = merge(given, changes)
+    load_config(chosen)  # what is wrong in it is told before data are looked at
+    base = merge(merge(base, fits(chosen)), given)
+    configs = []
+    for method in methods if methods and "method" not in changes else (None,):
+        values = base if method is None else {**base, "method": method}
+        configs.append(load_config(merge(merge(values, changes), fixed)))
+        check_config(configs[-1])
+    return configs
 
 
 def describe(config: RunConfig) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from infssm.errors import ConfigError
 from infssm.presets._load import load_preset
 from infssm.presets._plan import plan
 from infssm.train import Result
@@ -38,11 +39,16 @@ def run(
         source = Path(what)
     else:
         source = load_preset(what, variant).values
-    [[config]] = plan(
+    plans = plan(
         source,
         tuple(overrides),
         seeds=None if seed is None else [seed],
         data_root=None if data_root is None else os.fspath(data_root),
         out=None if out is None else os.fspath(out),
     )
-    return run_config(config)
+    if len(plans) > 1:
+        raise ConfigError(
+            f"{what!r} with lists of values makes {len(plans)} runs, and this carries out one: use infssm.presets.plan "
+            "and an executor of infssm.executors"
+        )
+    return run_config(plans[0].config)

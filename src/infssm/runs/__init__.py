@@ -5,7 +5,7 @@ from infssm.runs.directory import RunDirectory, find_runs
 from infssm.runs.env import commit_of, environment
 from infssm.runs.manifest import read_checked
 from infssm.runs.report import render_report, write_report, write_reports
-from infssm.runs.tables import FORMATS, render
+from infssm.runs.tables import FORMATS, render, write_comparison
 
 __all__ = [
     "FORMATS",
@@ -19,6 +19,7 @@ __all__ = [
     "read_checked",
     "render",
     "render_report",
+    "write_comparison",
     "write_report",
     "write_reports",
 ]

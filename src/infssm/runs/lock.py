@@ -29,13 +29,17 @@ _here: set[Path] = set()
 _guard = threading.Lock()
 
 
+class InUseError(ConfigError):
+    """Another process works in the run directory."""
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the only process that works in ``folder``, which exists; ConfigError where another one does."""
+    """Be the only process that works in ``folder``, which exists; InUseError where another one does."""
     path = folder.resolve() / names.LOCK
     with _guard:  # the system's lock belongs to the process: it does not tell two runs of one process apart
         if path in _here:
-            raise ConfigError(_refusal(folder, {"pid": os.getpid(), "host": socket.gethostname()}))
+            raise InUseError(_refusal(folder, {"pid": os.getpid(), "host": socket.gethostname()}))
         _here.add(path)
     try:
         with explained(path):
@@ -62,7 +66,7 @@ def _take(handle: int, folder: Path) -> None:
     except OSError as error:
         holder = _read(handle)
         if error.errno in _TAKEN or _may_live(holder):
-            raise ConfigError(_refusal(folder, holder)) from None
+            raise InUseError(_refusal(folder, holder)) from None
 
 
 def _lock(handle: int) -> None:

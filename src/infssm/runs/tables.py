@@ -8,12 +8,15 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
+from infssm._files import write_text
 from infssm.metrics import Summary
 from infssm.runs import page, svg
-from infssm.runs.compare import Comparison, Row
+from infssm.runs.compare import Comparison, Row, compare
+from infssm.runs.directory import RunDirectory
 from infssm.runs.report import accuracy_map
 
 COLUMNS = {"aa": ("AA", max), "aia": ("AIA", max), "fm": ("FM", min), "til_aa": ("task-inc. AA", max)}
@@ -28,6 +31,15 @@ _NOTE = (
 def render(comparison: Comparison, form: str) -> str:
     """The comparison in one of :data:`FORMATS`."""
     return FORMATS[form](comparison)
+
+
+def write_comparison(runs: Sequence[RunDirectory], folder: Path) -> tuple[Comparison, Path]:
+    """Write ``comparison.html``, ``.md``, ``.csv`` and ``.tex`` to ``folder``; return the data and the HTML's path."""
+    comparison = compare(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    for form in ("html", "md", "csv", "tex"):
+        write_text(folder / f"comparison.{form}", render(comparison, form))
+    return comparison, folder / "comparison.html"
 
 
 def to_markdown(comparison: Comparison) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from infssm.executors import InProcess, Job, gather, results, share_first_task
 from infssm.metrics import summarize
 from infssm.models import create_model
 from infssm.presets import main_job
@@ -13,7 +14,6 @@ from infssm.runs import RunDirectory
 from infssm.states import find_mixers
 from infssm.studies._study import Study, axes, register_study
 from infssm.train import Result, RunConfig, load_config, merge, parse_overrides, to_dict
-from infssm.train.side_by_side import run_side_by_side
 
 _MEASURES = ("aa", "aia", "fm")
 
@@ -37,7 +37,9 @@ def blocks(
     rows: dict[str, list[Result]] = {}
     for seed in seeds:
         configs = _configs(run, method, merge(changes, {"seed": seed, "out": os.fspath(out)}))
-        for label, result in zip(configs, run_side_by_side(list(configs.values()), quiet=True), strict=True):
+        first: dict[str, Job] = {}
+        jobs = [share_first_task(config, first) for config in configs.values()]
+        for label, result in zip(configs, results(gather(InProcess(), jobs, quiet=True)), strict=True):
             rows.setdefault(label, []).append(result)
     table = {label: summarize([result.matrix for result in results]) for label, results in rows.items()}
     data: dict[str, Any] = {

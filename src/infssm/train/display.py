@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 class Display:
     """Base: shows nothing. Steps are counted over the whole run, so the remaining time is that of the run."""
 
+    stopping = False
+    """Whether whoever looks on wants the run to save and leave, as after Ctrl-C."""
+
     def start(self, title: str, steps: int, done: int = 0) -> None:
         """A run of ``steps`` steps begins, ``done`` of them finished earlier."""
 
     def step(self, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
         """One step is done; ``terms`` are recent loss terms."""
+
+    def task_done(self, task: int, aa: float) -> None:
+        """A task is over and saved; ``aa`` is the average accuracy after it. An error raised here ends the run."""
 
     def note(self, text: str) -> None:
         """Say something that stays."""

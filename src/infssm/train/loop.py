@@ -205,6 +205,7 @@ class Loop:
             self.run.write_json(names.CONFUSION, found.to_json())
             self.run.write_weights(task.index, weights_of(setup.method.weights()))
         self.save(None)
+        self.display.task_done(task.index, progress.matrix.aa)
         self.stop_if_asked(None, saved=True)
 
     def show(self, task: Task, epoch: int, epochs: int, terms: dict[str, Tensor], lr: float) -> None:
@@ -235,7 +236,7 @@ class Loop:
 
     def stop_if_asked(self, optimizer: torch.optim.Optimizer | None, *, saved: bool = False) -> None:
         """After a signal to any process: save, on all of them, and leave."""
-        pending = self.signals.pending
+        pending = self.signals.pending or self.display.stopping
         if self.fabric.world_size > 1:
             flag = torch.tensor(float(pending), device=self.fabric.device)
             pending = self.fabric.all_reduce(flag, reduce_op="sum").item() > 0

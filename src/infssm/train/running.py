@@ -42,13 +42,15 @@ _PATIENCE = 30.0
 """Seconds until a folder that process 0 made must be seen by all: network file systems remember for a while."""
 
 
-def run(config: RunConfig, *, overwrite: bool = False, quiet: bool = False) -> Result:
+def run(config: RunConfig, *, overwrite: bool = False, quiet: bool = False, display: Display | None = None) -> Result:
     """Train and evaluate one method on one stream of tasks.
 
     The run directory follows from the configuration. A complete run there is returned as it is, an unfinished one is
-    continued; ``overwrite`` starts over instead.
+    continued; ``overwrite`` starts over instead. ``display`` is shown the run where it has one process.
     """
-    return Result.load(launch(config.train, _work, config, run_path(config), overwrite, quiet))
+    if config.train.devices > 1:  # it would have to go to other processes
+        display = None
+    return Result.load(launch(config.train, _work, config, run_path(config), overwrite, quiet, display))
 
 
 def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet: bool = False) -> Result:
@@ -60,7 +62,7 @@ def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet
     if config_hash(config) != config_hash(stored) or config.seed != stored.seed:
         changed = "; ".join(differences(to_dict(stored), to_dict(config)))
         raise ConfigError(f"a run cannot be resumed with another configuration ({changed}): start a new run instead")
-    return Result.load(launch(config.train, _work, config, directory.path, False, quiet))
+    return Result.load(launch(config.train, _work, config, directory.path, False, quiet, None))
 
 
 def run_path(config: RunConfig) -> Path:
@@ -69,9 +71,9 @@ def run_path(config: RunConfig) -> Path:
     return Path(config.out).expanduser() / config.benchmark_name / config.method.name / config.model.name / name
 
 
-def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet: bool) -> Path:
+def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet: bool, given: Display | None) -> Path:
     """The run, on each process."""
-    display = choose_display(quiet or not fabric.is_global_zero)
+    display = given if given and fabric.world_size == 1 else choose_display(quiet or not fabric.is_global_zero)
     run = RunDirectory(path)
     if fabric.broadcast(run.complete and not overwrite):
         display.note(f"already complete: {path} (repeat it with --overwrite)")
@@ -117,7 +119,7 @@ def _train(
 @contextlib.contextmanager
 def _alone(fabric: Fabric, run: RunDirectory) -> Iterator[None]:
     """Keep other processes out of the directory; process 0 holds the lock for all of its run."""
-    refusal: str | None = None
+    refusal: ConfigError | None = None
     with contextlib.ExitStack() as stack:
         if fabric.is_global_zero:
             try:
@@ -125,10 +127,10 @@ def _alone(fabric: Fabric, run: RunDirectory) -> Iterator[None]:
                 run.make()
                 stack.enter_context(run.lock())
             except ConfigError as error:
-                refusal = str(error)
+                refusal = error
         refusal = fabric.broadcast(refusal)  # else the others would wait for a process that has left
         if refusal is not None:
-            raise ConfigError(refusal)
+            raise refusal
         _check_shared(fabric, run)
         yield
 

@@ -54,6 +54,7 @@ class CLFD(StreamReplay):
 
     name = "clfd"
     Config: ClassVar[type[ComponentConfig]] = CLFDConfig
+    own_first_task: ClassVar[bool] = True
     config: CLFDConfig
     needs_raw: ClassVar[bool] = False
 

@@ -48,6 +48,7 @@ class L2PR(StreamReplay):
 
     name = "l2p-r"
     Config: ClassVar[type[ComponentConfig]] = L2PRConfig
+    own_first_task: ClassVar[bool] = True
     config: L2PRConfig
 
     def __init__(self, config: L2PRConfig, context: Context) -> None:

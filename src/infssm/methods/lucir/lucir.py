@@ -70,6 +70,7 @@ class LUCIR(Replay):
 
     name = "lucir"
     Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
+    own_first_task: ClassVar[bool] = True
     config: LUCIRConfig
     own_classifier: ClassVar[bool] = True
     buffer: BalancedBuffer

@@ -73,6 +73,7 @@ class UCL(Regularizer):
 
     name = "ucl"
     Config = UCLConfig
+    own_first_task = True
     config: UCLConfig
 
     def __init__(self, config: UCLConfig, context: Context) -> None:

@@ -8,6 +8,7 @@ from infssm.train.config.fields import (
     RunConfig,
     TrainConfig,
 )
+from infssm.train.config.grid import expand_overrides
 from infssm.train.config.load import (
     config_hash,
     differences,
@@ -27,6 +28,7 @@ __all__ = [
     "TrainConfig",
     "config_hash",
     "differences",
+    "expand_overrides",
     "load_config",
     "merge",
     "parse_overrides",

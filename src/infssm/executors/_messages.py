@@ -1,0 +1,64 @@
+"""What a process that carries out a run tells the one that started it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run of ``steps`` steps is under way, ``done`` of them finished earlier; its directory is open."""
+
+    steps: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The run has done so many of its steps."""
+
+    done: int
+    where: str
+    terms: Mapping[str, float]
+    images_per_s: float
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Something to show."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TaskDone:
+    """A task is over and saved. ``parcel``: new files of the run, where its folder is not the starter's."""
+
+    task: int
+    aa: float
+    parcel: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The run is complete. ``parcel``: see :class:`TaskDone`."""
+
+    parcel: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The run raised an error."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Died:
+    """The process is gone, or was told by others to leave its run before the end."""
+
+    reason: str
+
+
+Message = Started | Stepped | Noted | TaskDone | Done | Failed | Died
