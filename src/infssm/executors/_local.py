@@ -194,7 +194,7 @@ def _context() -> SpawnContext | ForkServerContext:
     if "forkserver" not in multiprocessing.get_all_start_methods() or torch.cuda.is_available():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "lightning_fabric", "timm", "sklearn.datasets"])
+    context.set_forkserver_preload(["infssm.executors._imported"])
     return context
 
 

@@ -33,18 +33,15 @@ class Noted:
 
 @dataclass(frozen=True)
 class TaskDone:
-    """A task is over and saved. ``parcel``: new files of the run, where its folder is not the starter's."""
+    """A task is over and saved."""
 
     task: int
     aa: float
-    parcel: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Done:
-    """The run is complete. ``parcel``: see :class:`TaskDone`."""
-
-    parcel: bytes | None = None
+    """The run is complete."""
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ class Line(Protocol):
 class TellingDisplay(Display):
     """Tells another process what there is to show."""
 
-    def __init__(self, line: Line, *, asks: bool, parcel: Callable[[], bytes] | None = None) -> None:
-        """``asks``: wait after each task for the word to go on. ``parcel``: packs the files that go with a task."""
-        self._line, self._asks, self._parcel = line, asks, parcel
+    def __init__(self, line: Line, *, asks: bool, send: Callable[[], None] = lambda: None) -> None:
+        """``asks``: wait after each task for the word to go on. ``send``: sends the files of the run before that."""
+        self._line, self._asks, self._send = line, asks, send
         self._done, self._told = 0, 0.0
 
     @property
@@ -61,7 +61,8 @@ class TellingDisplay(Display):
 
     def task_done(self, task: int, aa: float) -> None:
         """See :class:`Display`."""
-        self._line.tell(TaskDone(task, aa, self._parcel() if self._parcel else None))
+        self._send()
+        self._line.tell(TaskDone(task, aa))
         if self._asks and not self._line.answer():
             raise StoppedError(f"stopped after task {task}")
 

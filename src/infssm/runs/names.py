@@ -65,6 +65,11 @@ def our_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if _OURS.fullmatch(path.relative_to(folder).as_posix()))
 
 
+def is_ours(name: str) -> bool:
+    """Whether a path below a run directory is the name of a finished file of a run."""
+    return _OURS.fullmatch(name) is not None and not name.endswith(".writing")
+
+
 def is_unfinished_write(path: Path) -> bool:
     """Whether one of our files is a temporary one, left behind by a process that was killed."""
     return path.name.endswith(".writing")
