@@ -1,236 +1,116 @@
-"""docs/results/heads.md: every head on the features of every arm, on digits from scratch and from the Omniglot start.
+"""docs/results/heads.md: which features, and which head on them, when no images may be kept.
 
-    python -m benchmarks.heads --out RUNS      # RUNS keeps the run directories, resumable
+    python -m benchmarks.heads b50-5 --data-root DIR --out RUNS     # DIR has cifar100.npz; about 100 runs of a minute
+    python -m benchmarks.heads digits --out RUNS                    # about 200 runs of ten seconds
+    python -m benchmarks.heads page                                 # from heads.json alone
 
-An arm is trained once for each learning rate and seed; all heads are fitted to its features, so heads cost nothing
-extra. Learning rate and the head's settings are those with the best AA on validation images, averaged over the seeds.
+RUNS keeps a file per run; what is there is not trained again. Arms, grids and seeds are in heads_search.py, what a run
+is in heads_runs.py, the heads in heads_fit.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import statistics
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from benchmarks.digits_results import BASE
-from benchmarks.results import ROOT, SEEDS, machine, spread
-from infssm.methods.heads._drift import MapDrift
-from infssm.methods.heads._fitting import gaussian_classifier, lda_classifier, ridge_classifier
-from infssm.methods.heads._gaussians import Gaussians
-from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums
-from infssm.methods.heads.ranpac import best_ridge
-from infssm.train import Result, load_config, merge, run
-from infssm.train.setup import build, load_weights
+from benchmarks.heads_fit import choose, fitted, load
+from benchmarks.heads_page import figure, page
+from benchmarks.heads_runs import SEARCHED, Place, Spec
+from benchmarks.heads_search import ARMS, PROTOCOLS, REPLAY, Protocol, Work, chosen, replay_of, search
+from benchmarks.pretrain import train as pretrain
+from benchmarks.results import ROOT, machine
 
-RATES = (1e-4, 1e-3)
-ARMS: dict[str, dict[str, Any]] = {
-    "frozen": {"name": "frozen+lda"},
-    "plain": {"name": "seq"},
-    "lwf-f": {"name": "lwf-f"},
-    "inf-ssm-exact": {"name": "inf-ssm-exact"},
-    "lwf-ac": {"name": "lwf-ac"},
-}
-STARTS: dict[str, dict[str, Any]] = {
-    "scratch": {},
-    # Task 0 has two classes: at the rate for a model from scratch it would undo what the start knows.
-    "omniglot": {"model": {"weights": "omniglot"}, "train": {"lr": 1e-4, "min_lr": 1e-6, "warmup_lr": 1e-6}},
-}
-ALPHAS, BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), (0.25, 0.5, 0.75)
-Classify = Callable[[Tensor], Tensor]
+RESULTS = ROOT / "docs" / "results"
+FROZEN = "frozen"
 
 
-class Features(NamedTuple):
-    """Features of all images after each task, ``[tasks, images, d]``; per part and task the images it has."""
-
-    values: Tensor
-    labels: Tensor
-    parts: dict[str, list[Tensor]]
-    linear: float
-
-
-class Score(NamedTuple):
-    """AA in percent on validation and test images after the last task."""
-
-    val: float
-    test: float
+def place_of(protocol: str, data_root: Path | None, out: Path) -> Place:
+    """Where things are; bases that are missing are trained, for half an hour each."""
+    bases = {SEARCHED: "cifar100-base"}
+    if protocol == "b50-5":
+        assert data_root is not None
+        for order in PROTOCOLS[protocol].seeds:
+            path = out / f"base{order}" / "cifar100-base.safetensors"
+            bases[order] = str(
+                path if path.exists() else pretrain("cifar100-base", data_root, path.parent, None, order)
+            )
+    return Place(None if data_root is None else str(data_root), out, bases)
 
 
-def features(result: Result, *, still: bool) -> Features:
-    """Features of a finished run under the weights that each task ended with, alike after all where they stay."""
-    setup = build(load_config(result.path / "config.yaml"), torch.device("cpu"), weights=False)
-    stream, model = setup.stream, setup.method.module.eval()
-    images, found = setup.recipe.eval(stream.dataset.images.pixels), []
-    for task in range(1 if still else stream.num_tasks):
-        load_weights(model, result.path / "checkpoints" / f"task_{task:02}.safetensors")
-        with torch.no_grad():
-            found.append(torch.cat([_pooled(model, part) for part in images.split(256)]))
-    parts = {
-        name: [torch.from_numpy(getattr(task, name).indices) for task in stream] for name in ("train", "val", "test")
+def measure(work: Work, protocol: Protocol, arms: list[str]) -> dict[str, Any]:
+    """The search, then the chosen settings of every arm on the seeds to report."""
+    grid = search(work, protocol, {name: (ARMS | REPLAY)[name] for name in arms})
+    still = Spec(protocol.name, SEARCHED, FROZEN, {"name": "seq"}, 3e-4, protocol.search_tasks)  # no step is taken
+    plan = {FROZEN: still} | {name: chosen(rows) for name, rows in grid.items() if name in ARMS}
+    plan |= {
+        f"{n}, {size} images": replay_of(chosen(grid[n]), size)
+        for n in arms
+        if n in REPLAY
+        for size in protocol.buffers
     }
-    labels = torch.zeros(len(images), dtype=torch.int64)
-    for task, name in itertools.product(stream, parts):
-        part = getattr(task, name)
-        labels[torch.from_numpy(part.indices)] = part.labels
-    values = torch.stack(found).double().expand(stream.num_tasks, -1, -1)
-    return Features(values, labels, parts, 100 * result.aa)
-
-
-def _pooled(model: Any, images: Tensor) -> Tensor:
-    pooled: Tensor = model.forward_head(model.forward_features(images), pre_logits=True)
-    return pooled
-
-
-def kept(data: Features, *, drift: bool = True) -> ClassStatistics:
-    """Statistics of all classes after the last task, each taken at the end of its own and moved since."""
-    found: ClassStatistics | None = None
-    classes, width = int(data.labels.max()) + 1, data.values.shape[2]
-    for task, rows in enumerate(data.parts["train"]):
-        sums = StatisticsSums(classes, width, per_class=True)
-        sums.add(data.values[task, rows], data.labels[rows])
-        if found is not None and drift:
-            motion = MapDrift(width, ridge=0.05)
-            motion.add(data.values[task - 1, rows], data.values[task, rows])
-            found = motion.moved(found)
-        found = sums.statistics() if found is None else found.replaced(sums.statistics())
-    assert found is not None
+    work.go([still, *(spec._replace(seed=seed, tasks=6) for spec in plan.values() for seed in protocol.seeds)])
+    before = {seed: load(work.place.file(still._replace(seed=seed, tasks=6))) for seed in protocol.seeds}
+    found: dict[str, Any] = {"arms": {}, "search": {}}
+    for name, rows in grid.items():
+        found["search"][name] = [
+            {"lr": s.rate, "weight": s.options.get("weight"), "aa": v.aa, "all": v.all, "both": v.both} for s, v in rows
+        ]
+    for name, spec in plan.items():
+        found["arms"][name] = _scores(work, spec, before, protocol, replay=any(name.startswith(n) for n in REPLAY))
+        print(f"{protocol.name}, {name}: fitted", flush=True)
     return found
 
 
-def heads(data: Features, *, still: bool) -> Iterator[tuple[str, str, Classify]]:
-    """Every head with every setting: name, setting, classifier; where features stay there is no drift to follow."""
-    moved = kept(data, drift=not still)
-    both = [("", moved)] if still else [("", moved), (", no drift", kept(data, drift=False))]
-    for name, found in ((f"lda{how}", found) for how, found in both):
-        for alpha in ALPHAS:
-            weight, bias = lda_classifier(found, alpha)
-            yield name, f"α {alpha:g}", lambda x, w=weight, b=bias: x @ w.T + b
-    for name, found in ((f"gda{how}", found) for how, found in both):
-        for alpha, beta in itertools.product(ALPHAS, BETAS):
-            head = Gaussians(*gaussian_classifier(found, alpha, beta)).double()
-            yield name, f"α {alpha:g}, β {beta:g}", head
-    yield "ranpac", "", ranpac(data)
-
-
-def ranpac(data: Features) -> Classify:
-    """Random features of the width that the head takes by default, sums over tasks, the ridge as the head finds it."""
-    width = data.values.shape[2]
-    projection = torch.randn(width, 16 * width, generator=torch.Generator().manual_seed(0)).double()
-    gram, cross, ridge = torch.zeros(()), torch.zeros(()), 1.0
-    for task, rows in enumerate(data.parts["train"]):
-        hidden = F.relu(data.values[task, rows] @ projection)
-        targets = F.one_hot(data.labels[rows], int(data.labels.max()) + 1).double()
-        held = torch.arange(len(rows)) % 5 == 4
-        sums = [hidden[m].T @ y[m] for m in (~held, held) for y in (hidden, targets)]
-        ridge = best_ridge(gram + sums[0], cross + sums[1], sums[2], sums[3])
-        gram, cross = gram + sums[0] + sums[2], cross + sums[1] + sums[3]
-    weight = ridge_classifier(gram, cross, ridge)
-    assert weight is not None
-    return lambda x: F.relu(x @ projection) @ weight.T
-
-
-def score(data: Features, classify: Classify) -> Score:
-    """AA over the tasks after the last one."""
-    values = {}
-    for part in ("val", "test"):
-        right = [(classify(data.values[-1, r]).argmax(1) == data.labels[r]).double().mean() for r in data.parts[part]]
-        values[part] = 100 * float(torch.stack(right).mean())
-    return Score(**values)
-
-
-def measure(start: str, arm: str, out: Path, rates: Sequence[float]) -> dict[str, dict[str, list[Score]]]:
-    """Scores by head and setting (learning rate among them), one for each seed."""
-    found: dict[str, dict[str, list[Score]]] = {}
-    for rate, seed in itertools.product(rates[:1] if arm == "frozen" else rates, SEEDS):
-        first = merge(merge(BASE, STARTS[start]), {"seed": seed, "out": str(out), "train": {"threads": 1}})
-        begin = run(load_config(merge(first, {"method": ARMS["frozen"]})), quiet=True)  # trains task 0 for all
-        task0 = str(begin.path.resolve() / "checkpoints" / "task_00.safetensors")
-        chosen = {"method": ARMS[arm], "train": {"lr": rate, "min_lr": rate / 100, "warmup_lr": rate / 100}}
-        result = (
-            begin
-            if arm == "frozen"
-            else run(load_config(merge(merge(first, chosen), {"train": {"task0": task0}})), quiet=True)
-        )
-        data = features(result, still=arm == "frozen")
-        for head, setting, classify in heads(data, still=arm == "frozen"):
-            label = ", ".join(part for part in ("" if arm == "frozen" else f"lr {rate:g}", setting) if part)
-            found.setdefault(head, {}).setdefault(label, []).append(score(data, classify))
-        if arm != "frozen":
-            linear = Score(data.linear, data.linear)
-            found.setdefault("linear, best on test", {}).setdefault(f"lr {rate:g}", []).append(linear)
-        print(f"{start}, {arm}, lr {rate:g}, seed {seed}: done", flush=True)
+def _scores(work: Work, spec: Spec, before: dict[int, Any], protocol: Protocol, *, replay: bool) -> dict[str, Any]:
+    """An arm's test scores of all heads, by seed; the heads' settings are those of the searched base."""
+    still = spec.arm == FROZEN
+    settings = {
+        d: choose(load(work.place.file(spec._replace(options=_searched(spec, protocol)))), drift=d)
+        for d in (True, False)
+    }
+    found: dict[str, Any] = {
+        "lr": None if still else spec.rate,
+        "weight": spec.options.get("weight"),
+        "settings": {"drift" if d else "no drift": s._asdict() for d, s in settings.items()},
+        "drift": [],
+        "heads": {},
+    }
+    for seed in protocol.seeds:
+        path = work.place.file(spec._replace(seed=seed, tasks=6))
+        old, new = before[seed].parts["test"][0][0], load(path).parts["test"][0][0]
+        found["drift"].append(float((new - old).square().sum() / (old - old.mean(dim=0)).square().sum()))
+        for head, value in fitted(path, settings, still=still, only="linear" if replay else None).items():
+            found["heads"].setdefault(head, []).append(value._asdict())
     return found
 
 
-def best(settings: dict[str, list[Score]]) -> str:
-    """The setting with the best mean AA on validation images."""
-    return max(settings, key=lambda key: statistics.mean(s.val for s in settings[key]))
-
-
-INTRODUCTION = """# Heads without exemplars, on digits
-
-scikit-learn's digits in five tasks of two classes, Vim-nano (8 x 8 pixels, patch 2, depth 4, width 64), from scratch
-and from the [Omniglot start](../weights.md). All arms share the task-0 model of their seed (learning rate 1e-3 from
-scratch, 1e-4 from the start); `frozen` stops there, the others go on at the learning rate of the table (searched:
-{rates}), with their default weights. No images are kept by any of them. Every head is fitted to the features of the
-same runs; `no drift` leaves the statistics of old classes where they were. Learning rate, α and β are those with the
-best AA on validation images, averaged over the seeds {seeds}, from the same grid for every arm; test images played no
-part, except that `linear`, the classifier trained with the model, is shown at its better learning rate on test images.
-AA in percent, mean ± sample deviation; the last column is paired over the seeds, mean ± standard error. Made by
-`python -m benchmarks.heads --arms {arms} --rates {rates} --out RUNS`; all numbers in `heads.json` beside this page."""
-
-
-def page(found: dict[str, dict[str, dict[str, dict[str, list[Score]]]]], searched: Sequence[float]) -> str:
-    """The page as Markdown."""
-    arms, rates = " ".join(found["scratch"]), " ".join(f"{rate:g}" for rate in searched)
-    lines = [INTRODUCTION.format(arms=arms, rates=rates, seeds=", ".join(map(str, SEEDS)))]
-    if missing := [arm for arm in ARMS if arm not in found["scratch"]]:
-        lines += ["", f"Not in this table: {', '.join(missing)}; the command without `--arms` and `--rates` has them."]
-    for start, tables in found.items():
-        lines += ["", f"## From {'scratch' if start == 'scratch' else 'the Omniglot start'}", ""]
-        lines += ["| arm | head | chosen | AA | validation AA | AA - frozen, same head |", "|---|---|---|---|---|---|"]
-        for arm, table in tables.items():
-            for head, settings in table.items():
-                setting = best(settings)
-                scores = settings[setting]
-                cells = [spread([s.test for s in scores]), f"{statistics.mean(s.val for s in scores):.1f}"]
-                if head.startswith("linear"):
-                    cells[1] = "-"
-                lines.append(
-                    f"| {arm} | {head} | {setting or '-'} | {' | '.join([*cells, _gain(tables, arm, head, scores)])} |"
-                )
-    return "\n".join(lines) + "\n"
-
-
-def _gain(arms: dict[str, Any], arm: str, head: str, scores: list[Score]) -> str:
-    other = arms.get("frozen", {}).get(head)
-    if arm == "frozen" or other is None:
-        return "-"
-    values = [a.test - b.test for a, b in zip(scores, other[best(other)], strict=True)]
-    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+def _searched(spec: Spec, protocol: Protocol) -> dict[str, Any]:
+    """Options of the run that was searched: buffers of one size."""
+    return dict(spec.options) | ({"buffer_size": protocol.buffers[0]} if spec.arm in REPLAY else {})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="learning rates to search")
+    parser.add_argument("what", choices=["b50-5", "digits", "page"])
+    parser.add_argument("--out", type=Path, help="folder for the runs")
+    parser.add_argument("--data-root", type=Path, help="folder with cifar100.npz")
+    parser.add_argument("--arms", nargs="+", default=[*ARMS, *REPLAY], choices=[*ARMS, *REPLAY])
+    parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    folder = ROOT / "docs" / "results"
-    found: dict[str, dict[str, Any]] = {start: {} for start in STARTS}
-    for arm, start in itertools.product(args.arms, STARTS):
-        found[start][arm] = measure(start, arm, args.out, args.rates)
-        (folder / "heads.md").write_text(page(found, args.rates), encoding="utf-8")
-        data = {"environment": machine(), "seeds": SEEDS, "arms": ARMS, "scores": found}
-        (folder / "heads.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    path = RESULTS / "heads.json"
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name, protocol in PROTOCOLS.items() if args.what != "page" else ():
+        if name.startswith(args.what):
+            work = Work(place_of(name, args.data_root, args.out), args.jobs)
+            known[name] = measure(work, protocol, args.arms) | {"environment": machine()}
+            path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "heads.md").write_text(page(known), encoding="utf-8")
+    figure(known, RESULTS / "heads.svg")
 
 
 if __name__ == "__main__":

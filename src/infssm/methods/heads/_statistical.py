@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -79,3 +80,48 @@ class StatisticalHead(FittedHead):
         """Restore :meth:`state_dict`."""
         found = state["statistics"]
         self.statistics = None if found is None else ClassStatistics.from_state_dict(found)
+
+
+class GaussianConfig(StatisticalConfig):
+    """Options of every head that compares likelihoods of classes."""
+
+    prior: Literal["class", "task"] = Field(
+        "class",
+        description="what is equally likely before an image is seen: every 'class', or every 'task', so that a class "
+        "of a small task counts for more than one of a large base; AA, a mean over tasks, asks for 'task'",
+    )
+
+
+class GaussianHead(StatisticalHead):
+    """Classes compared by the likelihood of a feature and what is known before."""
+
+    Config: ClassVar[type[ComponentConfig]] = GaussianConfig
+    config: GaussianConfig
+
+    def reset(self) -> None:
+        """No statistics, no tasks."""
+        super().reset()
+        self.siblings: Tensor | None = None
+        """Of every class, how many classes the task has that brought it: [K]; 0 where it was not met yet."""
+
+    def gather(self, rows: Features) -> ClassStatistics:
+        """Statistics of all classes met, of which the new ones are siblings."""
+        found = super().gather(rows)
+        known = torch.zeros_like(found.count) if self.siblings is None else self.siblings.to(found.count.device)
+        new = found.seen & (known == 0)
+        self.siblings = torch.where(new, new.sum().double(), known)
+        return found
+
+    def log_prior(self) -> Tensor:
+        """Of every class, up to a number that is the same for all: [K]."""
+        assert self.siblings is not None
+        return torch.zeros_like(self.siblings) if self.config.prior == "class" else -self.siblings.clamp(min=1).log()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics so far, and which classes came together."""
+        return super().state_dict() | {"siblings": self.siblings}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.siblings = state["siblings"]

@@ -11,10 +11,10 @@ from infssm.methods.contract import ComponentConfig, TaskInfo
 from infssm.methods.head import Features
 from infssm.methods.heads._fitting import gaussian_classifier
 from infssm.methods.heads._gaussians import Gaussians
-from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
+from infssm.methods.heads._statistical import GaussianConfig, GaussianHead
 
 
-class GDAConfig(StatisticalConfig):
+class GDAConfig(GaussianConfig):
     """Options of :class:`GDA`."""
 
     alpha: float = Field(0.001, gt=0, le=1, description="share of the identity; more for few images per class")
@@ -22,7 +22,7 @@ class GDAConfig(StatisticalConfig):
 
 
 @register_method
-class GDA(StatisticalHead):
+class GDA(GaussianHead):
     """Class means and covariances of features, no images; the class whose Gaussian explains a feature best.
 
     Where covariances of all classes take more than 256 MiB the pooled one serves for all, as in lda.
@@ -39,4 +39,5 @@ class GDA(StatisticalHead):
 
     def fit(self, rows: Features, task: TaskInfo) -> Gaussians:  # noqa: ARG002
         """See :func:`gaussian_classifier`."""
-        return Gaussians(*gaussian_classifier(self.gather(rows), self.config.alpha, self.config.beta))
+        mean, whiten, offset = gaussian_classifier(self.gather(rows), self.config.alpha, self.config.beta)
+        return Gaussians(mean, whiten, offset + self.log_prior())

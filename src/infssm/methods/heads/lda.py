@@ -11,20 +11,20 @@ from infssm.methods._build import register_method
 from infssm.methods.contract import ComponentConfig, TaskInfo
 from infssm.methods.head import Features, linear
 from infssm.methods.heads._fitting import lda_classifier
-from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
+from infssm.methods.heads._statistical import GaussianConfig, GaussianHead
 
 
-class LDAConfig(StatisticalConfig):
+class LDAConfig(GaussianConfig):
     """Options of :class:`LDA`."""
 
     alpha: float = Field(0.001, gt=0, le=1, description="share of the identity in the covariance; 1e-4 to .05")
 
 
 @register_method
-class LDA(StatisticalHead):
+class LDA(GaussianHead):
     """Class means and one covariance of features, no images; a linear classifier follows from them.
 
-    Linear discriminant analysis with equal priors. The model's own classifier holds it, so saving and exporting the
+    Linear discriminant analysis. The model's own classifier holds it, so saving and exporting the
     model is as ever.
 
     Paper: Fisher, The Use of Multiple Measurements in Taxonomic Problems, 1936; in continual learning Hayes and Kanan,
@@ -39,4 +39,4 @@ class LDA(StatisticalHead):
     def fit(self, rows: Features, task: TaskInfo) -> nn.Linear:  # noqa: ARG002
         """See :func:`lda_classifier`."""
         weight, bias = lda_classifier(self.gather(rows), self.config.alpha)
-        return linear(weight, bias)
+        return linear(weight, bias + self.log_prior())

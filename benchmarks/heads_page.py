@@ -1,0 +1,159 @@
+"""docs/results/heads.md and its figure, from the numbers in heads.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.heads_search import ARMS, REPLAY
+from benchmarks.heads_text import INTRODUCTION, PROTOCOL_TEXT, SUMMARY, TRIED
+
+SHOWN = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac", "ncm", "linear, aligned", "linear")
+COMPARED = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac")
+TITLES = {
+    "b50-5": "CIFAR-100, 50 classes and then five times 10",
+    "digits": "Digits, from scratch",
+    "digits-omniglot": "Digits, from the Omniglot start",
+}
+
+Arms = Mapping[str, Mapping[str, Any]]
+
+
+def page(known: Mapping[str, Any]) -> str:
+    """The page as Markdown."""
+    lines = [INTRODUCTION, "", SUMMARY, "", "![AA against accuracy over all classes](heads.svg)"]
+    for name in (name for name in TITLES if name in known):
+        arms, unequal = known[name]["arms"], name == "b50-5"
+        shown = [h for h in SHOWN if any(h in arm["heads"] for arm in arms.values())]
+        if not unequal:  # with tasks of one size both priors are the same
+            shown = [h for h in shown if "prior" not in h]
+        lines += ["", f"## {TITLES[name]}", "", PROTOCOL_TEXT[name], "", *_scores(arms, shown, both=unequal)]
+        if missing := [arm for arm in [*ARMS, *REPLAY] if not any(other.startswith(arm) for other in arms)]:
+            lines += ["", f"Not measured here: {', '.join(missing)}."]
+        lines += ["", "### Against the frozen backbone with the same head", ""]
+        compared = [h for h in COMPARED if h in shown]
+        lines += [_PAIRED, "", *_differences(arms, compared, both=unequal)]
+        lines += ["", "### The search", "", _SEARCH, "", *_searched(known[name]["search"])]
+    if "costs" in known:
+        lines += ["", "## Cost of a step", "", _COST, "", *_costs(known["costs"])]
+    lines += ["", "## What was tried to beat it", "", TRIED]
+    lines += ["", "## Where this was measured", "", *_environments(known)]
+    return "\n".join(lines) + "\n"
+
+
+_PAIRED = "Paired over the seeds, mean ± standard error, in points."
+_SEARCH = """On the base, or seed, 0 alone and its validation images: AA / accuracy over all classes, with the
+better prior, α and β of `gda` (replay: with the linear head, aligned or not). An arm's setting is the one with the
+largest mean of both (in bold)."""
+_COST = """Processor time of a step relative to plain training, the arms in turn, step by step (median of the
+steps)."""
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def _cell(scores: Sequence[Mapping[str, float]] | None, *, both: bool) -> str:
+    if not scores:
+        return "-"
+    aa = _spread([s["aa"] for s in scores])
+    return f"{aa} / {_spread([s['all'] for s in scores])}" if both else aa
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    names = list(header)
+    lines = [names, ["---"] * len(names), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _scores(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
+    rows = []
+    for name, arm in arms.items():
+        setting = "-" if arm["lr"] is None else f"{arm['lr']:g}" + (f", {arm['weight']:g}" if arm["weight"] else "")
+        cells = [_cell(arm["heads"].get(head), both=both) for head in shown]
+        rows.append([name, setting, f"{statistics.mean(arm['drift']):.2f}", *cells])
+    return _table(["arm", "learning rate, weight", "drift", *shown], rows)
+
+
+def _differences(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
+    rows = []
+    for name, arm in arms.items():
+        if name == "frozen" or not any(head in arm["heads"] for head in shown):
+            continue
+        cells = []
+        for head in shown:
+            mine, other = arm["heads"].get(head), arms["frozen"]["heads"].get(head)
+            keys = ("aa", "all") if both else ("aa",)
+            cells.append(" / ".join(gain(mine, other, key) for key in keys) if mine and other else "-")
+        rows.append([name, *cells])
+    return _table(["arm", *(f"{head}: AA{' / all classes' if both else ''}" for head in shown)], rows)
+
+
+def gain(mine: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], key: str) -> str:
+    """Paired difference, mean ± standard error."""
+    values = [a[key] - b[key] for a, b in zip(mine, other, strict=True)]
+    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+
+def _searched(search: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    rates = sorted({run["lr"] for runs in search.values() for run in runs})
+    rows = []
+    for name, runs in search.items():
+        best = max(runs, key=lambda run: run["both"])
+        for weight in sorted({run["weight"] for run in runs}, key=lambda w: w or 0):
+            cells = []
+            for rate in rates:
+                run = next((r for r in runs if r["lr"] == rate and r["weight"] == weight), None)
+                text = "-" if run is None else f"{run['aa']:.1f} / {run['all']:.1f}"
+                cells.append(f"**{text}**" if run is best else text)
+            rows.append([name, "-" if weight is None else f"{weight:g}", *cells])
+    return _table(["arm", "weight", *(f"lr {rate:g}" for rate in rates)], rows)
+
+
+def _costs(costs: Mapping[str, float]) -> list[str]:
+    return _table(["arm", "step"], [[name, f"x{value:.2f}"] for name, value in costs.items()])
+
+
+def _environments(known: Mapping[str, Any]) -> list[str]:
+    return [
+        f"- {TITLES[name]}: commit `{known[name]['environment']['commit'][:12]}`, "
+        + ", ".join(f"{key} {value}" for key, value in known[name]["environment"].items() if key != "commit")
+        for name in TITLES
+        if name in known
+    ]
+
+
+def figure(known: Mapping[str, Any], path: Path) -> None:
+    """AA against accuracy over all classes on b50-5: one point per arm and head, bars are standard errors."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "infssm"
+    import matplotlib.pyplot as plt
+
+    marks = {"gda, task prior": "o", "gda": "s", "lda": "^", "ranpac": "D", "linear, aligned": "v", "linear": "x"}
+    canvas, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    for index, (name, arm) in enumerate(known["b50-5"]["arms"].items()):
+        for head, mark in marks.items():
+            scores = arm["heads"].get(head)
+            if scores and (head != "linear" or "images" in name):
+                x, y = ([s[key] for s in scores] for key in ("all", "aa"))
+                errors = [statistics.stdev(v) / len(v) ** 0.5 for v in (x, y)]
+                place = {"x": statistics.mean(x), "y": statistics.mean(y), "xerr": errors[0], "yerr": errors[1]}
+                axes.errorbar(**place, fmt=mark, ms=5, color=f"C{index % 10}", mfc=_fill(index))
+        axes.plot([], [], "o", color=f"C{index % 10}", mfc=_fill(index), label=name)
+    for head, mark in marks.items():
+        axes.plot([], [], mark, color="black", mfc="none", label=f"head: {head}")
+    axes.set_xlabel("accuracy over all 100 classes, %")
+    axes.set_ylabel("AA over 6 tasks, %")
+    axes.legend(fontsize=7, ncols=2)
+    axes.grid(alpha=0.3)
+    canvas.savefig(path, metadata={"Date": None})
+    plt.close(canvas)
+
+
+def _fill(index: int) -> str:
+    """Ten colours, then again with white inside."""
+    return f"C{index}" if index < 10 else "white"
