@@ -17,7 +17,6 @@ _DEPTH = 2
 _SMALLER: dict[str, dict[str, Any]] = {
     "ewc": {"fisher_samples": 4},
     "lucir": {"finetune_epochs": 1},
-    "inf-ssm-exact": {"probe_steps": 2},
 }
 """Options that only say how long to measure."""
 

@@ -107,9 +107,11 @@ class InfSSMExactConfig(PairConfig):
         description="a kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
     )
     weight: float | Literal["auto"] = Field(
-        "auto", description="a number, or 'auto': set from how much the penalty feels what plain training moves"
+        "auto", description="a number, or 'auto': the penalty's gradient is a fifth as long as the loss's"
     )
-    probe_steps: int = Field(20, gt=0, description="unregularized steps on which 'auto' measures")
+    measure_every: int = Field(
+        16, gt=0, description="steps of a task from one measurement of 'auto' to the next; each takes about half a step"
+    )
 
     @field_validator("distance", mode="before")
     @classmethod
@@ -145,7 +147,7 @@ class InfSSMExact(Regularizer):
 
     def __init__(self, config: InfSSMExactConfig, context: Context) -> None:
         super().__init__(config, context)
-        self.auto = AutoWeight(self.drift, context, config.probe_steps) if config.weight == "auto" else None
+        self.auto = AutoWeight(context, config.measure_every) if config.weight == "auto" else None
 
     def drift(self, states: StatePair) -> Tensor:
         """The unweighted penalty."""
@@ -154,10 +156,15 @@ class InfSSMExact(Regularizer):
             start=states.new[0].a.real.new_zeros(()),
         )
 
-    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """On the first task with an old model, let ``auto`` measure."""
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Tell ``auto`` that the old model is a new one."""
         if self.auto is not None:
-            self.auto.begin_task(task, loader)
+            self.auto.begin_task()
+
+    def after_step(self) -> None:
+        """Let ``auto`` take in what the step showed."""
+        if self.auto is not None:
+            self.auto.after_step()
 
     def penalty(self, states: StatePair | None) -> Terms:
         """The term ``distance``."""
