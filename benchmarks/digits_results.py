@@ -13,7 +13,7 @@ from infssm.geometry import list_distances
 from infssm.presets import main_job
 from infssm.train import merge
 
-BASE, _ = main_job()
+BASE, _ = main_job({"model": {}})  # from scratch
 
 METHODS: dict[str, Candidate] = {
     **{name: (name, {}, "weight", 1.0) for name in ("ewc", "si", "mas", "lwf-ac", "lwf-abc", "inf-ssm", "inf-ssm+")},

@@ -60,7 +60,7 @@ def tiny_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_main_job_ends_with_table_sentence_and_report(infssm: Any, tmp_path: Path) -> None:
     done = infssm("run", "--fast-dev-run", "-o", tmp_path, "-q", *FAST)
     assert done.code == 0
-    methods = ("seq", "er", "lwf-ac", "inf-ssm", "inf-ssm-exact", "frozen+gda")
+    methods = ("seq", "er", "inf-ssm-exact", "inf-ssm-exact+gda", "frozen+gda")
     for method in methods:
         assert f"\n  {method} " in done.out
     for heading in ("AA", "AIA", "FM", "task-inc. AA"):
@@ -73,7 +73,7 @@ def test_main_job_ends_with_table_sentence_and_report(infssm: Any, tmp_path: Pat
         assert all(identical(starts[method][k], v) for k, v in starts["seq"].items() if not k.startswith("head."))
     again = infssm("report", tmp_path)
     assert again.code == 0
-    assert "lwf-ac" in again.out
+    assert "inf-ssm-exact+gda" in again.out
 
 
 def test_run_resume_eval_report(infssm: Any, tmp_path: Path, tiny_yaml: Path) -> None:

@@ -113,3 +113,21 @@ def test_the_main_job_is_a_benchmark_too():
         method = mine.pop("method")
         assert preset.pop("method").items() >= method.items()
         assert preset == mine | {"benchmark": "digits/5-task"}
+
+
+@pytest.mark.parametrize(
+    ("change", "starts"),
+    [
+        ("method=ewc", True),
+        ("data.num_tasks=2", True),
+        ("model.options.depth=2", False),
+        ("model.weights=null", False),
+        ("data=synthetic", False),
+        ("data.image_size=16", False),
+    ],
+)
+def test_the_main_job_starts_from_weights_that_fit(change: str, starts: bool) -> None:
+    """With another model or other images it begins from scratch, at the learning rate for that."""
+    for config in plan(None, [change])[0]:
+        assert (config.model.weights == "omniglot") is starts
+        assert config.train.lr == (1e-4 if starts else 1e-3)

@@ -16,7 +16,7 @@ from infssm.errors import InfssmError
 app = typer.Typer(
     name="infssm",
     help="Train state space models on task after task without forgetting, and measure it.",
-    epilog="Start with `infssm run`: six methods on five tasks of digits, a table and a report in about a minute.",
+    epilog="Start with `infssm run`: five methods on five tasks of digits, a table and a report in under a minute.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

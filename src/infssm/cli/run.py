@@ -46,11 +46,11 @@ def command(
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")] = 1,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
-    """Train a method on a stream of tasks; without arguments, six methods side by side on digits.
+    """Train a method on a stream of tasks; without arguments, five methods side by side on digits.
 
     Examples:
 
-    - `infssm run` — the main job: seq, lwf-ac, inf-ssm and inf-ssm-exact on five tasks of digits
+    - `infssm run` — the main job: plain training, replay, held states and heads of class statistics on digits
 
     - `infssm run method=ewc method.weight=1e4` — one method on digits
 

@@ -85,7 +85,7 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
     if row_name not in bench["methods"]:
         row_name = canonical_name(row_name)
     row = _row(bench["methods"], row_name)
-    values = merge({key: bench[key] for key in ("data", "model", "train")}, {"benchmark": bench_name})
+    values = merge(_set_up(bench), {"benchmark": bench_name})
     values = merge(values, {"method": {"name": row_name}})
     values = merge(values, {key: row[key] for key in ("model", "train", "method") if key in row})
     for overlay in (_variants()[variant], bench.get("variants", {}).get(variant, {})):
@@ -100,14 +100,23 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
     )
 
 
-def main_job() -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
+def main_job(changes: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
     """What ``infssm run`` does without arguments: the set-up of ``digits/5-task``, and its methods side by side.
 
-    The first method trains task 0 for all.
+    The first method trains task 0 for all. With ``changes`` to the model, the data set or its images, which its
+    weights to start from may not fit, the set-up begins from scratch.
     """
     bench = copy.deepcopy(_benchmark(_MAIN_JOB))
     methods = tuple({"name": name, **row.get("method", {})} for name, row in bench["methods"].items())
-    return {key: bench[key] for key in ("data", "model", "train")}, methods
+    data = (changes or {}).get("data", {})
+    other = not isinstance(data, Mapping) or not {"name", "image_size", "options"}.isdisjoint(data)
+    return _set_up(bench, start=not other and "model" not in (changes or {})), methods
+
+
+def _set_up(bench: Mapping[str, Any], *, start: bool = True) -> dict[str, Any]:
+    """Data, model and training of a benchmark, from its weights to ``start`` from, if it has such."""
+    values = {key: bench[key] for key in ("data", "model", "train")}
+    return merge(values, bench.get("start", {}) if start else {})
 
 
 @cache

@@ -69,7 +69,7 @@ def _configs(
     fits: Callable[[Mapping[str, Any]], dict[str, Any]],
 ) -> list[RunConfig]:
     """The configuration of one choice, or one for each of the main job's methods."""
-    base, methods = main_job() if source is None else ({}, ())
+    base, methods = main_job(changes) if source is None else ({}, ())
     given = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
     chosen = merge(given, changes)
     load_config(chosen)  # what is wrong in it is told before data are looked at

@@ -55,7 +55,7 @@ def blocks(
 
 def _configs(run: str | os.PathLike[str] | None, method: str, changes: dict[str, Any]) -> dict[str, RunConfig]:
     """Plain training first, then the method on ever more layers."""
-    values, _ = main_job()
+    values, _ = main_job({"model": {}})
     if run is not None:
         directory = RunDirectory.open(run)
         values = directory.config()
