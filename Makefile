@@ -18,7 +18,7 @@ $(STAMP) $(VENV)/.installed-bench: pyproject.toml constraints/dev.txt $(NATIVE)
 	touch $@
 
 demo: $(DEMO) ## the main job: five methods on five tasks of digits, three seeds, a table and an HTML report
-	$(BIN)/infssm run --seed 0 10 100
+	$(BIN)/infssm run --seed 0 10 100 --jobs 2
 
 test: $(STAMP) lint docs ## format, lint, types, room table, documentation, all tests, on other instruction sets too
 	$(BIN)/python -m pytest -q -n 2

@@ -128,6 +128,6 @@ def test_the_main_job_is_a_benchmark_too():
 )
 def test_the_main_job_starts_from_weights_that_fit(change: str, starts: bool) -> None:
     """With another model or other images it begins from scratch, at the learning rate for that."""
-    for config in plan(None, [change])[0]:
+    for config in (job.config for job in plan(None, [change])):
         assert (config.model.weights == "omniglot") is starts
         assert config.train.lr == (1e-4 if starts else 1e-3)
