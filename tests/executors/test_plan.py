@@ -89,7 +89,8 @@ def test_who_trains_task_0_itself() -> None:
 def test_the_main_job_shares_what_seq_trained() -> None:
     jobs = plan(None)
     assert jobs[0].config.method.name == "seq"
-    assert [job.needs for job in jobs] == [None, *[jobs[0]] * 5]
+    assert len(jobs) > 1
+    assert [job.needs for job in jobs] == [None, *[jobs[0]] * (len(jobs) - 1)]
 
 
 def test_several_runs_have_one_thread_each_unless_told(tmp_path: Path) -> None:
