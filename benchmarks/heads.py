@@ -2,6 +2,7 @@
 
     python -m benchmarks.heads b50-5 --data-root DIR --out RUNS     # DIR has cifar100.npz; about 100 runs of a minute
     python -m benchmarks.heads digits --out RUNS                    # about 200 runs of ten seconds
+    python -m benchmarks.heads cost --data-root DIR --out RUNS      # time of a step
     python -m benchmarks.heads page                                 # from heads.json alone
 
 RUNS keeps a file per run; what is there is not trained again. Arms, grids and seeds are in heads_search.py, what a run
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.heads_cost import costs
 from benchmarks.heads_fit import choose, fitted, load
 from benchmarks.heads_page import figure, page
 from benchmarks.heads_runs import SEARCHED, Place, Spec
@@ -95,7 +97,7 @@ def _searched(spec: Spec, protocol: Protocol) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["b50-5", "digits", "page"])
+    parser.add_argument("what", choices=["b50-5", "digits", "cost", "page"])
     parser.add_argument("--out", type=Path, help="folder for the runs")
     parser.add_argument("--data-root", type=Path, help="folder with cifar100.npz")
     parser.add_argument("--arms", nargs="+", default=[*ARMS, *REPLAY], choices=[*ARMS, *REPLAY])
@@ -104,7 +106,10 @@ def main() -> None:
     torch.set_num_threads(1)
     path = RESULTS / "heads.json"
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for name, protocol in PROTOCOLS.items() if args.what != "page" else ():
+    if args.what == "cost":
+        known["costs"] = costs(Place(str(args.data_root), args.out, {SEARCHED: "cifar100-base"}), args.arms)
+        path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    for name, protocol in PROTOCOLS.items():
         if name.startswith(args.what):
             work = Work(place_of(name, args.data_root, args.out), args.jobs)
             known[name] = measure(work, protocol, args.arms) | {"environment": machine()}

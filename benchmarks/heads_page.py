@@ -30,7 +30,7 @@ def page(known: Mapping[str, Any]) -> str:
         if not unequal:  # with tasks of one size both priors are the same
             shown = [h for h in shown if "prior" not in h]
         lines += ["", f"## {TITLES[name]}", "", PROTOCOL_TEXT[name], "", *_scores(arms, shown, both=unequal)]
-        if missing := [arm for arm in [*ARMS, *REPLAY] if not any(other.startswith(arm) for other in arms)]:
+        if missing := [arm for arm in [*ARMS, *REPLAY] if not any(other.split(", ")[0] == arm for other in arms)]:
             lines += ["", f"Not measured here: {', '.join(missing)}."]
         lines += ["", "### Against the frozen backbone with the same head", ""]
         compared = [h for h in COMPARED if h in shown]

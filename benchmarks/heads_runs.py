@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.digits_results import BASE
+from infssm._seeding import seed_all
 from infssm.data import Task
 from infssm.methods import train_step
 from infssm.models import create_model
 from infssm.train import load_config, merge
 from infssm.train.optim import build_optimizer, decay_groups, learning_rate, set_learning_rate, task_lr
-from infssm.train.saving.rng import seed_all
 from infssm.train.setup import Setup, build
 
 SEARCHED = 0
