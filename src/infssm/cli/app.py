@@ -10,7 +10,21 @@ import typer
 from rich.console import Console
 
 from infssm._registry import shorten
-from infssm.cli import bench, data, doctor, evaluate, export, listing, predict, report, resume, run, schema, study
+from infssm.cli import (
+    bench,
+    data,
+    doctor,
+    evaluate,
+    export,
+    listing,
+    predict,
+    report,
+    resume,
+    run,
+    schema,
+    study,
+    sweep,
+)
 from infssm.errors import InfssmError
 
 app = typer.Typer(
@@ -22,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command("run")(run.command)
+app.command("sweep")(sweep.command)
 app.command("resume")(resume.command)
 app.command("eval")(evaluate.command)
 app.command("export")(export.command)

@@ -73,7 +73,7 @@ def command(
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
     source: Any = _preset(preset, variant) if preset else config
-    executor = _executor(jobs)
+    executor = choose_executor(jobs)
     todo = plan(source, overrides or (), seeds=seed or None, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
     if fast_dev_run and preset:
         todo, overwrite = _miniatures(todo), True
@@ -90,7 +90,8 @@ def command(
     results(ends)  # raises where a run failed
 
 
-def _executor(jobs: int) -> Executor:
+def choose_executor(jobs: int) -> Executor:
+    """Where runs are carried out: here, or in several processes of this machine."""
     from infssm.executors import InProcess, LocalProcesses
 
     if jobs > 1 and "RANK" in os.environ:

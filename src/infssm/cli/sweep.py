@@ -1,0 +1,96 @@
+"""``infssm sweep``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infssm.errors import ConfigError
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def command(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, fixed or to search: method.weight=log:1e-2..1e6."),
+    ] = None,
+    preset: Annotated[str | None, typer.Option("-p", "--preset", help="A preset: see `infssm list presets`.")] = None,
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Trials in all; 20 without --time.")] = None,
+    limit: Annotated[str | None, typer.Option("--time", help="Begin no trial after this long: 90s, 30m, 8h.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seeds of every trial's runs: --seed 0 10 100.")] = None,
+    search_seed: Annotated[int, typer.Option("--search-seed", help="Seed of the search itself.")] = 0,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once on this machine.")] = 1,
+    data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
+    out: Annotated[str, typer.Option("-o", "--out", help="Folder for the search and its runs.")] = "runs",
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings of the first trial, as YAML.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Search for the settings with the best AA on validation images; test images are not looked at.
+
+    Examples:
+
+    - `infssm sweep method=inf-ssm-exact method.weight=log:1e-2..1e6 train.lr=log:1e-4..1e-2 --trials 20`
+
+    - `infssm sweep -c my.yaml model.options.depth=int:1..8 data.recipe=light,none --time 8h --seed 0 10 --jobs 2`
+
+    A search that was interrupted continues by the same command, and loses nothing. The same command on other machines,
+    with the same --out on a shared file system, joins in. It ends with a table, a picture and the winner's command.
+    """
+    from infssm.cli.run import choose_executor
+    from infssm.presets import load_preset
+    from infssm.sweeps import Sweep
+    from infssm.train import to_yaml
+
+    if preset and config:
+        raise ConfigError("give a preset (-p) or a config file (-c), not both")
+    source: Any = load_preset(preset).values if preset else config
+    executor = choose_executor(jobs)
+    seconds = None if limit is None else _seconds(limit)
+    sweep = Sweep(source, overrides or (), seeds=seed or [0], search_seed=search_seed, out=out, data_root=data_root)
+    if print_config:
+        typer.echo("---\n".join(to_yaml(job.config) for job in sweep.first_trial()))
+        return
+    if not quiet:
+        typer.echo(f"search in {sweep.folder}", err=True)
+    found = sweep.run(executor, trials=trials or (None if seconds else 20), seconds=seconds, quiet=quiet)
+    start = ["-p", preset] if preset else ["-c", str(config)] if config else []
+    if data_root:
+        start += ["--data-root", data_root]
+    _conclude(sweep, found, start)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if found is None:
+        raise ConfigError(f"--time {shlex.quote(text)}: write 90s, 30m, 8h or 2d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _conclude(sweep: Any, found: list[Any], start: list[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from infssm.sweeps import rows, winners_command, write_findings
+
+    console = Console()
+    table = Table(title=f"{len(found)} trials, AA on validation images, %", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("trial", justify="right")
+    table.add_column("AA", justify="right", no_wrap=True)
+    table.add_column("settings", overflow="fold")
+    for row in rows(sweep, found):
+        table.add_row(str(row.number), row.outcome, escape(" ".join(row.settings)))
+    console.print(table)
+    best = winners_command(sweep, start)
+    if best is not None:
+        console.print(f"best, on test images: {best}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"report: {write_findings(sweep, found, best)}", highlight=False, soft_wrap=True, markup=False)
