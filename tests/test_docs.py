@@ -68,7 +68,7 @@ def test_a_command_works(page, command, workplace, monkeypatch, capfd):
     called = " ".join(words)
     if called.startswith(NEEDS_THE_NETWORK + TAKES_MINUTES):
         words = [*(words[:2] if words[0] == "data" else words[:1]), "--help"]
-    if words[0] == "run":
+    if words[0] in ("run", "sweep"):
         words = [word for word in words if word != "--dry-run"] + ["--print-config"] * ("--print-config" not in words)
     code = invoke(words)
     said = capfd.readouterr()
