@@ -62,12 +62,12 @@ def measure(work: Work, protocol: Protocol, arms: list[str]) -> dict[str, Any]:
             {"lr": s.rate, "weight": s.options.get("weight"), "aa": v.aa, "all": v.all, "both": v.both} for s, v in rows
         ]
     for name, spec in plan.items():
-        found["arms"][name] = _scores(work, spec, before, protocol, replay=any(name.startswith(n) for n in REPLAY))
+        found["arms"][name] = _scores(work, spec, before, protocol)
         print(f"{protocol.name}, {name}: fitted", flush=True)
     return found
 
 
-def _scores(work: Work, spec: Spec, before: dict[int, Any], protocol: Protocol, *, replay: bool) -> dict[str, Any]:
+def _scores(work: Work, spec: Spec, before: dict[int, Any], protocol: Protocol) -> dict[str, Any]:
     """An arm's test scores of all heads, by seed; the heads' settings are those of the searched base."""
     still = spec.arm == FROZEN
     settings = {
@@ -85,7 +85,7 @@ def _scores(work: Work, spec: Spec, before: dict[int, Any], protocol: Protocol, 
         path = work.place.file(spec._replace(seed=seed, tasks=6))
         old, new = before[seed].parts["test"][0][0], load(path).parts["test"][0][0]
         found["drift"].append(float((new - old).square().sum() / (old - old.mean(dim=0)).square().sum()))
-        for head, value in fitted(path, settings, still=still, only="linear" if replay else None).items():
+        for head, value in fitted(path, settings, still=still).items():
             found["heads"].setdefault(head, []).append(value._asdict())
     return found
 

@@ -187,17 +187,14 @@ def heads(kept: Kept, settings: dict[bool, Settings], *, still: bool) -> Iterato
     yield "ranpac", ranpac(kept)
 
 
-def fitted(path: Path, settings: dict[bool, Settings], *, still: bool, only: str | None = None) -> dict[str, Score]:
-    """Test scores of all heads on a run, or of one; kept beside it for the next time."""
+def fitted(path: Path, settings: dict[bool, Settings], *, still: bool) -> dict[str, Score]:
+    """Test scores of all heads on a run; kept beside it for the next time."""
     memo = path.with_suffix(".json")
-    key = f"{settings}, {only}"
-    if memo.exists() and (known := json.loads(memo.read_text()))["settings"] == key:
+    if memo.exists() and (known := json.loads(memo.read_text()))["settings"] == str(settings):
         return {name: Score(*values) for name, values in known["scores"].items()}
     kept = load(path)
-    found = {
-        name: score(kept, head, "test") for name, head in heads(kept, settings, still=still) if only in (None, name)
-    }
-    memo.write_text(json.dumps({"settings": key, "scores": found}))
+    found = {name: score(kept, head, "test") for name, head in heads(kept, settings, still=still)}
+    memo.write_text(json.dumps({"settings": str(settings), "scores": found}))
     return found
 
 

@@ -30,8 +30,7 @@ def page(known: Mapping[str, Any]) -> str:
         if not unequal:  # with tasks of one size both priors are the same
             shown = [h for h in shown if "prior" not in h]
         lines += ["", f"## {TITLES[name]}", "", PROTOCOL_TEXT[name], "", *_scores(arms, shown, both=unequal)]
-        if missing := [arm for arm in [*ARMS, *REPLAY] if not any(other.split(", ")[0] == arm for other in arms)]:
-            lines += ["", f"Not measured here: {', '.join(missing)}."]
+        lines += _left_out(known[name])
         lines += ["", "### Against the frozen backbone with the same head", ""]
         compared = [h for h in COMPARED if h in shown]
         lines += [_PAIRED, "", *_differences(arms, compared, both=unequal)]
@@ -41,6 +40,16 @@ def page(known: Mapping[str, Any]) -> str:
     lines += ["", "## What was tried to beat it", "", TRIED]
     lines += ["", "## Where this was measured", "", *_environments(known)]
     return "\n".join(lines) + "\n"
+
+
+def _left_out(protocol: Mapping[str, Any]) -> list[str]:
+    """What the command measures and the numbers at hand do not have."""
+    there = {arm.split(", ")[0] for arm in protocol["arms"]}
+    missing = [arm for arm in [*ARMS, *REPLAY] if arm not in there]
+    searched = [arm for arm in missing if arm in protocol["search"]]
+    others = [arm for arm in missing if arm not in searched]
+    lines = ["", f"Searched alone, see below: {', '.join(searched)}."] if searched else []
+    return [*lines, "", f"Not measured here: {', '.join(others)}."] if others else lines
 
 
 _PAIRED = "Paired over the seeds, mean ± standard error, in points."

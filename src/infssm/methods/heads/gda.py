@@ -23,7 +23,7 @@ class GDAConfig(GaussianConfig):
 
 @register_method
 class GDA(GaussianHead):
-    """Class means and covariances of features, no images; the class whose Gaussian explains a feature best.
+    """Class means and covariances of features, no images; the class whose Gaussian explains a feature best. To use.
 
     Where covariances of all classes take more than 256 MiB the pooled one serves for all, as in lda.
 
