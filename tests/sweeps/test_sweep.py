@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from infssm.cli.app import app
 from infssm.data import load_dataset
 from infssm.errors import ConfigError
-from infssm.executors import InProcess
+from infssm.executors import Finished, InProcess, StoppedError
 from infssm.runs import find_runs
 from infssm.sweeps import Sweep, winners_command
 from infssm.sweeps._propose import hopeless, propose
@@ -140,7 +141,7 @@ def test_proposals_depend_on_seed_and_trials_alone(whole: tuple[Sweep, Any]) -> 
     assert propose(sweep.space, trials[:3], 0) == trials[3].params
 
 
-def test_what_is_below_the_median_is_hopeless(whole: tuple[Sweep, Any]) -> None:
+def test_what_is_below_the_median_is_hopeless() -> None:
     from optuna.trial import TrialState, create_trial
 
     others = [
@@ -186,3 +187,35 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.with_name("sweep.png").read_bytes().startswith(b"\x89PNG")
     wrong = CliRunner().invoke(app, [*words, "--time", "soon"])
     assert isinstance(wrong.exception, ConfigError)
+
+
+class Pretended:
+    """An executor that trains nothing: AA is 1 after task 0, then the better the nearer the rate is to 1e-2."""
+
+    def run(self, jobs: Any, *, watch: Any, **_: Any) -> Any:
+        for job in jobs:
+            aa = 1 / (1 + abs(np.log10(job.config.train.lr) + 2))
+            if all(watch(job, task, value) for task, value in enumerate((1.0, aa))):
+                yield Finished(job, SimpleNamespace(aa=aa))  # type: ignore[arg-type]
+            else:
+                yield Finished(job, error=StoppedError("stopped"))
+
+
+def test_trials_below_the_median_are_stopped_and_the_best_is_found(tmp_path: Path) -> None:
+    sweep = toy(tmp_path, SEARCHED, seeds=(0, 1))
+    trials = sweep.run(Pretended(), trials=30)
+    stopped = [trial for trial in trials if trial.state.name == "PRUNED"]
+    assert stopped
+    for trial in stopped:
+        earlier = [t.intermediate_values[1] for t in trials[: trial.number]]
+        assert sorted(trial.intermediate_values) == [0, 1]  # after task 1 of the first seed
+        assert trial.intermediate_values[1] < np.median(earlier)
+    best = sweep.best()
+    assert best is not None
+    assert best.value == max(t.value for t in trials if t.state.name == "COMPLETE")
+    assert best.value > 0.8  # within a quarter of a decade: 30 of them at random would be as near now and then
+    assert len(trials) == 30
+
+
+def test_no_trial_begins_after_the_time_is_over(tmp_path: Path) -> None:
+    assert toy(tmp_path).run(Pretended(), trials=None, seconds=0) == []
