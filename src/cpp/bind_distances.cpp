@@ -18,13 +18,13 @@ Kernel named(const std::string& kind) {
 }
 
 // Returns how many tokens are not sure.
-int64_t distance(const std::string& kind, bool raw, int threads, nb::handle old_a, nb::handle old_c, nb::handle new_a,
+int64_t distance(const std::string& kind, bool soft, int threads, nb::handle old_a, nb::handle old_c, nb::handle new_a,
                  nb::handle new_c, nb::handle old_b, nb::handle new_b, nb::handle value, nb::handle sure,
                  nb::handle d_old_a, nb::handle d_old_c, nb::handle d_new_a, nb::handle d_new_c, nb::handle d_old_b,
                  nb::handle d_new_b) {
     const View a = view(old_a, 2, "old_a"), c = view(old_c, 2, "old_c");
     Distance f{};
-    f.tokens = c.shape[0], f.n = c.shape[1], f.poles = a.shape[1], f.raw = raw;
+    f.tokens = c.shape[0], f.n = c.shape[1], f.poles = a.shape[1], f.soft = soft;
     f.threads = worth(threads, f.tokens * (f.n + POINTS) * f.n, PAIRS);
     f.old_states = {a.data, c.data, flat(old_b, 2, "old_b")};
     f.new_states = {flat(new_a, 2, "new_a"), flat(new_c, 2, "new_c"), flat(new_b, 2, "new_b")};

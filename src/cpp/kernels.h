@@ -94,7 +94,7 @@ struct Slopes {  // derivatives of each value, as System; null where they are no
 
 struct Distance {
     int64_t tokens, n, poles;
-    bool raw;  // states are to be soft-normalised
+    bool soft;  // states are to be soft-normalised
     int threads;
     System old_states, new_states;
     float* value;  // [tokens]

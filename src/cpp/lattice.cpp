@@ -179,11 +179,11 @@ void lattice_forward(const Lattice& f) {
 
 void lattice_backward(const Lattice& f) {
     for_blocks(f, true, [&](Block& t, int64_t first) {
-        const int64_t at = first * f.n * f.n;
-        t.read(f.sine + at, t.down);
-        t.read(f.cosine + at, t.right);
-        t.read(f.grad_sine ? f.grad_sine + at : nullptr, t.grad_down);
-        t.read(f.grad_cosine ? f.grad_cosine + at : nullptr, t.grad_right);
+        const int64_t offset = first * f.n * f.n;
+        t.read(f.sine + offset, t.down);
+        t.read(f.cosine + offset, t.right);
+        t.read(f.grad_sine ? f.grad_sine + offset : nullptr, t.grad_down);
+        t.read(f.grad_cosine ? f.grad_cosine + offset : nullptr, t.grad_right);
         backward(t);
         for (int64_t lane = 0; lane < t.lanes; ++lane)
             for (int64_t i = 0; i < f.n; ++i) {

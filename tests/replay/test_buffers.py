@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.replay import FIELDS, BalancedBuffer, Buffer, ReservoirBuffer, gather_rows, herd, rank_slice, spread
+from infssm.replay import FIELDS, BalancedBuffer, Buffer, ReservoirBuffer, gather_rows, herd, process_slice, spread
 from tests.compare import identical
 
 
@@ -200,4 +200,4 @@ def test_spread_differs_by_at_most_one():
 def test_one_process_keeps_everything():
     x = torch.arange(5)
     assert gather_rows(x) is x
-    assert identical(rank_slice(x), x)
+    assert identical(process_slice(x), x)

@@ -108,18 +108,18 @@ bool write(const Distance& f, const Token& t, const Norms& norms, bool second, S
         const vf r = poles[v], value = t.field.value[v];
         t.by_weight[v] = value * factor[v] * factor[v];
         const vf by_x = masses[v] * t.field.slope[v] + 2.f * weights[v] * factor[v] * steep[v] * value;
-        const vf slope = by_state(by_x, r, f.raw);
+        const vf slope = by_state(by_x, r, f.soft);
         if (to.a) store(to.a + v * W, slope, lanes_of(f.poles, v));
-        largest = at_least(largest, absolute(slope)), error = at_least(error, by_state(masses[v], r, f.raw));
+        largest = at_least(largest, absolute(slope)), error = at_least(error, by_state(masses[v], r, f.soft));
     }
     t.weights.write(f, t.by_weight, second, to.c);
-    return f.raw || !(ROUNDING * size * most(error) > BEARABLE * most(largest));
+    return f.soft || !(ROUNDING * size * most(error) > BEARABLE * most(largest));
 }
 
 void aligned(const Distance& f, Token& t, int64_t i) {
     const Slope to_old(f.to_old, i, f), to_new(f.to_new, i, f);
     const float *old_state = f.old_states.a + i * f.poles, *new_state = f.new_states.a + i * f.poles;
-    bool sure = t.poles.read(old_state, new_state, f.poles, f.raw);
+    bool sure = t.poles.read(old_state, new_state, f.poles, f.soft);
     f.value[i] = 0, f.sure[i] = sure;
     if (!sure) return;
     if (!t.weights.read<true>(f, i)) return to_old.zero(f), to_new.zero(f);

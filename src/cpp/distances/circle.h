@@ -57,7 +57,7 @@ struct SortedPoles {
     vf* spare;
     int32_t *old_order, *new_order;
 
-    void read(const float* old_state, const float* new_state, int64_t count, bool raw) {
+    void read(const float* old_state, const float* new_state, int64_t count, bool soft) {
         fit(count);
         sort_states(old_state, n, reinterpret_cast<vi*>(spare), old_order);
         sort_states(new_state, n, reinterpret_cast<vi*>(spare), new_order);
@@ -66,7 +66,7 @@ struct SortedPoles {
             for (int i = 0; i < lanes_of(n, v); ++i) {
                 x[i] = old_state[old_order[v * W + i]], y[i] = new_state[new_order[v * W + i]];
             }
-            const HalfPlane h = half_plane(x, y, raw);
+            const HalfPlane h = half_plane(x, y, soft);
             old_r[v] = h.r, new_r[v] = h.s, gap[v] = h.shift;
             product[v] = old_r[v] * new_r[v];
             strain[v] = absolute(gap[v]) / square_root(product[v]);
@@ -312,7 +312,7 @@ float interact(Points& x) {
 
 // Derivatives by the states of one side: d psi / dx = +-2 s r / (s^2 + r^2), x = -log r. Returns the largest of them, and
 // in `error` the largest that rounding may have added.
-inline float write_slopes(const Points& x, const SortedPoles& p, const vf* r, const int32_t* order, bool raw, double factor,
+inline float write_slopes(const Points& x, const SortedPoles& p, const vf* r, const int32_t* order, bool soft, double factor,
                           float size, float* error, float* out) {
     const float *s = scalars(x.s), *square = scalars(x.square), *slope = scalars(x.slope);
     vf largest = {}, rounding = {};
@@ -320,8 +320,8 @@ inline float write_slopes(const Points& x, const SortedPoles& p, const vf* r, co
         const vf pole = r[v], pole_square = pole * pole;
         vf sum = {};
         for (int64_t j = 0; j < 2 * x.rule->count; ++j) sum += (slope[j] * s[j]) * reciprocal(pole_square + square[j]);
-        p.spare[v] = by_state(static_cast<float>(2 * factor) * pole * sum, pole, raw);
-        largest = at_least(largest, absolute(p.spare[v])), rounding = at_least(rounding, by_state(splat(size), pole, raw));
+        p.spare[v] = by_state(static_cast<float>(2 * factor) * pole * sum, pole, soft);
+        largest = at_least(largest, absolute(p.spare[v])), rounding = at_least(rounding, by_state(splat(size), pole, soft));
     }
     for (int64_t i = 0; i < p.n; ++i) out[order[i]] = scalars(p.spare)[i];
     *error = ROUNDING * static_cast<float>(std::fabs(factor)) * most(rounding);
@@ -332,15 +332,15 @@ inline float write_slopes(const Points& x, const SortedPoles& p, const vf* r, co
 struct Token {
     SortedPoles poles;
     Points points;
-    int64_t at = 0;       // of its first state
+    int64_t state = 0;     // of its first state
     bool slopes = false;  // some are wanted
     bool inside = false;  // every pole is in the unit interval
     float energy = 0;     // sum sin^2 is ENERGY times this
 
     template <class R>
     void read(const Distance& f, int64_t token) {
-        at = token * f.poles, slopes = f.to_old.a || f.to_new.a;
-        poles.read(f.old_states.a + at, f.new_states.a + at, f.poles, f.raw);
+        state = token * f.poles, slopes = f.to_old.a || f.to_new.a;
+        poles.read(f.old_states.a + state, f.new_states.a + state, f.poles, f.soft);
         const Grid grid = grid_for(poles);
         inside = grid.count != 0;
         if (!inside) return;
@@ -352,10 +352,10 @@ struct Token {
     // The value, and the derivatives from those by psi in `points.slope`, times `factor`. Not sure outside, and where
     // poles so near to +-1 that a tiny x is much of them have gradients that rounding hides.
     void write(const Distance& f, double value, double factor, bool sure) const {
-        const int64_t token = at / f.poles;
+        const int64_t token = state / f.poles;
         f.value[token] = static_cast<float>(value);
-        if (inside && f.to_old.a) sure &= write_side(f, poles.old_r, poles.old_order, factor, f.to_old.a + at);
-        if (inside && f.to_new.a) sure &= write_side(f, poles.new_r, poles.new_order, -factor, f.to_new.a + at);
+        if (inside && f.to_old.a) sure &= write_side(f, poles.old_r, poles.old_order, factor, f.to_old.a + state);
+        if (inside && f.to_new.a) sure &= write_side(f, poles.new_r, poles.new_order, -factor, f.to_new.a + state);
         f.sure[token] = inside && sure;
     }
 
@@ -363,8 +363,8 @@ struct Token {
     bool write_side(const Distance& f, const vf* r, const int32_t* order, double factor, float* out) const {
         float error;
         const float size = sum_lanes(points.size);
-        const float largest = write_slopes(points, poles, r, order, f.raw, factor, size, &error, out);
-        return f.raw || !(error > BEARABLE * largest);
+        const float largest = write_slopes(points, poles, r, order, f.soft, factor, size, &error, out);
+        return f.soft || !(error > BEARABLE * largest);
     }
 };
 

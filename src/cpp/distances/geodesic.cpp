@@ -100,10 +100,10 @@ INFSSM_INLINE void project(const Restriction& rule, const vf* weights, const vf*
 template <int SIZE>
 void project(const Restriction& rule, const vf* weights, const vf* own, const vf* source, vf* image) {
     constexpr int ROWS = W == 16 ? SIZE : 4;  // by the number of registers
-    for (int64_t at = 0; at < SIZE * rule.row; at += ROWS * rule.row)
+    for (int64_t offset = 0; offset < SIZE * rule.row; offset += ROWS * rule.row)
         for (const bool second : {false, true}) {
             const auto part = [&](auto columns, int64_t v) {
-                project<ROWS, columns>(rule, weights, own + at, source + at, image + at, v, second);
+                project<ROWS, columns>(rule, weights, own + offset, source + offset, image + offset, v, second);
             };
             int64_t v = 0;
             for (; v + 2 <= rule.row / 2; v += 2) part(std::integral_constant<int, 2>(), v);
@@ -114,7 +114,7 @@ void project(const Restriction& rule, const vf* weights, const vf* own, const vf
 // Symmetric matrices of W tokens, one per lane.
 template <int SIZE>
 struct Matrices {
-    vf at[SIZE][SIZE];
+    vf entry[SIZE][SIZE];
 };
 
 // Rotates pairs of rows and columns until all are diagonal, and the rows of `vectors` along. What a lane becomes does
@@ -123,30 +123,30 @@ template <int SIZE>
 void diagonalize(Matrices<SIZE>& m, Matrices<SIZE>* vectors) {
     for (int sweep = 0; sweep < SWEEPS; ++sweep) {
         vf largest = {};
-        for (int i = 0; i < SIZE; ++i) largest = at_least(largest, absolute(m.at[i][i]));
+        for (int i = 0; i < SIZE; ++i) largest = at_least(largest, absolute(m.entry[i][i]));
         const vf bound = largest * NEGLIGIBLE;
         vi turned = {};
         for (int p = 0; p < SIZE; ++p)
             for (int q = p + 1; q < SIZE; ++q) {
-                const vf cross = m.at[p][q], gap = m.at[q][q] - m.at[p][p];
+                const vf cross = m.entry[p][q], gap = m.entry[q][q] - m.entry[p][p];
                 const vi turn = absolute(cross) > bound;
                 if (!any(turn)) continue;
                 turned |= turn;
                 const vf root = square_root(gap * gap + 4.f * cross * cross);
                 const vf tangent = turn ? 2.f * cross / (gap + copy_sign(root, gap)) : vf{};
                 const vf c = 1.f / square_root(1.f + tangent * tangent), s = c * tangent;
-                m.at[p][p] -= tangent * cross, m.at[q][q] += tangent * cross;
-                m.at[p][q] = m.at[q][p] = turn ? vf{} : cross;
+                m.entry[p][p] -= tangent * cross, m.entry[q][q] += tangent * cross;
+                m.entry[p][q] = m.entry[q][p] = turn ? vf{} : cross;
                 for (int k = 0; k < SIZE; ++k) {
                     if (k != p && k != q) {
-                        const vf x = m.at[p][k], y = m.at[q][k];
-                        m.at[p][k] = m.at[k][p] = c * x - s * y;
-                        m.at[q][k] = m.at[k][q] = s * x + c * y;
+                        const vf x = m.entry[p][k], y = m.entry[q][k];
+                        m.entry[p][k] = m.entry[k][p] = c * x - s * y;
+                        m.entry[q][k] = m.entry[k][q] = s * x + c * y;
                     }
                     if (vectors) {
-                        const vf x = vectors->at[p][k], y = vectors->at[q][k];
-                        vectors->at[p][k] = c * x - s * y;
-                        vectors->at[q][k] = s * x + c * y;
+                        const vf x = vectors->entry[p][k], y = vectors->entry[q][k];
+                        vectors->entry[p][k] = c * x - s * y;
+                        vectors->entry[q][k] = s * x + c * y;
                     }
                 }
             }
@@ -212,7 +212,7 @@ class Group {
     template <int SIZE>
     void restrict_to(const Distance& f, int count) {
         Matrices<SIZE> matrix = {}, vectors = {};
-        for (int i = 0; i < SIZE; ++i) vectors.at[i][i] = splat(1.f);
+        for (int i = 0; i < SIZE; ++i) vectors.entry[i][i] = splat(1.f);
         for (int lane = 0; lane < count; ++lane)
             if (members_[lane].functions == SIZE) {
                 apply<SIZE>(members_[lane]);
@@ -232,9 +232,9 @@ class Group {
         member.re = member.memory.vectors(2 * size * W), member.im = member.re + size;
         for (int64_t v = 0; v < row; ++v) {
             const vf fall = load(scalars(x.fall) + rule.point(v)), sine = load(scalars(x.sine) + rule.point(v));
-            for (int64_t at = v; at < size; at += row) {
-                re_[at] = -fall * rule.re[at] - sine * rule.im[at];
-                im_[at] = sine * rule.re[at] - fall * rule.im[at];
+            for (int64_t offset = v; offset < size; offset += row) {
+                re_[offset] = -fall * rule.re[offset] - sine * rule.im[offset];
+                im_[offset] = sine * rule.re[offset] - fall * rule.im[offset];
             }
         }
         project<SIZE>(rule, rule.transform, re_, im_, member.re);
@@ -256,9 +256,9 @@ class Group {
                     vf re[2][TILE], im[2][TILE], rest[2][TILE];
                     for (int i = 0; i < TILE; ++i)
                         for (const int side : {0, 1}) {
-                            const int64_t at = ((side ? second : first) + i) * row + v;
-                            re[side][i] = re_[at], im[side][i] = im_[at];
-                            rest[side][i] = member.re[at] - 0.5f * re_[at];
+                            const int64_t offset = ((side ? second : first) + i) * row + v;
+                            re[side][i] = re_[offset], im[side][i] = im_[offset];
+                            rest[side][i] = member.re[offset] - 0.5f * re_[offset];
                         }
                     for (int i = 0; i < TILE; ++i)
                         for (int j = 0; j < TILE; ++j)
@@ -270,7 +270,7 @@ class Group {
             for (int second = 0; second <= first; second += TILE)
                 for (int i = first; i < first + TILE; ++i)
                     for (int j = second; j < second + TILE; ++j)
-                        matrix.at[i][j][lane] = matrix.at[j][i][lane] = *product++ / 2;
+                        matrix.entry[i][j][lane] = matrix.entry[j][i][lane] = *product++ / 2;
     }
 
     template <int SIZE>
@@ -280,7 +280,7 @@ class Group {
         float slopes[SIZE];
         bool sure = true;
         for (int j = 0; j < SIZE; ++j) {
-            const float x = matrix.at[j][j][lane];
+            const float x = matrix.entry[j][j][lane];
             sure &= x <= STEEPEST;
             const Excess g(x < 0 ? 0 : x > STEEPEST ? STEEPEST : x);
             excess += g.value, trace += x, slopes[j] = static_cast<float>(g.slope);
@@ -302,8 +302,8 @@ class Group {
         float weights[SIZE][SIZE] = {};
         for (int k = 0; k < SIZE; ++k)
             for (int i = 0; i < SIZE; ++i) {
-                const float scaled = slopes[k] * vectors.at[k][i][lane] / static_cast<float>(ENERGY);
-                for (int j = 0; j < SIZE; ++j) weights[i][j] += scaled * vectors.at[k][j][lane];
+                const float scaled = slopes[k] * vectors.entry[k][i][lane] / static_cast<float>(ENERGY);
+                for (int j = 0; j < SIZE; ++j) weights[i][j] += scaled * vectors.entry[k][j][lane];
             }
         for (int64_t v = 0; v < row; ++v) {
             vf by_fall = {}, by_sine = {};  // of (U - 1) f = -(fall re + sine im) + i (sine re - fall im)
@@ -316,9 +316,9 @@ class Group {
                 by_fall -= re * rule.re[i * row + v] + im * rule.im[i * row + v];
                 by_sine += im * rule.re[i * row + v] - re * rule.im[i * row + v];
             }
-            const int64_t at = rule.point(v);
-            const vf fall = load(scalars(x.fall) + at), sine = load(scalars(x.sine) + at);
-            store(scalars(x.slope) + at, load(scalars(x.slope) + at) + by_fall * sine + by_sine * (1.f - fall));
+            const int64_t offset = rule.point(v);
+            const vf fall = load(scalars(x.fall) + offset), sine = load(scalars(x.sine) + offset);
+            store(scalars(x.slope) + offset, load(scalars(x.slope) + offset) + by_fall * sine + by_sine * (1.f - fall));
         }
     }
 };

@@ -70,7 +70,7 @@ void write(const Distance& f, const Poles& pairs, const vf* poles, float factor,
         const vf x = poles[v];
         vf total = {};
         for (int64_t i = 0; i < f.poles; ++i) total += shift[i] * reciprocal((r[i] + x) * (s[i] + x));
-        store(out + v * W, by_state((2.f * factor) * x * total, x, f.raw), lanes_of(f.poles, v));
+        store(out + v * W, by_state((2.f * factor) * x * total, x, f.soft), lanes_of(f.poles, v));
     }
 }
 
@@ -79,7 +79,7 @@ const Poles& sort(const Token& t, const float* old_state, const float* new_state
     float *x = scalars(t.old_state), *y = scalars(t.new_state);
     memcpy(x, old_state, f.poles * sizeof(float)), memcpy(y, new_state, f.poles * sizeof(float));
     std::sort(x, x + f.poles), std::sort(y, y + f.poles);
-    t.sorted.read(x, y, f.poles, f.raw);
+    t.sorted.read(x, y, f.poles, f.soft);
     return t.sorted;
 }
 
@@ -93,17 +93,17 @@ void run(const Distance& f, Function function) {
     for_tokens<Token>(f, Token::ARRAYS, [&](Token& t, int64_t i) {
         const Slope to_old(f.to_old, i, f), to_new(f.to_new, i, f);
         const float *old_state = f.old_states.a + i * f.poles, *new_state = f.new_states.a + i * f.poles;
-        const bool inside = t.poles.read(old_state, new_state, f.poles, f.raw);
+        const bool inside = t.poles.read(old_state, new_state, f.poles, f.soft);
         f.value[i] = 0, f.sure[i] = inside;
         if (!inside) return;
         const Poles* pairs = &t.poles;
         double m = sum(*pairs, f.poles);
         // Terms that cancel: near systems whose poles come in different orders.
         if (m < 0.01 * diagonal(*pairs, f.poles)) pairs = &sort(t, old_state, new_state, f), m = sum(*pairs, f.poles);
-        const Point at = function(m < 0 ? 0 : m);
-        f.value[i] = static_cast<float>(at.value), f.sure[i] = std::isfinite(f.value[i]);
-        if (to_old.a) write(f, *pairs, t.poles.r, static_cast<float>(at.slope), to_old.a);
-        if (to_new.a) write(f, *pairs, t.poles.s, static_cast<float>(-at.slope), to_new.a);
+        const Point point = function(m < 0 ? 0 : m);
+        f.value[i] = static_cast<float>(point.value), f.sure[i] = std::isfinite(f.value[i]);
+        if (to_old.a) write(f, *pairs, t.poles.r, static_cast<float>(point.slope), to_old.a);
+        if (to_new.a) write(f, *pairs, t.poles.s, static_cast<float>(-point.slope), to_new.a);
     });
 }
 

@@ -67,25 +67,25 @@ void write(const Distance& f, const Token& t, bool second, Slope to) {
     for (int64_t v = 0; v * W < f.poles; ++v) {
         const vf value = sign * t.field.value[v], slope = sign * t.field.slope[v];
         const vf by_x = t.change[v] * (factor[v] * slope + steep[v] * value);
-        if (to.a) store(to.a + v * W, by_state(by_x, poles[v], f.raw), lanes_of(f.poles, v));
+        if (to.a) store(to.a + v * W, by_state(by_x, poles[v], f.soft), lanes_of(f.poles, v));
         by_residue[v] = factor[v] * value;
     }
     for (int64_t v = 0; v * W < f.n; ++v) {
         const vf by = f.poles == 1 ? splat(by_residue[0][0]) : by_residue[v];
         const int lanes = lanes_of(f.n, v);
-        if (to.c) store(to.c + v * W, through(by * b[v], c[v], f.raw), lanes);
-        if (to.b) store(to.b + v * W, through(by * c[v], b[v], f.raw), lanes);
+        if (to.c) store(to.c + v * W, through(by * b[v], c[v], f.soft), lanes);
+        if (to.b) store(to.b + v * W, through(by * c[v], b[v], f.soft), lanes);
     }
 }
 
 void output(const Distance& f, Token& t, int64_t i) {
     const Slope to_old(f.to_old, i, f), to_new(f.to_new, i, f);
     const float *old_state = f.old_states.a + i * f.poles, *new_state = f.new_states.a + i * f.poles;
-    const bool inside = t.poles.read(old_state, new_state, f.poles, f.raw);
+    const bool inside = t.poles.read(old_state, new_state, f.poles, f.soft);
     f.value[i] = 0, f.sure[i] = inside;
     if (!inside) return;
-    t.rows.read(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.raw);
-    t.columns.read(f.old_states.b + i * f.n, f.new_states.b + i * f.n, f.n, f.raw);
+    t.rows.read(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.soft);
+    t.columns.read(f.old_states.b + i * f.n, f.new_states.b + i * f.n, f.n, f.soft);
     t.expansion.read(Spectrum::sech, t.poles, old_state, new_state, f);
     const Band& band = *t.expansion.band;
     weigh(t, f);

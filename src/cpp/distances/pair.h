@@ -50,8 +50,8 @@ struct HalfPlane {
     vf r, s, shift;
 };
 
-INFSSM_INLINE HalfPlane half_plane(vf x, vf y, bool raw) {
-    if (raw) {
+INFSSM_INLINE HalfPlane half_plane(vf x, vf y, bool soft) {
+    if (soft) {
         const vf r = exp(-x);
         return {r, exp(-y), r * exp2_minus_1(LOG2E * (x - y))};
     }
@@ -67,12 +67,12 @@ struct Poles {
     vf *r, *s, *shift;
 
     // Whether all of them are inside.
-    bool read(const float* old_state, const float* new_state, int64_t n, bool raw) const {
+    bool read(const float* old_state, const float* new_state, int64_t n, bool soft) const {
         vi good = {};
         good = ~good;
         for (int64_t v = 0; v * W < n; ++v) {
             const int lanes = lanes_of(n, v);
-            const HalfPlane h = half_plane(load(old_state + v * W, lanes), load(new_state + v * W, lanes), raw);
+            const HalfPlane h = half_plane(load(old_state + v * W, lanes), load(new_state + v * W, lanes), soft);
             r[v] = h.r, s[v] = h.s, shift[v] = h.shift;
             good &= inside(h.r) & inside(h.s);
         }
@@ -80,33 +80,33 @@ struct Poles {
     }
 };
 
-// Output rows or input columns of a token, soft-normalised where `raw`, and old - new with its own precision:
+// Output rows or input columns of a token, soft-normalised where `soft`, and old - new with its own precision:
 // tanh(x/2) - tanh(y/2) = tanh((x-y)/2) (1 - tanh(x/2) tanh(y/2)). Lanes without a state hold 0.
 struct Values {
     vf *x, *y, *gap;
 
     // Without `NEAR` the difference is that of the rounded values.
     template <bool NEAR = true>
-    void read(const float* old_state, const float* new_state, int64_t n, bool raw) const {
+    void read(const float* old_state, const float* new_state, int64_t n, bool soft) const {
         for (int64_t v = 0; v * W < n; ++v) {
             const int lanes = lanes_of(n, v);
             const vf old_value = load(old_state + v * W, lanes), new_value = load(new_state + v * W, lanes);
-            x[v] = raw ? soft_normalize(old_value) : old_value;
-            y[v] = raw ? soft_normalize(new_value) : new_value;
+            x[v] = soft ? soft_normalize(old_value) : old_value;
+            y[v] = soft ? soft_normalize(new_value) : new_value;
             const vf difference = old_value - new_value;
-            gap[v] = !NEAR ? x[v] - y[v] : raw ? soft_normalize(difference) * (1.f - x[v] * y[v]) : difference;
+            gap[v] = !NEAR ? x[v] - y[v] : soft ? soft_normalize(difference) * (1.f - x[v] * y[v]) : difference;
         }
     }
 };
 
 // Derivative by the state of a row or column from that by its value.
-INFSSM_INLINE vf through(vf derivative, vf value, bool raw) {
-    return raw ? derivative * (0.5f - 0.5f * value * value) : derivative;
+INFSSM_INLINE vf through(vf derivative, vf value, bool soft) {
+    return soft ? derivative * (0.5f - 0.5f * value * value) : derivative;
 }
 
 // Derivative by the state of a pole from that by x; dx / da = 2 / (1 - a^2).
-INFSSM_INLINE vf by_state(vf by_x, vf r, bool raw) {
-    return raw ? by_x : by_x * (0.5f * (1.f + r) * (1.f + r) / r);
+INFSSM_INLINE vf by_state(vf by_x, vf r, bool soft) {
+    return soft ? by_x : by_x * (0.5f * (1.f + r) * (1.f + r) / r);
 }
 
 // Hands out arrays of a number of vectors.

@@ -40,7 +40,7 @@ struct Powers {
             factors.new_slope[v] = rise * s * new_inverse * new_inverse;
             factors.gap[v] = -rise * shift * both;
         }
-        if (f.raw && band->count <= CLOSE) {
+        if (f.soft && band->count <= CLOSE) {
             const float x = -std::log(middle);
             for (int64_t v = 0; v * W < n; ++v) {
                 old_t[v] = soft_normalize(load(old_state + v * W, lanes_of(n, v)) - x);
@@ -134,13 +134,13 @@ struct Powers {
     // A polynomial in t and its slope in x, dt / dx = (1 - t^2) / 2: by Horner's rule in z = t^PHASES for every PHASES-th
     // coefficient, and again in t for the results.
     template <int COUNT>
-    static void evaluate(const Band& band, const Field& field, const vf* at, int64_t v) {
+    static void evaluate(const Band& band, const Field& field, const vf* points, int64_t v) {
         constexpr int PHASES = CHAINS / COUNT;
         vf value[COUNT][PHASES] = {}, slope[COUNT][PHASES] = {}, z[COUNT], rise[COUNT];
         for (int k = 0; k < COUNT; ++k) {
             rise[k] = splat(PHASES);  // dz / dt
-            for (int j = 1; j < PHASES; ++j) rise[k] *= at[v + k];
-            z[k] = rise[k] * at[v + k] * (1.f / PHASES);
+            for (int j = 1; j < PHASES; ++j) rise[k] *= points[v + k];
+            z[k] = rise[k] * points[v + k] * (1.f / PHASES);
         }
         const float* u = scalars(field.re);
         for (int64_t l = band.count - PHASES; l >= 0; l -= PHASES)
@@ -149,7 +149,7 @@ struct Powers {
                     slope[k][j] = slope[k][j] * z[k] + value[k][j], value[k][j] = value[k][j] * z[k] + u[l + j];
                 }
         for (int k = 0; k < COUNT; ++k) {
-            const vf t = at[v + k];
+            const vf t = points[v + k];
             vf sum = {}, outer = {}, inner = {};
             for (int j = PHASES - 1; j >= 0; --j) {
                 outer = outer * t + sum, inner = inner * t + slope[k][j], sum = sum * t + value[k][j];
@@ -171,7 +171,7 @@ struct Expansion {
     void read(Spectrum kind, const Poles& poles, const float* old_state, const float* new_state, const Distance& f) {
         band = powers_.read(kind, poles, old_state, new_state, f, factors);
         near_ = band;
-        if (!near_) band = &waves_.read(kind, poles, old_state, new_state, f.poles, f.raw, factors);
+        if (!near_) band = &waves_.read(kind, poles, old_state, new_state, f.poles, f.soft, factors);
     }
 
     // Fills sum near e' + far (e - e') over the terms e of the old and e' of the new poles, and sum own e'.

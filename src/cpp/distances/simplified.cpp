@@ -101,17 +101,17 @@ bool write(const Distance& f, const Token& t, const Side& side, float other, flo
         t.by_weight[v] = by_mass * (1.f + r) * (1.f + r) * reciprocal(r);
         // d log mass / dx = (1 - r) / (1 + r), the pole itself
         t.by_x[v] = side.mass[v] * (side.slope[v] * by_both + (1.f - r) * reciprocal(1.f + r) * by_mass);
-        const vf slope = by_state(t.by_x[v], r, f.raw);
+        const vf slope = by_state(t.by_x[v], r, f.soft);
         if (to.a) store(to.a + v * W, slope, lanes_of(f.poles, v));
-        largest = at_least(largest, absolute(slope)), error = at_least(error, by_state(side.mass[v], r, f.raw));
+        largest = at_least(largest, absolute(slope)), error = at_least(error, by_state(side.mass[v], r, f.soft));
     }
     t.weights.write(f, t.by_weight, second, to.c);
-    return f.raw || !(ROUNDING * rest * most(error) > BEARABLE * most(largest));
+    return f.soft || !(ROUNDING * rest * most(error) > BEARABLE * most(largest));
 }
 
 void simplified(const Distance& f, Token& t, int64_t i) {
     const Slope to_old(f.to_old, i, f), to_new(f.to_new, i, f);
-    f.sure[i] = t.poles.read(f.old_states.a + i * f.poles, f.new_states.a + i * f.poles, f.poles, f.raw) ? 1.f : 0.f;
+    f.sure[i] = t.poles.read(f.old_states.a + i * f.poles, f.new_states.a + i * f.poles, f.poles, f.soft) ? 1.f : 0.f;
     const bool heard = t.weights.read<false>(f, i);
     if (!heard || all_close(t, f)) {
         f.value[i] = 0;

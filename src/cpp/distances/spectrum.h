@@ -118,13 +118,13 @@ struct Waves {
     }
 
     // All poles inside.
-    const Band& read(Spectrum kind, const Poles& poles, const float* old_state, const float* new_state, int64_t n, bool raw,
+    const Band& read(Spectrum kind, const Poles& poles, const float* old_state, const float* new_state, int64_t n, bool soft,
                      const Factors& factors) const {
         vf low = splat(__builtin_inff()), high = -low;
         for (int64_t v = 0; v * W < n; ++v) {
             const int lanes = lanes_of(n, v);
             vf x, y;
-            if (raw) {
+            if (soft) {
                 x = load(old_state + v * W, lanes), y = load(new_state + v * W, lanes);
                 gap[v] = x - y;
             } else {
@@ -284,10 +284,10 @@ struct Field {
         for (int64_t l = 0; l < band.count; l += PHASES)  // beyond the last u is 0
             for (int phase = 0; phase < PHASES; ++phase)
                 for (int k = 0; k < COUNT; ++k) {
-                    Complex& at = wave[k][phase];
-                    sum[k][phase] += u[l + phase] * at.re, sum[k][phase] += w[l + phase] * at.im;
-                    rise[k][phase] += steep_w[l + phase] * at.re, rise[k][phase] -= steep_u[l + phase] * at.im;
-                    at = at.times(step[k]);
+                    Complex& turned = wave[k][phase];
+                    sum[k][phase] += u[l + phase] * turned.re, sum[k][phase] += w[l + phase] * turned.im;
+                    rise[k][phase] += steep_w[l + phase] * turned.re, rise[k][phase] -= steep_u[l + phase] * turned.im;
+                    turned = turned.times(step[k]);
                 }
         for (int k = 0; k < COUNT; ++k) {
             value[v + k] = sum[k][0] + sum[k][PHASES - 1] * (PHASES - 1.f);

@@ -17,7 +17,7 @@ struct Weights {
     // False where a side is silent. `NEAR`: differences of the rows have their own precision.
     template <bool NEAR>
     bool read(const Distance& f, int64_t i) {
-        rows.read<NEAR>(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.raw);
+        rows.read<NEAR>(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.soft);
         old_scale = new_scale = 1;
         const float old_sum = square(rows.x, old_weight, f), new_sum = square(rows.y, new_weight, f);
         const auto fine = [](float x) { return x > 1e-12f && x < 1e12f; };
@@ -32,7 +32,7 @@ struct Weights {
         const float scale = second ? new_scale : old_scale, back = 1 / scale;
         for (int64_t v = 0; v * W < f.n; ++v) {
             const vf by = f.poles == 1 ? splat(by_weight[0][0]) : by_weight[v];
-            store(out + v * W, through(2.f * scale * values[v] * by, values[v] * back, f.raw), lanes_of(f.n, v));
+            store(out + v * W, through(2.f * scale * values[v] * by, values[v] * back, f.soft), lanes_of(f.n, v));
         }
     }
 

@@ -40,7 +40,7 @@ def command(
         bool,
         typer.Option(
             "--fast-dev-run",
-            help="Two steps per task: does it work? A preset runs in miniature on pictures of its own.",
+            help="Two steps per task: does it work? A preset runs in miniature on generated images.",
         ),
     ] = False,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")] = 1,
@@ -142,7 +142,7 @@ def _preset(name: str, variant: str) -> Any:
 
 
 def _miniatures(todo: list[Job]) -> list[Job]:
-    """The runs on generated pictures in the layout of their data sets, under ``<out>/fast-dev``."""
+    """The runs on generated images in the layout of their data sets, under ``<out>/fast-dev``."""
     from infssm.executors import make_plan
     from infssm.presets import fast_dev_config
 

@@ -57,7 +57,7 @@ class ImageLoader:
         self._augment = augment
         self._skip = skip_batches
         if shuffle:
-            pairs = mixing is not None and mixing.mixes
+            pairs = mixing is not None and mixing.blends
             self._slots = train_slots(len(data), batch_size, share, pairs=pairs, drop_last=drop_last)
         else:
             self._slots = eval_slots(len(data), batch_size, share)

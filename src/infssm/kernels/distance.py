@@ -40,10 +40,10 @@ def fused_distance(
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
     row = KINDS[kind]
-    pair = Pair(old_a, old_c, new_a, new_c, old_b, new_b, raw=soft_normalize)
+    pair = Pair(old_a, old_c, new_a, new_c, old_b, new_b, soft=soft_normalize)
     _check(row, pair)
     if "b" not in row.sees:
-        pair = Pair(old_a, old_c, new_a, new_c, raw=soft_normalize)
+        pair = Pair(old_a, old_c, new_a, new_c, soft=soft_normalize)
     found = choose(backend, *pair.tensors)
     if found not in row.backends or _needs_formula(row, options):
         return row.reference(pair, **options)

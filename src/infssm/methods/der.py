@@ -49,10 +49,10 @@ class DER(StreamReplay):
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce`` and ``logits`` (and ``labels`` of DER++)."""
-        stream = len(batch.y)
-        drawn = [self.replay(stream) for _ in range(self.draws)] if self.replays else []
-        logits = self.context.forward(torch.cat([batch.x, *[d.x for d in drawn]]), current_rows=stream)
-        parts = torch.split(logits, [stream, *[len(d.slots) for d in drawn]])
+        current_rows = len(batch.y)
+        drawn = [self.replay(current_rows) for _ in range(self.draws)] if self.replays else []
+        logits = self.context.forward(torch.cat([batch.x, *[d.x for d in drawn]]), current_rows=current_rows)
+        parts = torch.split(logits, [current_rows, *[len(d.slots) for d in drawn]])
         self.remember(image=raw_images(batch, self.name), label=batch.y, logits=parts[0])
         return {"ce": F.cross_entropy(parts[0], batch.y)} | self.replayed_terms(drawn, parts[1:])
 

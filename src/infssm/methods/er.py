@@ -49,21 +49,25 @@ class ER(StreamReplay):
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy of both halves."""
-        x, y, stream = batch.x, batch.y, len(batch.y)
+        x, y, current_rows = batch.x, batch.y, len(batch.y)
         if self.replays:
-            drawn = self.replay(stream)
+            drawn = self.replay(current_rows)
             x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
         self.remember(**self.rows_of(batch))
-        logits = self.context.forward(x, current_rows=stream)
-        return {"ce": masked_cross_entropy(logits, y, stream=stream, classes=self._classes, mask=self.config.mask)}
+        logits = self.context.forward(x, current_rows=current_rows)
+        return {
+            "ce": masked_cross_entropy(
+                logits, y, current_rows=current_rows, classes=self._classes, mask=self.config.mask
+            )
+        }
 
     @property
     def _classes(self) -> range:
         return range(0) if self.config.mask == "full" else classes_of(self.context, self.name)
 
 
-def masked_cross_entropy(logits: Tensor, labels: Tensor, *, stream: int, classes: range, mask: Mask) -> Tensor:
-    """Mean cross-entropy of ``logits: [b, K]``; the first ``stream`` rows are images of the task with ``classes``.
+def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, classes: range, mask: Mask) -> Tensor:
+    """Mean cross-entropy of ``logits: [b, K]``; the first ``current_rows`` rows are of the task with ``classes``.
 
     labels: [b]. mask: which columns take part, see :class:`ERConfig`.
     """
@@ -72,6 +76,6 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, *, stream: int, classes
     column = torch.arange(logits.shape[1], device=logits.device)
     hidden = (column >= classes.stop).expand(logits.shape)
     if mask == "current+seen":
-        from_stream = torch.arange(len(logits), device=logits.device)[:, None] < stream
+        from_stream = torch.arange(len(logits), device=logits.device)[:, None] < current_rows
         hidden = hidden | (from_stream & (column < classes.start))
     return F.cross_entropy(logits.masked_fill(hidden, -torch.inf), labels)

@@ -14,7 +14,7 @@ import numpy as np
 
 from infssm.errors import ConfigError, DataError
 from infssm.metrics import measures
-from infssm.metrics.measures import ForgettingKind, Matrix
+from infssm.metrics.measures import ForgettingRule, Matrix
 
 _COLUMNS = ("step", "task", "class_incremental", "task_incremental", "samples")
 
@@ -68,13 +68,13 @@ class Accuracies:
         """Backward transfer: mean change of earlier tasks since each was learnt; NaN before the second task."""
         return measures.mean_or_nan(self.transfer_per_task()) if len(self.values) else math.nan
 
-    def fm(self, kind: ForgettingKind = "code") -> float:
-        """Forgetting measure; NaN before the second task. See :func:`measures.per_task_forgetting` for ``kind``."""
-        return measures.mean_or_nan(self.forgetting_per_task(kind))
+    def fm(self, rule: ForgettingRule = "code") -> float:
+        """Forgetting measure; NaN before the second task. See :func:`measures.per_task_forgetting` for ``rule``."""
+        return measures.mean_or_nan(self.forgetting_per_task(rule))
 
-    def forgetting_per_task(self, kind: ForgettingKind = "code") -> Matrix:
+    def forgetting_per_task(self, rule: ForgettingRule = "code") -> Matrix:
         """Forgetting of every task but the last: [steps - 1]."""
-        return measures.per_task_forgetting(self.values, kind)
+        return measures.per_task_forgetting(self.values, rule)
 
     def transfer_per_task(self) -> Matrix:
         """Backward transfer of every task but the last: [steps - 1]."""
@@ -165,9 +165,9 @@ class AccuracyMatrix:
         """AA after every step: [steps]."""
         return self.class_incremental.aa_curve
 
-    def fm(self, kind: ForgettingKind = "code") -> float:
+    def fm(self, rule: ForgettingRule = "code") -> float:
         """Forgetting measure."""
-        return self.class_incremental.fm(kind)
+        return self.class_incremental.fm(rule)
 
     def summary(self) -> dict[str, float]:
         """All scalar measures by name: those of the class-incremental scenario plain, the others as ``til_*``."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from infssm.errors import ConfigError
 
 Matrix = NDArray[np.float64]
-ForgettingKind = Literal["code", "paper"]
+ForgettingRule = Literal["code", "paper"]
 
 
 def aa_curve(a: Matrix, samples: Matrix | None = None) -> Matrix:
@@ -31,7 +31,7 @@ def aa_curve(a: Matrix, samples: Matrix | None = None) -> Matrix:
     return np.array([np.average(a[i, : i + 1], weights=weights[: i + 1]) for i in range(len(a))])
 
 
-def per_task_forgetting(a: Matrix, kind: ForgettingKind = "code") -> Matrix:
+def per_task_forgetting(a: Matrix, rule: ForgettingRule = "code") -> Matrix:
     """Drop of every task but the last from its best accuracy to its final one.
 
     ``code`` takes the best over steps j..T-1, so the final accuracy takes part and no value is negative (the form of
@@ -40,15 +40,15 @@ def per_task_forgetting(a: Matrix, kind: ForgettingKind = "code") -> Matrix:
 
     Args:
         a: [steps, steps] accuracies.
-        kind: which maximum.
+        rule: which maximum.
 
     Returns:
         [steps - 1] forgetting per task.
     """
-    if kind not in ("code", "paper"):
-        raise ConfigError(f"unknown kind of forgetting {kind!r}; use 'code' or 'paper'")
+    if rule not in ("code", "paper"):
+        raise ConfigError(f"unknown rule of forgetting {rule!r}; use 'code' or 'paper'")
     last = len(a) - 1
-    end = last + 1 if kind == "code" else last
+    end = last + 1 if rule == "code" else last
     return np.array([a[j:end, j].max() - a[last, j] for j in range(last)])
 
 

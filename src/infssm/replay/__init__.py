@@ -2,7 +2,7 @@
 
 from infssm.replay._balanced import BalancedBuffer, herd, spread
 from infssm.replay._buffer import FIELDS, Buffer
-from infssm.replay._ranks import gather_in_graph, gather_rows, rank_slice
+from infssm.replay._gathering import gather_in_graph, gather_rows, process_slice
 from infssm.replay._reservoir import ReservoirBuffer
 
 __all__ = [
@@ -13,6 +13,6 @@ __all__ = [
     "gather_in_graph",
     "gather_rows",
     "herd",
-    "rank_slice",
+    "process_slice",
     "spread",
 ]

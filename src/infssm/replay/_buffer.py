@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infssm._processes import this_share
 from infssm.errors import CheckpointError, ConfigError
-from infssm.replay._ranks import gather_rows
+from infssm.replay._gathering import gather_rows
 
 FIELDS: Mapping[str, torch.dtype] = {
     "image": torch.uint8,
@@ -71,10 +71,10 @@ class Buffer:
         """Indices of ``count`` different entries drawn uniformly (all, shuffled, if there are fewer): ``[m]``."""
         return torch.randperm(self._size, generator=self.generator)[:count]
 
-    def fresh_generator(self, *, per_rank: bool = True) -> torch.Generator:
+    def fresh_generator(self, *, per_process: bool = True) -> torch.Generator:
         """A generator seeded from the buffer's, one stream per process (or one for all), such as for augmentation."""
         seed = int(torch.randint(2**62, (), generator=self.generator))
-        return torch.Generator().manual_seed(seed + (this_share().rank if per_rank else 0))
+        return torch.Generator().manual_seed(seed + (this_share().rank if per_process else 0))
 
     def gather(self, **rows: Tensor) -> dict[str, Tensor]:
         """Rows of all processes in rank order, on the CPU in the buffer's types: what every process should write."""

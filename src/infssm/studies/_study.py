@@ -37,9 +37,9 @@ class Study:
         (folder / f"{self.name}.md").write_text(
             f"# {self.name}\n\n{self.text}\n\n![]({self.name}.png)\n", encoding="utf-8"
         )
-        picture = folder / f"{self.name}.png"
-        self.figure.savefig(picture, dpi=130, bbox_inches="tight")
-        return picture
+        file = folder / f"{self.name}.png"
+        self.figure.savefig(file, dpi=130, bbox_inches="tight")
+        return file
 
 
 _STUDIES: Registry[Callable[..., Study]] = Registry("study")

@@ -44,17 +44,17 @@ def penalty_alone(
     if len(trained.setup.stream) < 2:
         raise ConfigError("penalty-alone trains on the images of a second task; this run has one task")
     chosen = choose_kinds(kinds)
-    at = sorted({0, 1, 2, 5, 20, steps} & set(range(steps + 1)))
+    shown = sorted({0, 1, 2, 5, 20, steps} & set(range(steps + 1)))
     rows: list[dict[str, Any]] = []
     for kind, decay in itertools.product(chosen, dict.fromkeys((weight_decay, 0.0))):
-        measured = _train(trained, kind, at, lr=lr, weight_decay=decay, weight=weight)
+        measured = _train(trained, kind, shown, lr=lr, weight_decay=decay, weight=weight)
         rows += [{"kind": kind, "weight_decay": decay, **row} for row in measured]
     data: dict[str, Any] = {"run": str(run), "steps": steps, "lr": lr, "weight": weight, "rows": rows}
     return Study("penalty-alone", data, _figure(data), _text(data))
 
 
 def _train(
-    trained: TrainedRun, kind: str, at: Sequence[int], *, lr: float, weight_decay: float, weight: float
+    trained: TrainedRun, kind: str, shown: Sequence[int], *, lr: float, weight_decay: float, weight: float
 ) -> Iterator[dict[str, float]]:
     """Train on the penalty; yield what is measured after the steps of ``at``."""
     method = _method(trained, kind, weight)
@@ -64,8 +64,8 @@ def _train(
     probe = trained.images(_IMAGES)
     old = _flat(states_of(method.module.eval(), probe))
     batches = _batches(trained)
-    for step in range(at[-1] + 1):
-        if step in at:
+    for step in range(shown[-1] + 1):
+        if step in shown:
             method.module.eval()
             new = _flat(states_of(method.module, probe))
             with torch.no_grad():
@@ -77,7 +77,7 @@ def _train(
                 "distance": float(own),
                 "accuracy": 100 * trained.accuracy(method, 0),
             }
-        if step == at[-1]:
+        if step == shown[-1]:
             return
         method.module.train()
         train_step(partial(_terms, method, next(batches)), optimizer)

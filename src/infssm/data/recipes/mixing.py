@@ -34,13 +34,13 @@ class Mixing:
     smoothing: float = 0.1
 
     @property
-    def mixes(self) -> bool:
+    def blends(self) -> bool:
         """Whether images are mixed at all, or only labels smoothed."""
         return self.mixup_alpha > 0 or self.cutmix_alpha > 0
 
     def require_even(self, batch_size: int) -> None:
         """Raise ConfigError for a batch in which an image would be its own mirror."""
-        if self.mixes and batch_size % 2:
+        if self.blends and batch_size % 2:
             raise ConfigError(f"mixing pairs up the images of a batch: the batch size must be even, got {batch_size}")
 
     def __call__(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class Mixing:
         self.require_even(len(x))
         off = self.smoothing / self.num_classes
         soft = F.one_hot(y, self.num_classes).to(x.dtype) * (1 - self.smoothing) + off
-        if not self.mixes:
+        if not self.blends:
             return x, soft
         x, weight = self._mix(x, rng)
         return x, soft * weight + soft.flip(0) * (1 - weight)

@@ -26,7 +26,7 @@ class Pair:
         old_a, new_a: ``[..., n]`` or ``[..., 1]`` (scalar transition).
         old_c, new_c: ``[..., n]``.
         old_b, new_b: ``[..., n]``, or None.
-        raw: real tensors are to be soft-normalised.
+        soft: real tensors are to be soft-normalised.
     """
 
     old_a: Tensor
@@ -35,7 +35,7 @@ class Pair:
     new_c: Tensor
     old_b: Tensor | None = None
     new_b: Tensor | None = None
-    raw: bool = field(default=False, kw_only=True)
+    soft: bool = field(default=False, kw_only=True)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -50,7 +50,7 @@ class Pair:
     @property
     def normalised(self) -> bool:
         """Whether soft-normalisation applies: complex states (S4D) never are."""
-        return self.raw and not self.old_a.is_complex()
+        return self.soft and not self.old_a.is_complex()
 
     @property
     def order(self) -> int:
@@ -59,7 +59,7 @@ class Pair:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Pair:
         """Apply ``fn`` to each tensor."""
-        return Pair(*(None if x is None else fn(x) for x in self.tensors), raw=self.raw)  # type: ignore[arg-type]
+        return Pair(*(None if x is None else fn(x) for x in self.tensors), soft=self.soft)  # type: ignore[arg-type]
 
     def poles(self) -> tuple[Tensor, Tensor, Tensor]:
         """r of the old poles, s of the new ones and ``s - r`` with its own precision, ``[n, ...]`` (eq. 8)."""

@@ -37,7 +37,7 @@ def in_pieces(fn: PairFn) -> PairFn:
         flat = pair.map(lambda x: x.reshape(-1, x.shape[-1]))
         if not torch.is_grad_enabled():  # or the gradients of the pieces would be computed for nothing
             flat = flat.map(Tensor.detach)
-        value: Tensor = _Pieces.apply(fn, size, pair.raw, *flat.tensors)  # type: ignore[no-untyped-call]
+        value: Tensor = _Pieces.apply(fn, size, pair.soft, *flat.tensors)  # type: ignore[no-untyped-call]
         return value.reshape(lead)
 
     return evaluate
@@ -45,10 +45,10 @@ def in_pieces(fn: PairFn) -> PairFn:
 
 class _Pieces(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fn: PairFn, size: int, raw: bool, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, fn: PairFn, size: int, soft: bool, *tensors: Tensor | None) -> Tensor:
         needs = [bool(need) for need in ctx.needs_input_grad[3:]]
         split = [None if x is None else torch.split(x.detach(), size) for x in tensors]
-        results = [_piece(fn, [x and x[i] for x in split], raw, needs) for i in range(len(split[0] or ()))]
+        results = [_piece(fn, [x and x[i] for x in split], soft, needs) for i in range(len(split[0] or ()))]
         values, grads = zip(*results, strict=True)
         ctx.save_for_backward(*(None if g[0] is None else torch.cat(g) for g in zip(*grads, strict=True)))
         return torch.cat(values)
@@ -60,10 +60,10 @@ class _Pieces(torch.autograd.Function):
         return None, None, None, *slopes
 
 
-def _piece(fn: PairFn, tensors: list[Any], raw: bool, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+def _piece(fn: PairFn, tensors: list[Any], soft: bool, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
     """Values of one piece and their gradient by each of its tensors."""
     leaves = [x.requires_grad_() if need else x for x, need in zip(tensors, needs, strict=True)]
-    return value_and_slopes(fn, Pair(*leaves, raw=raw), needs)
+    return value_and_slopes(fn, Pair(*leaves, soft=soft), needs)
 
 
 def value_and_slopes(fn: PairFn, pair: Pair, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops.library import arguments, define, differentiate, flat, given, native, needed, new, rows
+from infssm.kernels._ops.library import arguments, asked_for, define, differentiate, flat, given, native, new, rows
 from infssm.kernels._triton import conv as _triton
 from infssm.kernels.records import ConvInputs
 
@@ -43,7 +43,7 @@ def _autograd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, seq_idx = ctx.saved_tensors
     silu, reverse, triton = ctx.options
     result = conv_backward(x, weight, bias, silu, reverse, seq_idx, grad, triton)
-    return (*needed(ctx, result), None, None, None, None)
+    return (*asked_for(ctx, result), None, None, None, None)
 
 
 def _input_grads(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:

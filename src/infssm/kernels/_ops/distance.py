@@ -15,8 +15,8 @@ from infssm.kernels._ops.subspace import by_every_angle
 from infssm.kernels._triton import distance as _triton
 
 _SCHEMA = (
-    "distance(Tensor old_a, Tensor old_c, Tensor new_a, Tensor new_c, Tensor? old_b, Tensor? new_b, str kind, bool raw,"
-    " bool to_old, bool to_new, bool triton) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "distance(Tensor old_a, Tensor old_c, Tensor new_a, Tensor new_c, Tensor? old_b, Tensor? new_b, str kind,"
+    " bool soft, bool to_old, bool to_new, bool triton) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 """The value, then its derivative by each tensor, empty where it is not wanted or the kind does not see the tensor."""
 
@@ -34,17 +34,17 @@ def _fake(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _distance(*args: Any) -> tuple[Tensor, ...]:
-    *tensors, kind, raw, _, _, _ = args
+    *tensors, kind, soft, _, _, _ = args
     value, *slopes = outputs = _fake(*args)
     sure = torch.empty_like(value).view(-1)
     unsure = native.distance(
-        *(kind.replace("-", "_"), raw, torch.get_num_threads()),
+        *(kind.replace("-", "_"), soft, torch.get_num_threads()),
         *(matrix(tensor) for tensor in tensors),
         *(value.view(-1), sure),
         *(matrix(given(slope)) for slope in slopes),
     )
     if unsure:
-        pair = Pair(*tensors, raw=raw).map(lambda x: x.detach().reshape(-1, x.shape[-1]))
+        pair = Pair(*tensors, soft=soft).map(lambda x: x.detach().reshape(-1, x.shape[-1]))
         rows = (sure == 0).nonzero().squeeze(-1)
         if kind == "geodesic":
             rows = _mend_by_lattice(outputs, rows, pair)
@@ -54,9 +54,9 @@ def _distance(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _triton_distance(*args: Any) -> tuple[Tensor, ...]:
-    *tensors, kind, raw, _, _, _ = args
+    *tensors, kind, soft, _, _, _ = args
     value, *slopes = outputs = _fake(*args)
-    _triton.forward(kind, raw, [matrix(tensor) for tensor in tensors], value, [given(slope) for slope in slopes])
+    _triton.forward(kind, soft, [matrix(tensor) for tensor in tensors], value, [given(slope) for slope in slopes])
     return outputs
 
 
@@ -81,11 +81,11 @@ _ELEMENTS = 2**22  # of the matrices of systems that go through the lattice at a
 def _mend_by_lattice(outputs: tuple[Tensor, ...], rows: Tensor, pair: Pair) -> Tensor:
     """Do those of the systems ``rows`` whose poles keep away from the circle by every angle; returns the others."""
     poles = torch.cat((pair.old_a[rows], pair.new_a[rows]), dim=-1)
-    inner = ((torch.tanh(poles / 2) if pair.raw else poles).abs() <= _INNER).all(-1)
+    inner = ((torch.tanh(poles / 2) if pair.soft else poles).abs() <= _INNER).all(-1)
     value, d_old, _, d_new, *_ = outputs
     for some in torch.split(rows[inner], max(1, _ELEMENTS // pair.order**2)):
         if len(some):
-            _place(some, (value, d_old, d_new), by_every_angle(pair.old_a[some], pair.new_a[some], pair.raw))
+            _place(some, (value, d_old, d_new), by_every_angle(pair.old_a[some], pair.new_a[some], pair.soft))
     return rows[~inner]
 
 

@@ -117,6 +117,6 @@ def new(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-def needed(ctx: Any, gradients: tuple[Tensor, ...]) -> list[Tensor | None]:
+def asked_for(ctx: Any, gradients: tuple[Tensor, ...]) -> list[Tensor | None]:
     """The gradients of those leading inputs that need one."""
     return [grad if need else None for grad, need in zip(gradients, ctx.needs_input_grad, strict=False)]

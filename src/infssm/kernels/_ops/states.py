@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.kernels._ops.library import define, differentiate, flat, given, native, needed, new, rows
+from infssm.kernels._ops.library import asked_for, define, differentiate, flat, given, native, new, rows
 from infssm.kernels._triton import states as _triton
 
 
@@ -43,7 +43,7 @@ def _mean_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 def _mean_autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     result = mean_states_backward(*ctx.saved_tensors, *ctx.options, *grads, ctx.triton)
-    return (*needed(ctx, result), None, None, None, None)
+    return (*asked_for(ctx, result), None, None, None, None)
 
 
 def _mean_backward_fake(delta: Tensor, A: Tensor, delta_bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:

@@ -60,9 +60,9 @@ lattice_backward = define(
 differentiate("lattice", _lattice_autograd, _lattice_setup)
 
 
-def by_every_angle(old_a: Tensor, new_a: Tensor, raw: bool) -> tuple[Tensor, ...]:
+def by_every_angle(old_a: Tensor, new_a: Tensor, soft: bool) -> tuple[Tensor, ...]:
     """Geodesic distance of systems [rows, n] and its derivatives by singular value decompositions of the lattice."""
-    sides = [(torch.tanh(side / 2) if raw else side).sort(dim=-1) for side in (old_a, new_a)]
+    sides = [(torch.tanh(side / 2) if soft else side).sort(dim=-1) for side in (old_a, new_a)]
     poles = [side.values for side in sides]
     sine, cosine = lattice(*poles)
     (u, s, v), (x, c, y) = torch.linalg.svd(sine), torch.linalg.svd(cosine)
@@ -71,7 +71,7 @@ def by_every_angle(old_a: Tensor, new_a: Tensor, raw: bool) -> tuple[Tensor, ...
     by_sine, by_cosine = 2 * theta * c, (-2 * theta * s).flip(-1)
     grads = ((u * by_sine.unsqueeze(-2)) @ v, (x * by_cosine.unsqueeze(-2)) @ y)
     slopes = lattice_backward(*poles, sine, cosine, *grads)
-    if raw:
+    if soft:
         slopes = [slope * (1 - pole.square()) / 2 for slope, pole in zip(slopes, poles, strict=True)]
     back = (
         torch.empty_like(a).scatter_(-1, side.indices, slope)

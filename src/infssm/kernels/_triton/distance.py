@@ -20,28 +20,28 @@ def _launch(kernel: Any, value: Tensor, n: int, *args: Any, **constants: bool) -
     run(kernel, -(-value.numel() // _ROWS), value, *args, **constants, **sizes)
 
 
-def forward(kind: str, raw: bool, states: list[Any], value: Tensor, slopes: list[Any]) -> None:
+def forward(kind: str, soft: bool, states: list[Any], value: Tensor, slopes: list[Any]) -> None:
     """Fill value and slopes, where given, from the states as rows; both in the order of the operator."""
     if kind == "output":
-        _output(states, value, slopes, raw)
+        _output(states, value, slopes, soft)
     elif kind in ("simplified", "aligned"):
-        _gram(states, value, slopes, raw, kind == "aligned")
+        _gram(states, value, slopes, soft, kind == "aligned")
     else:
-        _martin(states, value, slopes, raw, kind)
+        _martin(states, value, slopes, soft, kind)
 
 
-def _gram(states: list[Any], value: Tensor, slopes: list[Any], raw: bool, aligned: bool) -> None:
+def _gram(states: list[Any], value: Tensor, slopes: list[Any], soft: bool, aligned: bool) -> None:
     from infssm.kernels._triton.kernels.distance import gram
 
     poles, n = states[0].shape[-1], states[1].shape[-1]
-    _launch(gram, value, n, *states[:4], value, *slopes[:4], value.numel(), poles, n, ALIGNED=aligned, RAW=raw)
+    _launch(gram, value, n, *states[:4], value, *slopes[:4], value.numel(), poles, n, ALIGNED=aligned, SOFT=soft)
 
 
-def _martin(states: list[Any], value: Tensor, slopes: list[Any], raw: bool, kind: str) -> None:
+def _martin(states: list[Any], value: Tensor, slopes: list[Any], soft: bool, kind: str) -> None:
     from infssm.kernels._triton.kernels.distance import martin
 
     poles, by_poles = states[0].shape[-1], (slopes[0], slopes[2])
-    _launch(martin, value, poles, states[0], states[2], value, *by_poles, value.numel(), poles, RAW=raw)
+    _launch(martin, value, poles, states[0], states[2], value, *by_poles, value.numel(), poles, SOFT=soft)
     if kind == "martin":
         return
     # A function of Martin's distance: its value and derivatives, in place.
@@ -57,7 +57,7 @@ def _martin(states: list[Any], value: Tensor, slopes: list[Any], raw: bool, kind
             slope.mul_(factor.unsqueeze(-1))
 
 
-def _output(states: list[Any], value: Tensor, slopes: list[Any], raw: bool) -> None:
+def _output(states: list[Any], value: Tensor, slopes: list[Any], soft: bool) -> None:
     """The kernel has the derivatives of its second side; those of the first are the same with the sides exchanged."""
     from infssm.kernels._triton.kernels.distance import output
 
@@ -69,7 +69,7 @@ def _output(states: list[Any], value: Tensor, slopes: list[Any], raw: bool) -> N
         if to is to_old and to[0] is None:
             continue
         by_pole = None if to[0] is None else torch.empty_like(second[0])
-        _launch(output, value, n, *first, *second, value, by_pole, *to[1:], value.numel(), n, RAW=raw)
+        _launch(output, value, n, *first, *second, value, by_pole, *to[1:], value.numel(), n, SOFT=soft)
         if by_pole is not None:
             by_pole = by_pole if to[0].shape[-1] == n else by_pole.sum(-1)
             to[0].copy_(by_pole.view(to[0].shape))

@@ -18,7 +18,7 @@ from infssm._processes import this_share
 from infssm.errors import ConfigError
 from infssm.methods._shared.passes import evaluating, require_loader
 from infssm.methods.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
-from infssm.replay import Buffer, ReservoirBuffer, rank_slice
+from infssm.replay import Buffer, ReservoirBuffer, process_slice
 
 
 class ReplayConfig(ComponentConfig):
@@ -103,7 +103,7 @@ class Replay(Base):
         """
         world = this_share().world
         slots = self.buffer.sample(max(count // world, 1) * world)
-        return rank_slice(slots[: len(slots) // world * world])
+        return process_slice(slots[: len(slots) // world * world])
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """The tensor on the module's device."""

@@ -45,7 +45,7 @@ class FrequencyEncoder(nn.Module):
     """Three maps of half the image size: of the low band, of all bands, and of the high bands.
 
     A backbone of one input channel gets the map of all bands alone. The weights of the low band start at 1/(2c), which
-    makes a grey picture of it, so that a pre-trained backbone sees something it knows.
+    makes a grey image of it, so that a pre-trained backbone sees something it knows.
     """
 
     def __init__(self, channels: int, maps: int) -> None:

@@ -118,26 +118,26 @@ class CLFD(StreamReplay):
         """The terms ``ce`` of the stream and ``replay``."""
         if not self._ready:
             raise ConfigError("clfd follows epochs: call method.begin_epoch(epoch, epochs) before the steps of each")
-        stream, labels = len(batch.y), batch.y.cpu()
-        maps, old_labels = self._replayed_maps(stream)
+        current_rows, labels = len(batch.y), batch.y.cpu()
+        maps, old_labels = self._replayed_maps(current_rows)
         allowed = self._allowed(labels)
         with capture(self.encoder) as encoded, capture(self.selection) as selected:
-            logits = self.context.forward(batch.x, current_rows=stream, replayed=maps, allowed=allowed)
+            logits = self.context.forward(batch.x, current_rows=current_rows, replayed=maps, allowed=allowed)
         self.context.old_forward_kwargs()
-        self._new_counts.index_add_(0, labels, selected[0].mask[:stream].cpu().float())
+        self._new_counts.index_add_(0, labels, selected[0].mask[:current_rows].cpu().float())
         if self._comparing:
             self._add_looks(encoded[0], labels)
         self.remember(features=encoded[0].features, label=batch.y)
         if self.context.current.index == 0:
-            self._images += stream
-        terms = {"ce": F.cross_entropy(logits[:stream], batch.y)}
-        return terms if old_labels is None else terms | {"replay": F.cross_entropy(logits[stream:], old_labels)}
+            self._images += current_rows
+        terms = {"ce": F.cross_entropy(logits[:current_rows], batch.y)}
+        return terms if old_labels is None else terms | {"replay": F.cross_entropy(logits[current_rows:], old_labels)}
 
-    def _replayed_maps(self, stream: int) -> tuple[Tensor | None, Tensor | None]:
+    def _replayed_maps(self, current_rows: int) -> tuple[Tensor | None, Tensor | None]:
         """Stored maps and labels of one draw, cropped and flipped once the encoder is final."""
         if not self.replays:
             return None, None
-        entries = self.buffer.get(self.draw(self.replay_count(stream)))
+        entries = self.buffer.get(self.draw(self.replay_count(current_rows)))
         maps = entries["features"]
         if self.frozen is not None:
             with torch.no_grad():
@@ -147,7 +147,7 @@ class CLFD(StreamReplay):
 
     def _allowed(self, labels: Tensor) -> Tensor:
         """Features each image's class may use in this step, ``[b, d]``: one uniform draw for all images."""
-        drawn = torch.rand(self.counts.shape[1], generator=self.buffer.fresh_generator(per_rank=False))
+        drawn = torch.rand(self.counts.shape[1], generator=self.buffer.fresh_generator(per_process=False))
         return self.to_device(drawn < self.probabilities[labels])
 
     def after_step(self) -> None:

@@ -70,19 +70,19 @@ class L2PR(StreamReplay):
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce`` and ``pull``."""
-        x, y, stream = batch.x, batch.y, len(batch.y)
+        x, y, current_rows = batch.x, batch.y, len(batch.y)
         if self.replays and self.context.current.index > 0:
-            drawn = self.replay(stream)
+            drawn = self.replay(current_rows)
             x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
         self.remember(**self.rows_of(batch))
         with capture(self.pool) as seen:
-            logits = self.context.forward(x, current_rows=stream)
+            logits = self.context.forward(x, current_rows=current_rows)
         selection: Selection = seen[0]
         # Old and new states compare token by token: the old model gets the same prompts' places.
-        self.context.old_forward_kwargs(indices=selection.indices[:stream])
+        self.context.old_forward_kwargs(indices=selection.indices[:current_rows])
         assert selection.similarity is not None
         classes = range(0) if self.config.mask == "full" else classes_of(self.context, self.name)
-        ce = masked_cross_entropy(logits, y, stream=stream, classes=classes, mask=self.config.mask)
+        ce = masked_cross_entropy(logits, y, current_rows=current_rows, classes=classes, mask=self.config.mask)
         return {"ce": ce, "pull": -self.config.pull * pull(selection.similarity)}
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:

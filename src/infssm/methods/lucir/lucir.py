@@ -27,7 +27,7 @@ from infssm.methods.heads.cosine import CosineClassifier
 from infssm.methods.lucir._losses import imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
-from infssm.replay import BalancedBuffer, gather_rows, herd, rank_slice
+from infssm.replay import BalancedBuffer, gather_rows, herd, process_slice
 from infssm.states import unwrap
 
 
@@ -119,14 +119,14 @@ class LUCIR(Replay):
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce``, and from the second task on ``less_forget`` and ``margin``."""
         self.trained = True
-        x, y, stream = batch.x, batch.y, len(batch.y)
-        due = self._due(stream)
+        x, y, current_rows = batch.x, batch.y, len(batch.y)
+        due = self._due(current_rows)
         if len(due):
             entries = self.buffer.get(due)
             x = torch.cat((x, self.context.augmented(entries["image"], self.buffer.fresh_generator())))
             y = torch.cat((y, self.to_device(entries["label"])))
         with capture(self.head, inputs=True) as seen:
-            logits = self.context.forward(x, current_rows=stream)
+            logits = self.context.forward(x, current_rows=current_rows)
         return {"ce": F.cross_entropy(logits, y)} | self._constraints(x, y, seen[0])
 
     def _constraints(self, x: Tensor, y: Tensor, features: Tensor) -> Terms:
@@ -146,22 +146,22 @@ class LUCIR(Replay):
             cosines, labels, classes=classes, count=config.k_mr, margin=config.margin
         )
 
-    def _due(self, stream: int) -> Tensor:
-        """Buffer slots that are due with the next ``stream`` images of each process: this process's share."""
+    def _due(self, current_rows: int) -> Tensor:
+        """Buffer slots that are due with the next ``current_rows`` images of each process: this process's share."""
         if not self.replays or not self._task_images or self.context.current.index == 0:
             return self._order[:0]
         if self._position >= self._task_images:
             self._shuffle()
         world = this_share().world  # every share is a multiple of it, so that all processes get equally many
-        self._position += stream * world
+        self._position += current_rows * world
         left = max(self._task_images - self._position, 0)
-        if left < stream * world:  # a smaller last batch may be left out: what is due with it comes now
+        if left < current_rows * world:  # a smaller last batch may be left out: what is due with it comes now
             left = 0
         total = len(self.buffer) // world * world
         kept = total - (self._task_images - left) * total // self._task_images // world * world
         given = len(self._order) - kept
         due, self._order = self._order[:given], self._order[given:]
-        return rank_slice(due)
+        return process_slice(due)
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """Freeze the reference, herd the task's exemplars, fine-tune the classifier on the balanced buffer."""
@@ -231,7 +231,7 @@ class LUCIR(Replay):
     def _balanced_loss(self, slots: Tensor) -> Terms:
         """The classifier's loss on these images of the buffer, with gradients of the classifier alone."""
         entries = self.buffer.get(slots)
-        x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_rank=False))
+        x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_process=False))
         with evaluating(self.context.module):
             features = features_of(unwrap(self.context.module), x)
         labels = self.to_device(entries["label"])

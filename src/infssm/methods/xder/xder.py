@@ -16,7 +16,7 @@ from infssm.methods._shared.passes import evaluating, require_loader
 from infssm.methods._shared.replay import Replay, ReplayConfig, Replayed, classes_of, raw_images
 from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods.xder import _losses as losses
-from infssm.replay import BalancedBuffer, gather_in_graph, gather_rows, rank_slice, spread
+from infssm.replay import BalancedBuffer, gather_in_graph, gather_rows, process_slice, spread
 from infssm.states import logits_of
 
 
@@ -112,13 +112,13 @@ class XDER(Replay):
         views = self._views(batch) if self.heads.future_widths else None
         parts = [batch.x, *[d.x for d in drawn], *([views.x] if views else [])]
         logits = self.context.forward(torch.cat(parts), current_rows=len(batch.y))
-        stream, *others = torch.split(logits, [len(part) for part in parts])
-        terms = {"stream": F.cross_entropy(stream[:, self.heads.present], batch.y - self.heads.present.start)}
+        current, *others = torch.split(logits, [len(part) for part in parts])
+        terms = {"stream": F.cross_entropy(current[:, self.heads.present], batch.y - self.heads.present.start)}
         if drawn:
             terms |= self._replay_terms(others[:2], drawn)
         if views:
             terms |= self._future_terms(others[-1], views)
-        return terms | self._constraints(gather_in_graph(stream), others[:2], drawn)
+        return terms | self._constraints(gather_in_graph(current), others[:2], drawn)
 
     def _replay_terms(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> Terms:
         """All heads to the stored logits, past heads to the labels; then revise what is stored."""
@@ -131,18 +131,18 @@ class XDER(Replay):
         self._revise(torch.cat([d.slots for d in drawn]), torch.cat(list(logits)).detach())
         return terms
 
-    def _constraints(self, stream: Tensor, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> Terms:
+    def _constraints(self, current: Tensor, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> Terms:
         """The right head above future ones and the present above past ones, over all images of all processes."""
         heads, margin, terms = self.heads, self.config.margin, {}
         if self.config.future_constraint and heads.future_widths:
-            good, bad = [stream[:, heads.present].amax(dim=1, keepdim=True)], [stream[:, heads.future]]
+            good, bad = [current[:, heads.present].amax(dim=1, keepdim=True)], [current[:, heads.future]]
             if drawn:
                 replayed, labels = self._once(logits, drawn)
                 good.append(losses.true_head(replayed, labels, heads.widths).amax(dim=1, keepdim=True))
                 bad.append(replayed[:, heads.future])
             terms["future"] = self.config.eta * losses.head_margin(torch.cat(bad), torch.cat(good), margin)
         if self.config.past_constraint and self.context.current.index > 0:
-            terms["past"] = self.config.eta * losses.past_margin(stream, heads.past, heads.present, margin)
+            terms["past"] = self.config.eta * losses.past_margin(current, heads.past, heads.present, margin)
         return terms
 
     def _once(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> tuple[Tensor, Tensor]:
@@ -238,7 +238,7 @@ class XDER(Replay):
     def _revise_all(self) -> None:
         older = torch.nonzero(self.buffer["label"] < self.heads.present.start).flatten()
         for slots in torch.split(older, 64):
-            mine = rank_slice(slots)
+            mine = process_slice(slots)
             x = self.context.augmented(self.buffer["image"][mine], self.buffer.fresh_generator())
             self._transplant(slots, gather_rows(logits_of(self.context.module(x))).cpu().float())
 

@@ -32,10 +32,10 @@ def _authors(config: TrainConfig, base: float, epoch: int, epochs: int) -> float
     return low + 0.5 * (base - low) * (1 + math.cos(math.pi * done / epochs))
 
 
-def _plain(config: TrainConfig, base: float, at: float, epochs: int) -> float:
+def _plain(config: TrainConfig, base: float, epoch: float, epochs: int) -> float:
     """Warm-up as a prefix, then cosine over the rest; neither end lies above the base."""
     warmup = min(config.warmup_epochs, epochs)
     start, low = min(config.warmup_lr, base), min(config.min_lr, base)
-    if at < warmup:
-        return start + (base - start) * at / warmup
-    return low + 0.5 * (base - low) * (1 + math.cos(math.pi * (at - warmup) / max(epochs - warmup, 1e-9)))
+    if epoch < warmup:
+        return start + (base - start) * epoch / warmup
+    return low + 0.5 * (base - low) * (1 + math.cos(math.pi * (epoch - warmup) / max(epochs - warmup, 1e-9)))

@@ -18,12 +18,12 @@ def place(tokens, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
 @triton.jit
 def tap(x, seq, step, token, tokens, channel, channels, k, REVERSE: tl.constexpr, WIDTH: tl.constexpr):
     """What weight k multiplies: the token WIDTH - 1 - k before (REVERSE: after) each token, 0 outside the sequence."""
-    at = token + (WIDTH - 1 - k) if REVERSE else token - (WIDTH - 1 - k)
-    inside = (at >= 0) & (at < tokens) & (token < tokens)
+    source = token + (WIDTH - 1 - k) if REVERSE else token - (WIDTH - 1 - k)
+    inside = (source >= 0) & (source < tokens) & (token < tokens)
     if seq is not None:
-        inside &= tl.load(seq + at, mask=inside, other=0.0) == tl.load(seq + token, mask=inside, other=0.0)
+        inside &= tl.load(seq + source, mask=inside, other=0.0) == tl.load(seq + token, mask=inside, other=0.0)
     mask = inside[:, None] & (channel < channels)[None, :]
-    return tl.load(x + at[:, None] * step + channel[None, :], mask=mask, other=0.0)
+    return tl.load(x + source[:, None] * step + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

@@ -33,14 +33,14 @@ def backward(
     weights = tl.load(weight + channel, mask=keep, other=0.0)
     share = tl.zeros((COLS,), tl.float32)
     for row in range(part * ROWS, tl.minimum(part * ROWS + ROWS, rows)):
-        at = row * channels + channel
+        offset = row * channels + channel
         factor = tl.load(scale + row)
-        unit = factor * tl.load(total + at, mask=keep, other=0.0)
-        grad = tl.load(grad_normed + at, mask=keep, other=0.0)
+        unit = factor * tl.load(total + offset, mask=keep, other=0.0)
+        grad = tl.load(grad_normed + offset, mask=keep, other=0.0)
         share += grad * unit
         grad *= weights
         grad = factor * (grad - unit * (tl.sum(grad * unit, axis=0) / channels))
         if grad_total is not None:
-            grad += tl.load(grad_total + at, mask=keep, other=0.0)
-        tl.store(dx + at, grad, mask=keep)
+            grad += tl.load(grad_total + offset, mask=keep, other=0.0)
+        tl.store(dx + offset, grad, mask=keep)
     tl.store(dweight + part * channels + channel, share, mask=keep)

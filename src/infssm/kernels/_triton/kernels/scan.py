@@ -109,12 +109,12 @@ def forward(
             total *= gate * tl.sigmoid(gate)
         tl.store(y + token * channels + channel, total, mask=keep)
         if a_sum is not None:
-            at = sums + token * groups
-            tl.store(delta_sum + at, tl.sum(dt, axis=0))
-            tl.store(a_sum + at * n + state, tl.sum(tl.where(tile, a, 0.0), axis=1), mask=real)
+            offset = sums + token * groups
+            tl.store(delta_sum + offset, tl.sum(dt, axis=0))
+            tl.store(a_sum + offset * n + state, tl.sum(tl.where(tile, a, 0.0), axis=1), mask=real)
             if zoh_sum is not None:
                 hold = dt[None, :] * exp_slope(dt[None, :] * poles, a)
-                tl.store(zoh_sum + at * n + state, tl.sum(hold, axis=1), mask=real)
+                tl.store(zoh_sum + offset * n + state, tl.sum(hold, axis=1), mask=real)
         ut, raw = next_u, next_raw
     if last is not None:
         tl.store(last + batch * n * channels + inner, h, mask=tile)

@@ -79,22 +79,22 @@ def backward(
                 dy *= gate * sigmoid
             dt = discretise(raw, shift, keep, SOFTPLUS)
             a = tl.exp(dt[None, :] * poles)
-            at = (sums + token * groups) * n + state
-            tl.store(dC + at, tl.sum(h * dy[None, :], axis=1), mask=real)
+            by_block = (sums + token * groups) * n + state
+            tl.store(dC + by_block, tl.sum(h * dy[None, :], axis=1), mask=real)
             g = carry + dy[None, :] * c[:, None]
-            tl.store(dB + at, tl.sum(g * (dt * ut)[None, :], axis=1), mask=real)
+            tl.store(dB + by_block, tl.sum(g * (dt * ut)[None, :], axis=1), mask=real)
             dx = tl.sum(g * b[:, None], axis=0)
             carry = g * a
             if seq_idx is not None:
                 carry = tl.where(restarts(seq_idx + batch * tokens, first + count - k, tokens, REVERSE), 0.0, carry)
             exponent = carry * before  # gradient of delta A
-            at = (means + token * groups) * n + state
+            by_batch = (means + token * groups) * n + state
             if grad_a is not None:
-                exponent += a * (share * tl.load(grad_a + at, mask=real, other=0.0))[:, None]
+                exponent += a * (share * tl.load(grad_a + by_batch, mask=real, other=0.0))[:, None]
             total_A += exponent * dt[None, :]
             ddt = tl.sum(exponent * poles, axis=0) + ut * dx
             if grad_zoh is not None:
-                hold = (share * tl.load(grad_zoh + at, mask=real, other=0.0))[:, None]
+                hold = (share * tl.load(grad_zoh + by_batch, mask=real, other=0.0))[:, None]
                 ddt += tl.sum(hold * a, axis=0)
                 total_A += hold * dt[None, :] * dt[None, :] * exp_slope_derivative(dt[None, :] * poles, a)
             if grad_delta is not None:

@@ -15,8 +15,8 @@ def forward(
 ):
     # fmt: on
     """One program per row and group, which walks over the channels. A: [n, channels]; means: [rows, groups, n]."""
-    at = tl.program_id(0).to(tl.int64)
-    row, group = at // groups, at % groups
+    offset = tl.program_id(0).to(tl.int64)
+    row, group = offset // groups, offset % groups
     channels = groups * size
     state = tl.arange(0, STATES)
     delta += row // tokens * delta_batch + row % tokens * delta_step
@@ -37,10 +37,10 @@ def forward(
         if zoh_mean is not None:
             total_zoh += dt[None, :] * exp_slope(dt[None, :] * poles, a)
     share = 1.0 / size
-    tl.store(delta_mean + at, share * tl.sum(total_delta, axis=0))
-    tl.store(a_mean + at * n + state, share * tl.sum(total_a, axis=1), mask=state < n)
+    tl.store(delta_mean + offset, share * tl.sum(total_delta, axis=0))
+    tl.store(a_mean + offset * n + state, share * tl.sum(total_a, axis=1), mask=state < n)
     if zoh_mean is not None:
-        tl.store(zoh_mean + at * n + state, share * tl.sum(total_zoh, axis=1), mask=state < n)
+        tl.store(zoh_mean + offset * n + state, share * tl.sum(total_zoh, axis=1), mask=state < n)
 
 
 # fmt: off
@@ -67,16 +67,16 @@ def backward(
         raw = tl.load(delta + row // tokens * delta_batch + row % tokens * delta_step + channel, mask=keep, other=0.0)
         dt = discretise(raw, shift, keep, SOFTPLUS)
         a = tl.exp(dt[None, :] * poles)
-        at = row * groups + group
+        offset = row * groups + group
         ddt = tl.zeros((COLS,), tl.float32)
         if grad_delta is not None:
-            ddt += share * tl.load(grad_delta + at)
+            ddt += share * tl.load(grad_delta + offset)
         if grad_a is not None:
-            by_exponent = a * (share * tl.load(grad_a + at * n + state, mask=real, other=0.0))[:, None]
+            by_exponent = a * (share * tl.load(grad_a + offset * n + state, mask=real, other=0.0))[:, None]
             ddt += tl.sum(by_exponent * poles, axis=0)
             total_A += by_exponent * dt[None, :]
         if grad_zoh is not None:
-            hold = (share * tl.load(grad_zoh + at * n + state, mask=real, other=0.0))[:, None]
+            hold = (share * tl.load(grad_zoh + offset * n + state, mask=real, other=0.0))[:, None]
             ddt += tl.sum(hold * a, axis=0)
             total_A += hold * dt[None, :] * dt[None, :] * exp_slope_derivative(dt[None, :] * poles, a)
         if SOFTPLUS:

@@ -55,7 +55,7 @@ class _GatherInGraph(torch.autograd.Function):
         return ctx.world * gradient[ctx.first : ctx.first + ctx.count], None, None
 
 
-def rank_slice(items: Tensor) -> Tensor:
+def process_slice(items: Tensor) -> Tensor:
     """This process's share of ``items: [m, ...]``, a contiguous piece; the shares differ by at most one item."""
     share = this_share()
     return items.tensor_split(share.world)[share.rank]

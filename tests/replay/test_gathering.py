@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 from infssm._processes import sum_over_processes
 from infssm.methods.er import ER
-from infssm.replay import ReservoirBuffer, gather_in_graph, gather_rows, rank_slice
+from infssm.replay import ReservoirBuffer, gather_in_graph, gather_rows, process_slice
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of
@@ -46,7 +46,11 @@ def _out(folder: str, rank: int) -> str:
 
 def _exchange(rank: int) -> dict[str, torch.Tensor]:
     rows = torch.full((rank + 1, 2), float(rank))
-    return {"gathered": gather_rows(rows), "sum": sum_over_processes([rows[0]])[0], "mine": rank_slice(torch.arange(5))}
+    return {
+        "gathered": gather_rows(rows),
+        "sum": sum_over_processes([rows[0]])[0],
+        "mine": process_slice(torch.arange(5)),
+    }
 
 
 ROWS = torch.linspace(-1, 1, 6).view(3, 2).double()
@@ -83,7 +87,7 @@ def _reservoir(rank: int) -> dict[str, torch.Tensor]:
         buffer.offer(image=label.to(torch.uint8).view(-1, 1, 1, 1), label=label)
     drawn = buffer.sample(4)
     noise = torch.rand(3, generator=buffer.fresh_generator())
-    return {"labels": buffer["label"].clone(), "drawn": drawn, "share": rank_slice(drawn), "noise": noise}
+    return {"labels": buffer["label"].clone(), "drawn": drawn, "share": process_slice(drawn), "noise": noise}
 
 
 def _method(name: str, rank: int) -> dict[str, torch.Tensor]:
