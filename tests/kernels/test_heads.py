@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from infssm.errors import ConfigError
-from infssm.kernels import HeadInputs, scan_heads
+from infssm.kernels import ScanInputs, scan_heads
 from tests.kernels.cases import assert_near
 
 # (tokens, heads, head size, states, groups): one chunk, an incomplete one, several; sizes that are no power of two
 SHAPES = [(1, 1, 1, 1, None), (64, 2, 3, 5, None), (65, 4, 2, 3, 2), (200, 6, 5, 17, 3), (150, 2, 64, 32, 1)]
 
 
-def inputs(shape, *, packed: bool, dtype=torch.float64, seed: int = 0) -> HeadInputs:
+def inputs(shape, *, packed: bool, dtype=torch.float64, seed: int = 0) -> ScanInputs:
     tokens, heads, size, n, groups = shape
     g = torch.Generator().manual_seed(seed)
     rows = (2, tokens, n) if groups is None else (2, tokens, groups, n)
@@ -21,10 +21,10 @@ def inputs(shape, *, packed: bool, dtype=torch.float64, seed: int = 0) -> HeadIn
     z, bias = torch.randn(u.shape, generator=g).double(), torch.randn(heads, generator=g).double() - 2
     leaves = [tensor.to(dtype).requires_grad_() for tensor in (u, delta, A, B, C, D, z, bias)]
     seq_idx = (torch.rand(2, tokens, generator=g) < 0.05).cumsum(1) if packed else None
-    return HeadInputs(*leaves, delta_softplus=True, seq_idx=seq_idx)
+    return ScanInputs(*leaves, delta_softplus=True, seq_idx=seq_idx)
 
 
-def value_and_grads(x: HeadInputs, *, chunked: bool) -> list[torch.Tensor]:
+def value_and_grads(x: ScanInputs, *, chunked: bool) -> list[torch.Tensor]:
     y = scan_heads(x, chunked=chunked).y
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
     return [y.detach(), *torch.autograd.grad(y, x[:8], grad)]
@@ -36,7 +36,7 @@ def test_equals_the_scan(shape, packed: bool) -> None:
     exact = value_and_grads(inputs(shape, packed=packed), chunked=False)
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
         found = value_and_grads(inputs(shape, packed=packed, dtype=dtype), chunked=True)
-        for name, actual, expected in zip(("y", *HeadInputs._fields[:8]), found, exact, strict=True):
+        for name, actual, expected in zip(("y", *ScanInputs._fields[:8]), found, exact, strict=True):
             # The transition of a single token reaches nothing: what is left is the rounding of two equal sums.
             none = shape[0] == 1 and name == "A"
             assert_near(actual + none, expected + none, tolerance, f"{name} {dtype}")
@@ -49,7 +49,7 @@ def test_gradcheck(packed: bool) -> None:
     seq_idx = None if x.seq_idx is None else x.seq_idx[:1]
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
-        return scan_heads(HeadInputs(*tensors, delta_softplus=True, seq_idx=seq_idx), chunked=True).y
+        return scan_heads(ScanInputs(*tensors, delta_softplus=True, seq_idx=seq_idx), chunked=True).y
 
     assert torch.autograd.gradcheck(run, first)
 
@@ -65,6 +65,19 @@ def test_packed_equals_separate() -> None:
     assert_near(packed, torch.cat(each, dim=1), 1e-5, "packed")
 
 
+def test_runs_backwards_and_from_a_state() -> None:
+    x = inputs((8, 2, 4, 32, None), packed=False)
+    forth = scan_heads(x._replace(**{n: getattr(x, n).flip(1) for n in ("u", "delta", "B", "C", "z")})).y
+    assert_near(scan_heads(x._replace(reverse=True)).y, forth.flip(1), 1e-12, "reverse")
+    half = 2
+    first, second = (
+        x._replace(**{n: getattr(x, n)[:, part] for n in ("u", "delta", "B", "C", "z")})
+        for part in (slice(half), slice(half, None))
+    )
+    state = scan_heads(first, last_state=True).last_state
+    assert_near(scan_heads(second._replace(initial_state=state)).y, scan_heads(x).y[:, half:], 1e-12, "state")
+
+
 def test_chooses_and_refuses() -> None:
     x = inputs((8, 2, 4, 32, None), packed=False, dtype=torch.float32)
     assert scan_heads(x, last_state=True).last_state.shape == (2, 8, 32)
@@ -74,6 +87,6 @@ def test_chooses_and_refuses() -> None:
         scan_heads(x._replace(delta=x.delta[..., :1]))
     with pytest.raises(ConfigError, match="A is not of floating-point"):
         scan_heads(x._replace(A=torch.ones(2, dtype=torch.int64)))
-    half = HeadInputs(*(tensor.detach().bfloat16() for tensor in x[:8]))
+    half = ScanInputs(*(tensor.detach().bfloat16() for tensor in x[:8]))
     assert scan_heads(half).y.dtype == torch.bfloat16
-    assert scan_heads(HeadInputs(*(t[:, :0] if t.dim() > 1 else t for t in x[:8]))).y.shape == (2, 0, 8)
+    assert scan_heads(ScanInputs(*(t[:, :0] if t.dim() > 1 else t for t in x[:8]))).y.shape == (2, 0, 8)

@@ -27,7 +27,7 @@ def by_hand(logits: torch.Tensor, labels: list[int], columns: list[range]) -> fl
 def test_masks_choose_the_columns_of_the_softmax(mask: str, stream: range, replayed: range) -> None:
     logits = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     labels = [2, 3, 0, 3, 1]
-    loss = masked_cross_entropy(logits, torch.tensor(labels), stream=2, classes=range(2, 4), mask=mask)
+    loss = masked_cross_entropy(logits, torch.tensor(labels), current_rows=2, classes=range(2, 4), mask=mask)
     expected = by_hand(logits, labels, [stream] * 2 + [replayed] * 3)
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-14)
     loss.backward()

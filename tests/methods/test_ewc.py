@@ -76,7 +76,7 @@ def test_fisher_follows_the_softmax_of_the_base(name: str, options: dict[str, ob
     (ewc,) = method.regularizers
     assert isinstance(ewc, EWC)
     method.context.progress.task = TaskInfo.of(task)
-    found = ewc.fisher(TaskInfo.of(task), toys.loader(task))
+    found = ewc.measure(TaskInfo.of(task), toys.loader(task))
     expected = ewc.parameters.take(fisher_by_hand(method.module, toys.loader(task), columns, weighted=True))
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-18)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import HeadInputs, scan, scan_heads
+from infssm.kernels import ScanInputs, scan, scan_heads
 from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import beside_checkpoint
 from infssm.states.probes import transformers_mamba, transformers_mamba2
@@ -124,7 +124,7 @@ class FastMamba2(Fast):
                 states = raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)
                 self.emit([states._replace(mask=mask)])
         delta = F.softplus(given.delta + wide(self.dt_bias)).clamp(*self.time_step_limit)
-        heads = HeadInputs(x, delta, given.A[:, 0], given.B, given.C, wide(self.D), seq_idx=seq_idx)
+        heads = ScanInputs(x, delta, given.A[:, 0], given.B, given.C, wide(self.D), seq_idx=seq_idx)
         y, state, _ = scan_heads(heads, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infssm.integrations._lazy import require
+from infssm.integrations._lazy import made_on_first_use, require
 
 
 def _plugin_class() -> type:
@@ -40,15 +40,8 @@ def _plugin_class() -> type:
             """End the task of this experience."""
             self.method.end_task(strategy.experience.current_experience)
 
-    MethodPlugin.__module__, MethodPlugin.__qualname__ = __name__, "MethodPlugin"
     return MethodPlugin
 
 
-def __getattr__(name: str) -> Any:
-    if name != "MethodPlugin":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _plugin_class()
-    return globals()[name]
-
-
+__getattr__ = made_on_first_use(globals(), "MethodPlugin", _plugin_class)
 __all__ = ["MethodPlugin"]  # noqa: F822  (made on first use)

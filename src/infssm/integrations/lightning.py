@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from infssm.integrations._lazy import require
+from infssm.integrations._lazy import made_on_first_use, require
 
 
 def _first(batch: Any) -> Any:
@@ -67,15 +67,8 @@ def _callback_class() -> type:
             self.task = state_dict["task"]
             self.method.load_state_dict(state_dict["method"])
 
-    ContinualCallback.__module__, ContinualCallback.__qualname__ = __name__, "ContinualCallback"
     return ContinualCallback
 
 
-def __getattr__(name: str) -> Any:
-    if name != "ContinualCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _callback_class()
-    return globals()[name]
-
-
+__getattr__ = made_on_first_use(globals(), "ContinualCallback", _callback_class)
 __all__ = ["ContinualCallback"]  # noqa: F822  (made on first use)

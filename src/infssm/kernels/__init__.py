@@ -4,7 +4,7 @@ from infssm.kernels._distances import KINDS, Kind
 from infssm.kernels.backend import backend_report
 from infssm.kernels.conv import causal_conv1d
 from infssm.kernels.distance import fused_distance
-from infssm.kernels.heads import HeadInputs, scan_heads
+from infssm.kernels.heads import scan_heads
 from infssm.kernels.norm import add_rms_norm
 from infssm.kernels.packing import seq_idx_from_cu_seqlens, seq_idx_from_position_ids
 from infssm.kernels.records import ScanInputs, ScanOutput, ScanStates
@@ -14,7 +14,6 @@ from infssm.kernels.subspace import principal_angles, rotation_lattice
 
 __all__ = [
     "KINDS",
-    "HeadInputs",
     "Kind",
     "ScanInputs",
     "ScanOutput",

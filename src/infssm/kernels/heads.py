@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,83 +16,57 @@ LEAST_STATES = 96
 """From this many states on the chunked form is the faster one on CPUs, with AVX-512; with less, from fewer."""
 
 
-class HeadInputs(NamedTuple):
-    """What a scan of heads reads.
-
-    u, z: [batch, tokens, channels], the heads one after the other; delta: [batch, tokens, heads];
-    A, D, delta_bias: [heads], A negative; B, C: [batch, tokens, n] or [batch, tokens, groups, n];
-    the rest as of `ScanInputs`.
-    """
-
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor | None = None
-    z: Tensor | None = None
-    delta_bias: Tensor | None = None
-    delta_softplus: bool = False
-    seq_idx: Tensor | None = None
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of a head."""
-        return self.u.shape[-1] // self.A.shape[0]
-
-    def per_channel(self, per_head: Tensor) -> Tensor:
-        """[..., heads] -> [..., channels]."""
-        return per_head.unsqueeze(-1).expand(*per_head.shape, self.head_dim).flatten(-2)
-
-    def steps(self) -> Tensor:
-        """The step sizes the scan uses: [batch, tokens, heads]."""
-        delta = self.delta if self.delta_bias is None else self.delta + self.delta_bias
-        return F.softplus(delta) if self.delta_softplus else delta
+def _per_channel(x: ScanInputs, per_head: Tensor) -> Tensor:
+    """[..., heads] -> [..., channels]."""
+    return per_head.unsqueeze(-1).expand(*per_head.shape, x.u.shape[-1] // x.A.shape[0]).flatten(-2)
 
 
-def scan_heads(x: HeadInputs, *, last_state: bool = False, chunked: bool | None = None) -> ScanOutput:
-    """`selective_scan` of `HeadInputs`: y: [batch, tokens, channels] and, if asked for, the last state.
+def _steps(x: ScanInputs, delta: Tensor) -> Tensor:
+    """The step sizes the scan uses: [batch, tokens, heads]."""
+    delta = delta if x.delta_bias is None else delta + x.delta_bias
+    return F.softplus(delta) if x.delta_softplus else delta
+
+
+def scan_heads(x: ScanInputs, *, last_state: bool = False, chunked: bool | None = None) -> ScanOutput:
+    """`selective_scan` with one transition per head: y: [batch, tokens, channels] and, if asked for, the last state.
+
+    x: as of the scan, the channels of the heads one after the other, but delta: [batch, tokens, heads] and A, D,
+    delta_bias: [heads], A negative.
 
     chunked: whether to compute in chunks by matrix products, which holds fewer states and is several times faster on
-    CPUs where n is not small; None decides by that. The last state comes from the scan alone.
+    CPUs where n is not small; None decides by that. A last or initial state and `reverse` are of the scan alone.
     """
     _check(x)
+    whole = last_state or x.reverse or x.initial_state is not None
     if chunked is None:
-        chunked = not last_state and x.u.device.type == "cpu" and x.B.shape[-1] >= LEAST_STATES
+        chunked = not whole and x.u.device.type == "cpu" and x.B.shape[-1] >= LEAST_STATES
     if not chunked or x.u.numel() == 0:
         return _by_scan(x, last_state)
-    if last_state:
-        raise ConfigError("the chunked form has no last state; leave chunked to None")
+    if whole:
+        raise ConfigError("the chunked form has no last state, initial state or reverse; leave chunked to None")
     dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
     B, C = ((rows if rows.dim() == 4 else rows.unsqueeze(2)).to(dtype) for rows in (x.B, x.C))
     with torch.autocast(x.u.device.type, enabled=False):
-        u, delta = x.u.to(dtype), x._replace(delta=x.delta.to(dtype)).steps()
+        u, delta = x.u.to(dtype), _steps(x, x.delta.to(dtype))
         y = chunked_scan(u, delta, x.A.to(dtype), B, C, runs(x.seq_idx))
         if x.D is not None:
-            y = torch.addcmul(y, u, x.per_channel(x.D.to(dtype)))
+            y = torch.addcmul(y, u, _per_channel(x, x.D.to(dtype)))
         if x.z is not None:
             y = y * F.silu(x.z.to(dtype))
     return ScanOutput(y.to(x.u.dtype))
 
 
-def _by_scan(x: HeadInputs, last_state: bool) -> ScanOutput:
-    n = x.B.shape[-1]
-    inputs = ScanInputs(
-        u=x.u,
-        delta=x.per_channel(x.delta),
-        A=x.per_channel(x.A)[:, None].expand(-1, n),
-        B=x.B,
-        C=x.C,
-        D=None if x.D is None else x.per_channel(x.D),
-        z=x.z,
-        delta_bias=None if x.delta_bias is None else x.per_channel(x.delta_bias),
-        delta_softplus=x.delta_softplus,
-        seq_idx=x.seq_idx,
+def _by_scan(x: ScanInputs, last_state: bool) -> ScanOutput:
+    inputs = x._replace(
+        delta=_per_channel(x, x.delta),
+        A=_per_channel(x, x.A)[:, None].expand(-1, x.B.shape[-1]),
+        D=None if x.D is None else _per_channel(x, x.D),
+        delta_bias=None if x.delta_bias is None else _per_channel(x, x.delta_bias),
     )
     return scan(inputs, last_state=last_state)
 
 
-def _check(x: HeadInputs) -> None:
+def _check(x: ScanInputs) -> None:
     expect_rank("u", x.u, "batch, tokens, channels")
     expect_rank("A", x.A, "heads")
     expect_floats(x._fields[:-1], x[:-1])

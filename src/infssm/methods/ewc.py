@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._shared.distributed import sum_over_processes
 from infssm.methods._shared.parameters import Values, wide
-from infssm.methods._shared.passes import evaluating, require_loader, samples
-from infssm.methods._shared.quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods._shared.passes import evaluating, samples
+from infssm.methods._shared.quadratic import MeasuredRegularizer, QuadraticConfig
 from infssm.methods.contract import Loader, TaskInfo
 from infssm.states import logits_of
 
@@ -34,7 +34,7 @@ class EWCConfig(QuadraticConfig):
 
 
 @register_method
-class EWC(QuadraticRegularizer):
+class EWC(MeasuredRegularizer):
     """Elastic weight consolidation: weights that mattered for old tasks (Fisher information) are hard to move.
 
     ``λ Σ F (θ - θ*)²`` with ``F ← γ F + mean_x w (∂ log p(y|x) / ∂θ)²`` after each task.
@@ -46,23 +46,14 @@ class EWC(QuadraticRegularizer):
     name = "ewc"
     Config = EWCConfig
     config: EWCConfig
+    importances: ClassVar[str] = "Fisher"
 
-    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Check that the past was measured."""
-        super().begin_task(task, loader)
-        if task.index > 0 and self.importance is None:
-            raise ConfigError(
-                "ewc has no Fisher of the past: call method.end_task(task, loader) of the task before first"
-            )
+    @property
+    def decay(self) -> float:
+        """As ``gamma`` says."""
+        return self.config.gamma
 
-    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Add this task's Fisher to the old one, and hold the parameters where they are now."""
-        loader = require_loader(loader, self.name, "measures importances on the task's data")
-        new, old = self.fisher(task, loader), self.importance
-        self.importance = new if old is None else {key: self.config.gamma * old[key] + new[key] for key in new}
-        self.anchor = self.parameters.clone()
-
-    def fisher(self, task: TaskInfo, loader: Loader) -> Values:
+    def measure(self, task: TaskInfo, loader: Loader) -> Values:
         """Mean over samples of the weighted squared gradient of ``log p(y|x)``.
 
         The softmax runs over the classes that the base trains it over. One sample at a time: the square of a batch's

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods._build import register_method
-from infssm.methods._shared.distributed import sum_over_processes
 from infssm.methods._shared.parameters import Values
-from infssm.methods._shared.passes import evaluating, require_loader
-from infssm.methods._shared.quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods._shared.passes import evaluating
+from infssm.methods._shared.quadratic import MeasuredRegularizer, QuadraticConfig
 from infssm.methods.contract import Loader, TaskInfo
 from infssm.states import logits_of
 
@@ -22,7 +22,7 @@ class MASConfig(QuadraticConfig):
 
 
 @register_method
-class MAS(QuadraticRegularizer):
+class MAS(MeasuredRegularizer):
     """Memory aware synapses: weights that the outputs depend on strongly are hard to move. Needs no labels.
 
     ``λ Σ Ω (θ - θ*)²`` with ``Ω ← Ω + (1/N) Σ_batches |∂ Σ_x ‖f(x)‖² / ∂θ|`` after each task.
@@ -34,22 +34,7 @@ class MAS(QuadraticRegularizer):
     Config = MASConfig
     config: MASConfig
 
-    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Check that the past was measured."""
-        super().begin_task(task, loader)
-        if task.index > 0 and self.importance is None:
-            raise ConfigError(
-                "mas has no importances of the past: call method.end_task(task, loader) of the task before first"
-            )
-
-    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Add this task's importances to the old ones, and hold the parameters where they are now."""
-        loader = require_loader(loader, self.name, "measures importances on the task's data")
-        new, old = self.sensitivity(task, loader), self.importance
-        self.importance = new if old is None else {key: old[key] + new[key] for key in new}
-        self.anchor = self.parameters.clone()
-
-    def sensitivity(self, task: TaskInfo, loader: Loader) -> Values:
+    def measure(self, task: TaskInfo, loader: Loader) -> Values:
         """Mean absolute gradient of the squared norm of the logits of all seen classes.
 
         The absolute value is taken per batch, as the original implementation does; N counts samples.

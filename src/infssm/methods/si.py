@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._processes import sum_over_processes, this_share
 from infssm.methods._build import register_method
-from infssm.methods._shared.distributed import sum_over_processes, world_size
 from infssm.methods._shared.parameters import quadratic
 from infssm.methods._shared.quadratic import QuadraticConfig, QuadraticRegularizer
 from infssm.methods.contract import Context, Loader, TaskInfo
@@ -90,7 +90,7 @@ class SI(QuadraticRegularizer):
             for name, gradient in self._gradient.items()
         }
         # Gradients were noted before the processes averaged theirs.
-        means = [total / world_size() for total in sum_over_processes(list(gradients.values()))]
+        means = [total / this_share().world for total in sum_over_processes(list(gradients.values()))]
         parameters = self.parameters.parameters
         moved = {
             name: mean * (self._before[name] - parameters[name].detach())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import HeadInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
+from infssm.kernels import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
 from infssm.models import _init
 from infssm.models._registry import register_model
 from infssm.models._selective import depthwise_conv
@@ -87,7 +87,7 @@ class Mamba2Mixer(SSMMixer):
         if self.tap is not None:
             with beside_checkpoint():
                 self.emit([self._states(dt, a, b, c, self.tap)])
-        y = scan_heads(HeadInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
+        y = scan_heads(ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
         mixed: Tensor = self.out_proj(self.norm(y))
         return mixed
 

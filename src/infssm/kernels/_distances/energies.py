@@ -6,6 +6,8 @@ systems, so that no digits cancel near equality: value and gradient of `aligned`
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -20,12 +22,11 @@ from infssm.kernels._distances.table import kind
 _FAR = 0.1
 _STRAIN = 1e4  # least |s - r|^2 / (r s) at which that matters
 
+_of_grams = partial(kind, sees="ac", unchanged_by="permutation, signs and scale of c", backends=("cpu", "triton"))
 
-@kind(
+
+@_of_grams(
     "simplified",
-    sees="ac",
-    unchanged_by="permutation, signs and scale of c",
-    backends=("cpu", "triton"),
     summary="1 - tr(G3 G4) / (tr G1 tr G2), the paper's training loss; not 0 at equality",
 )
 def simplified(pair: Pair, *, equality: str = "token") -> Tensor:
@@ -57,11 +58,8 @@ def _mean_gap(pair: Pair) -> Tensor:
     return form(p, gap, q) / _nonzero(p.sum(0) * q.sum(0))
 
 
-@kind(
+@_of_grams(
     "aligned",
-    sees="ac",
-    unchanged_by="permutation, signs and scale of c",
-    backends=("cpu", "triton"),
     summary="1 - cos of the angle between the Gram operators O O^T of the two systems",
 )
 @in_pieces

@@ -6,6 +6,8 @@ are the limit (``t a^(t-1)`` joins the span), which every formula here takes wit
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -16,13 +18,11 @@ from infssm.kernels._distances.pieces import in_pieces
 from infssm.kernels._distances.table import kind
 from infssm.kernels.arc import squared_arc
 
-ANY_COORDINATES = "any change of coordinates of the state, and all of c"
+_of_subspaces = partial(kind, sees="a", unchanged_by="any change of coordinates of the state, and all of c")
 
 
-@kind(
+@_of_subspaces(
     "martin",
-    sees="a",
-    unchanged_by=ANY_COORDINATES,
     backends=("cpu", "triton"),
     summary="-log prod cos^2 of the principal angles between the observability subspaces (Martin 2000)",
 )
@@ -42,34 +42,24 @@ def martin(pair: Pair) -> Tensor:
     return total.clamp_min(0)
 
 
-@kind(
-    "fubini-study",
-    sees="a",
-    unchanged_by=ANY_COORDINATES,
-    backends=("cpu", "triton"),
-    summary="arccos^2 of the product of the cosines of the principal angles",
+@_of_subspaces(
+    "fubini-study", backends=("cpu", "triton"), summary="arccos^2 of the product of the cosines of the principal angles"
 )
 def fubini_study(pair: Pair) -> Tensor:
     """``arccos(prod cos theta_i)^2`` (eq. 14)."""
     return squared_arc(martin(pair))
 
 
-@kind(
-    "binet-cauchy",
-    sees="a",
-    unchanged_by=ANY_COORDINATES,
-    backends=("cpu", "triton"),
-    summary="1 - the product of the squared cosines of the principal angles",
+@_of_subspaces(
+    "binet-cauchy", backends=("cpu", "triton"), summary="1 - the product of the squared cosines of the principal angles"
 )
 def binet_cauchy(pair: Pair) -> Tensor:
     """``1 - prod cos^2 theta_i`` (eq. 14)."""
     return -torch.expm1(-martin(pair))
 
 
-@kind(
+@_of_subspaces(
     "chordal",
-    sees="a",
-    unchanged_by=ANY_COORDINATES,
     backends=("cpu",),
     summary="2 sum sin^2 of the principal angles: the paper's loss before it is simplified",
 )
@@ -80,10 +70,8 @@ def chordal(pair: Pair) -> Tensor:
     return 2 * abs2(sine).sum((-2, -1))
 
 
-@kind(
+@_of_subspaces(
     "geodesic",
-    sees="a",
-    unchanged_by=ANY_COORDINATES,
     backends=("cpu",),
     summary="sum of the squared principal angles: the length of the shortest path between the subspaces",
 )

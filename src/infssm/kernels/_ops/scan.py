@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,25 +38,13 @@ class OutputGrads(NamedTuple):
     zoh: Any
 
 
-class InputGrads(NamedTuple):
-    """Gradients of the inputs, named as they are; empty for an input that was not given."""
-
-    u: Any
-    delta: Any
-    A: Any
-    B: Any
-    C: Any
-    D: Any
-    z: Any
-    delta_bias: Any
-    initial_state: Any
-
-    def wanted(self) -> InputGrads:
-        """None in the place of what has no input."""
-        return InputGrads(*map(given, self))
-
-
 _COUNT = len(ScanInputs._fields)
+_WITH_GRADIENT = [name for name in ScanInputs._fields if name not in ("delta_softplus", "reverse", "seq_idx")]
+
+
+def _found(grads: Sequence[Tensor]) -> ScanInputs:
+    """Gradients as a record of the inputs; None in the place of what has no input."""
+    return ScanInputs(**dict(zip(_WITH_GRADIENT, map(given, grads), strict=True)))
 
 
 def _split(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
@@ -91,10 +80,9 @@ def _outputs_of(x: ScanInputs, options: tuple[Any, ...]) -> Outputs:
 
 def _readable(x: ScanInputs) -> ScanInputs:
     """As the kernels read them: any strides, but the last dimension contiguous; A as it is."""
-    return ScanInputs(
-        *(rows(x.u), rows(x.delta), x.A, rows(x.B), rows(x.C), flat(x.D), rows(x.z), flat(x.delta_bias)),
-        *(x.delta_softplus, x.reverse, flat(x.initial_state), x.seq_idx),
-    )
+    by_token = {name: rows(getattr(x, name)) for name in ("u", "delta", "B", "C", "z")}
+    whole = {name: flat(getattr(x, name)) for name in ("D", "delta_bias", "initial_state")}
+    return x._replace(**by_token, **whole)
 
 
 def _scan(*args: Any) -> Outputs:
@@ -124,40 +112,36 @@ def _autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, saved = ctx.saved_tensors
     softplus, reverse, triton = ctx.options
     x = ScanInputs(*inputs)._replace(delta_softplus=softplus, reverse=reverse)
-    *found, start = scan_backward(*x, saved, *grads[:5], triton)
-    needs = ctx.needs_input_grad
-    given_grads = (grad if need else None for grad, need in zip(found, needs, strict=False))
-    return *given_grads, None, None, start if needs[len(found) + 2] else None, None, None, None, None, None
+    found = dict(zip(_WITH_GRADIENT, scan_backward(*x, saved, *grads[:5], triton), strict=True))
+    asked = zip(ScanInputs._fields, ctx.needs_input_grad, strict=False)
+    return *(found[name] if need and name in found else None for name, need in asked), None, None, None, None
 
 
-def _input_grads(*args: Any) -> InputGrads:
-    return _input_grads_of(_split(args)[0])
+def _input_grads(*args: Any) -> tuple[Tensor, ...]:
+    """Room for the gradients of the inputs; empty for an input that was not given."""
+    x, _ = _split(args)
+    inputs = (getattr(x, name) for name in _WITH_GRADIENT)
+    return tuple(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs)
 
 
-def _input_grads_of(x: ScanInputs) -> InputGrads:
-    inputs = (*x[:8], x.initial_state)
-    return InputGrads(*(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs))
-
-
-def _backward_of(args: tuple[Any, ...]) -> tuple[ScanInputs, Tensor, OutputGrads, InputGrads]:
+def _backward_of(args: tuple[Any, ...]) -> tuple[ScanInputs, Tensor, OutputGrads]:
     x, (saved, grad_y, *states, _) = _split(args)
-    found = _input_grads_of(x)
     last, a, delta, zoh = (flat(given(grad)) for grad in states)
     if zoh is not None and a is None:
         a = torch.zeros_like(zoh)
-    grads = OutputGrads(torch.zeros_like(found.u) if grad_y is None else rows(grad_y), last, a, delta, zoh)
-    return _readable(x), saved.contiguous(), grads, found
+    y = new(x.u, *x.u.shape).zero_() if grad_y is None else rows(grad_y)
+    return _readable(x), saved.contiguous(), OutputGrads(y, last, a, delta, zoh)
 
 
-def _scan_backward(*args: Any) -> InputGrads:
-    x, saved, grads, found = _backward_of(args)
-    native.scan_backward(x, saved, grads, found.wanted(), torch.get_num_threads())
+def _scan_backward(*args: Any) -> tuple[Tensor, ...]:
+    found = _input_grads(*args)
+    native.scan_backward(*_backward_of(args), _found(found), torch.get_num_threads())
     return found
 
 
-def _triton_backward(*args: Any) -> InputGrads:
-    x, saved, grads, found = _backward_of(args)
-    _triton.backward(x, saved, grads, found.wanted())
+def _triton_backward(*args: Any) -> tuple[Tensor, ...]:
+    found = _input_grads(*args)
+    _triton.backward(*_backward_of(args), _found(found))
     return found
 
 

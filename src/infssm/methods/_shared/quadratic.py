@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
+from infssm.errors import ConfigError
 from infssm.methods._shared.parameters import ParameterSet, Values, Which
+from infssm.methods._shared.passes import require_loader
 from infssm.methods.contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
 
 
@@ -60,6 +63,38 @@ class QuadraticRegularizer(Regularizer):
         importance, anchor = state["importance"], state["anchor"]
         self.importance = None if importance is None else self.parameters.to_device(importance)
         self.anchor = None if anchor is None else self.parameters.to_device(anchor)
+
+
+class MeasuredRegularizer(QuadraticRegularizer):
+    """A quadratic penalty whose importances are measured on a task's data when it ends."""
+
+    importances: ClassVar[str] = "importances"
+    """What the measured values are called."""
+
+    @property
+    def decay(self) -> float:
+        """Factor on the importances of earlier tasks when those of another join them."""
+        return 1.0
+
+    @abstractmethod
+    def measure(self, task: TaskInfo, loader: Loader) -> Values:
+        """Importances of the parameters for a task."""
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Check that the past was measured."""
+        super().begin_task(task, loader)
+        if task.index > 0 and self.importance is None:
+            raise ConfigError(
+                f"{self.name} has no {self.importances} of the past: call method.end_task(task, loader) of the task "
+                "before first"
+            )
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Add this task's importances to the old ones, and hold the parameters where they are now."""
+        loader = require_loader(loader, self.name, "measures importances on the task's data")
+        new, old = self.measure(task, loader), self.importance
+        self.importance = new if old is None else {key: self.decay * old[key] + new[key] for key in new}
+        self.anchor = self.parameters.clone()
 
 
 def _copy(values: Values | None) -> Values | None:

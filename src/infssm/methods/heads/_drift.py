@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from infssm.methods._shared.distributed import sum_over_processes
+from infssm._processes import sum_over_processes
 from infssm.methods.heads._statistics import ClassStatistics
 
 Drift = Literal["map", "mean", "none"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.methods._shared.distributed import sum_over_processes
+from infssm._processes import sum_over_processes
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._processes import sum_over_processes, this_share
 from infssm.methods._build import register_method
-from infssm.methods._shared.distributed import process_rank, sum_over_processes, world_size
 from infssm.methods.contract import ComponentConfig, TaskInfo
 from infssm.methods.head import Features, FittedHead
 from infssm.methods.heads._fitting import ridge_classifier, squared_error
@@ -92,10 +92,10 @@ class RanPAC(FittedHead):
 
     def _sums(self, rows: Features, projection: Tensor) -> list[Tensor]:
         """Gram and cross sums of the rows to fit and of those held out: [M, M], [M, K], [M, M], [M, K]."""
-        world = world_size()
+        world = this_share().world
         shapes = [(self.width, self.width), (self.width, self.num_classes)] * 2
         sums = [torch.zeros(shape, dtype=torch.float64, device=projection.device) for shape in shapes]
-        position = process_rank()  # of the row among those of all processes, which are dealt in turn
+        position = this_share().rank  # of the row among those of all processes, which are dealt in turn
         for row in rows:
             hidden = F.relu(row.new.to(projection.dtype) @ projection).double()
             targets = F.one_hot(row.y, self.num_classes).double()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.methods._shared.distributed import sum_over_processes, world_size
+from infssm._processes import sum_over_processes, this_share
 from infssm.methods.contract import Context
 
 SHARE = 0.2
@@ -54,7 +54,7 @@ class AutoWeight:
     def weigh(self, penalty: Tensor) -> Tensor:
         """The weighted penalty, to be added to the loss."""
         (value,) = sum_over_processes([penalty.detach()])
-        grown = self._level / (value / world_size()).clamp(min=torch.finfo(value.dtype).tiny)
+        grown = self._level / (value / this_share().world).clamp(min=torch.finfo(value.dtype).tiny)
         weight = self.weight * grown.clamp(max=1).sqrt()
         weighted = weight * penalty
         if (self._steps + 1) % self._every == 0 and penalty.requires_grad:
@@ -71,8 +71,8 @@ class AutoWeight:
         gradients, value = sum_over_processes(self._step.end())
         self._step = None
         wide = torch.promote_types(gradients.dtype, torch.float32)
-        lengths = torch.linalg.vector_norm(gradients / world_size(), dim=1, dtype=wide)
-        found = [float(lengths[0]) ** 2, float(lengths[1]) ** 2, float(value) / world_size(), 1.0]
+        lengths = torch.linalg.vector_norm(gradients / this_share().world, dim=1, dtype=wide)
+        found = [float(lengths[0]) ** 2, float(lengths[1]) ** 2, float(value) / this_share().world, 1.0]
         if found[1] > 0 and all(map(math.isfinite, found)):  # at the old model itself there is nothing to hold yet
             self._sums = [_KEPT * before + new for before, new in zip(self._sums, found, strict=True)]
             self.weight = SHARE * math.sqrt(self._sums[0] / self._sums[1])

@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._processes import this_share
 from infssm.methods._build import register_method
-from infssm.methods._shared.distributed import world_size
 from infssm.methods._shared.parameters import Member, ParameterSet, Which
 from infssm.methods.contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
 from infssm.methods.ucl._widths import SMALLEST, Sampler, inverse_sigma, sigma, unit_rms, unit_shape
@@ -140,7 +140,7 @@ class UCL(Regularizer):
     def penalty(self, states: StatePair | None) -> Terms:  # noqa: ARG002
         """The terms ``mean``, ``magnitude`` (from the second task on) and ``width``."""
         first = self.context.current.index == 0
-        batch = self.context.progress.batch_size * world_size()
+        batch = self.context.progress.batch_size * this_share().world
         alpha = self.config.alpha if first else 1.0
         terms = {
             "mean": alpha / (2 * batch) * self._sum(self._mean_term),
