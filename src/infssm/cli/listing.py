@@ -86,9 +86,12 @@ def _registered_methods() -> dict[str, Text]:
 
 
 def _citation(paper: str) -> str:
-    """``Kirkpatrick et al. 2017`` of a whole reference."""
-    author, year = re.match(r"(?:after )?(\w+)", paper), re.search(r"\b\d{4}\b", paper)
-    return f"{author[1]} et al. {year[0]}" if author and year else paper
+    """``Kirkpatrick et al. 2017``, ``Li and Hoiem 2016`` or ``Fisher 1936`` of a whole reference."""
+    year = re.search(r"\b\d{4}\b", paper)
+    authors = re.match(r"(?:after )?(\w+)(?:( et al\.|(?:, \w+)+ and \w+)|( and \w+))?,", paper)
+    if not authors or not year:
+        return paper
+    return f"{authors[1]}{' et al.' if authors[2] else authors[3] or ''} {year[0]}"
 
 
 def _models() -> dict[str, str]:
