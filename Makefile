@@ -31,7 +31,7 @@ sanitize: $(STAMP) ## kernels and geometry under the address and undefined-behav
 	$(BIN)/python -m tests.cells sanitize
 
 picture: demo ## the README's picture of the main job's report (needs chromium)
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,925 --screenshot=docs/report.png runs/digits-5/comparison.html
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,960 --screenshot=docs/report.png runs/digits-5/comparison.html
 
 wheels: $(STAMP) ## what a user installs: sdist and wheel in dist/, tested in an environment without a compiler
 	$(BIN)/python -m build --outdir dist .

@@ -41,3 +41,26 @@ def test_more_memory_than_there_is_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert "lower train.batch_size" in str(found)
     monkeypatch.setattr(_estimate, "memory_here", lambda: None)
     assert "this machine has" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("head", "options", "expected"),
+    [
+        ("linear", {}, 0),
+        ("ncm", {}, None),
+        ("lda", {}, 8 * (10 + 10 * 16 + 16 * 16 + 10)),
+        ("gda", {}, 8 * (10 + 10 * 16 + 16 * 16 + 10) + 4 * 10 * 16 * 16),
+        ("ranpac", {"width": 32}, 8 * (32 * 32 + 32 * 10)),
+    ],
+)
+def test_memory_of_the_heads_statistics_is_stated(head: str, options: dict[str, int], expected: int | None) -> None:
+    """10 classes of width 16: counts, means, a covariance, a number per class; gda also one per class; Gram."""
+    plain = estimate(load_config({**CONFIG, "method": "seq"}))
+    found = estimate(load_config({**CONFIG, "method": {"name": f"seq+{head}", **options}}))
+    if expected is None:
+        assert 0 < found.statistics <= 8 * (10 + 10 * 16 + 16 * 16)
+    else:
+        assert found.statistics == expected
+    assert ("class statistics" in str(found)) == (found.statistics > 0)
+    assert f"that {head} keeps" in str(found) or not found.statistics
+    assert plain.statistics == 0

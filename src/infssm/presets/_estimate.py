@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +29,17 @@ _PATIENCE = 0.5
 class Estimate:
     """Cost of a run on this machine's CPU. Measuring passes of methods (Fisher, buffers) are not counted.
 
-    tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimiser
-    and activations of a step. seconds: training and evaluation.
+    tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimiser,
+    activations of a step and the head's statistics. seconds: training and evaluation. head: name of the head that keeps
+    ``statistics`` bytes from task to task, in checkpoints too.
     """
 
     tasks: tuple[tuple[int, int, int, int, int], ...]
     parameters: int
     memory: int
     seconds: float
+    head: str
+    statistics: int
 
     @property
     def fits(self) -> bool:
@@ -62,6 +65,8 @@ class Estimate:
         ]
         lines.append(f"{self.parameters:,} parameters, {self.steps:,} steps")
         lines.append(f"about {self.memory / 2**30:.2f} GiB of memory, {_duration(self.seconds)} on this CPU")
+        if self.statistics:
+            lines.append(f"of it {_size(self.statistics)} of class statistics that {self.head} keeps, no images")
         if (there := memory_here()) and self.memory > there:
             lines.append(f"this machine has {there / 2**30:.2f} GiB: lower train.batch_size, or the run may be killed")
         return "\n".join(lines)
@@ -88,13 +93,31 @@ def _measure(config: RunConfig) -> Estimate:
     later, more = _time_task(setup, tasks[1], after=tasks[0]) if len(tasks) > 1 else (first, activations)
     evaluation = _evaluated(setup, tasks) * _time_forward(setup, tasks[0])
     training = train.batch_size * (steps[0] * first + sum(steps[1:]) * later)
+    statistics = _statistics(setup, tasks[-1])
     copies = 4 + setup.method.needs_states  # weights, gradients, two moments of AdamW, the old model
     return Estimate(
         tuple((len(t.classes), len(t.train), len(t.val), len(t.test), n) for t, n in zip(tasks, steps, strict=True)),
         parameters,
-        4 * copies * parameters + int(max(activations, more) * train.batch_size),
+        4 * copies * parameters + int(max(activations, more) * train.batch_size) + statistics,
         training + evaluation,
+        setup.method.head.name,
+        statistics,
     )
+
+
+def _statistics(setup: Setup, task: Task) -> int:
+    """Bytes of what the head keeps once it was fitted: as many after the first task as after the last."""
+    head = setup.method.head
+    if not head.fitted:
+        return 0
+    setup.method.end_task(task, [_few(setup, task)])
+    return _bytes(head.state_dict())
+
+
+def _bytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    return sum(map(_bytes, state.values())) if isinstance(state, Mapping) else 0
 
 
 def _steps(setup: Setup, task: Task) -> int:
@@ -173,6 +196,10 @@ def _seconds(call: Callable[[], object], times: int = 2) -> float:
     for _ in range(times):
         call()
     return (time.perf_counter() - start) / times
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**10:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB"
 
 
 def _duration(seconds: float) -> str:
