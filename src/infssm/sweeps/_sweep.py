@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,10 @@ class Sweep:
             trial = self._journal.take(0 if late else budget)
             if trial is None:
                 return
-            jobs = self._plan(self.settings(trial))
+            jobs = [
+                replace(job, label=f"trial {trial.number} seed {job.config.seed}")
+                for job in self._plan(self.settings(trial))
+            ]
             work = self._work[trial.number] = _Work(jobs)
             self._of |= dict.fromkeys(jobs, trial.number)
             for job in jobs:
