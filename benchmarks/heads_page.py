@@ -126,12 +126,14 @@ def _costs(costs: Mapping[str, float]) -> list[str]:
 
 
 def _environments(known: Mapping[str, Any]) -> list[str]:
-    return [
-        f"- {TITLES[name]}: commit `{known[name]['environment']['commit'][:12]}`, "
-        + ", ".join(f"{key} {value}" for key, value in known[name]["environment"].items() if key != "commit")
-        for name in TITLES
-        if name in known
-    ]
+    lines = []
+    for name in (name for name in TITLES if name in known):
+        found = known[name]["environment"]
+        versions = f"Python {found['python']}, torch {found['packages']['torch']}"
+        lines.append(
+            f"- {TITLES[name]}: commit `{found['commit'][:12]}`, {versions}, {found['cpu']}, {found['cores']} cores"
+        )
+    return lines
 
 
 def figure(known: Mapping[str, Any], path: Path) -> None:
@@ -143,7 +145,7 @@ def figure(known: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     marks = {"gda, task prior": "o", "gda": "s", "lda": "^", "ranpac": "D", "linear, aligned": "v", "linear": "x"}
-    canvas, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    canvas, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
     for index, (name, arm) in enumerate(known["b50-5"]["arms"].items()):
         for head, mark in marks.items():
             scores = arm["heads"].get(head)
@@ -157,7 +159,7 @@ def figure(known: Mapping[str, Any], path: Path) -> None:
         axes.plot([], [], mark, color="black", mfc="none", label=f"head: {head}")
     axes.set_xlabel("accuracy over all 100 classes, %")
     axes.set_ylabel("AA over 6 tasks, %")
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
     axes.grid(alpha=0.3)
     canvas.savefig(path, metadata={"Date": None})
     plt.close(canvas)
