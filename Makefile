@@ -6,9 +6,9 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
-.PHONY: help demo picture test cells sanitize wheels lint docs bench format clean
+.PHONY: help demo picture test test-ray cells sanitize wheels lint docs bench format clean
 help:     ## show this list
-	@grep -hE '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
 $(STAMP): EXTRA = dev
 $(VENV)/.installed-bench: EXTRA = bench
@@ -32,6 +32,10 @@ sanitize: $(STAMP) ## kernels and geometry under the address and undefined-behav
 
 picture: demo ## the README's picture of the main job's report (needs chromium)
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,960 --screenshot=docs/report.png runs/digits-5/comparison.html
+
+test-ray: $(STAMP) ## runs on a Ray cluster of this machine give the results of one process (not part of test: installs ray)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt 'ray[default]'
+	$(BIN)/python -m pytest -q tests/executors/on_ray.py
 
 wheels: $(STAMP) ## what a user installs: sdist and wheel in dist/, tested in an environment without a compiler
 	$(BIN)/python -m build --outdir dist .

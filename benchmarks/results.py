@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import time
@@ -68,20 +67,27 @@ class Bench:
         return load_config(values)
 
     def go(self, runs: Iterable[Run]) -> list[Outcome]:
-        """Run all, in as many processes as there are cores; outcomes in order."""
-        runs = list(runs)
-        with multiprocessing.get_context("spawn").Pool(self.workers, maxtasksperchild=8) as pool:
-            return pool.map(self.one, runs, chunksize=1)
-
-    def one(self, run: Run) -> Outcome:
-        """One run, or what it gave before."""
+        """Carry all out, ``workers`` at once; outcomes in order."""
         import torch
 
-        from infssm.train import run as train
-
         torch.set_num_threads(1)
-        config = self.config(run)
-        result = train(config, quiet=True)
+        runs = list(runs)
+        self._carry_out([("seq", {}, seed) for seed in {seed for *_, seed in runs}])  # their task 0 serves the others
+        results = self._carry_out(runs)
+        return [self._outcome(run, result) for run, result in zip(runs, results, strict=True)]
+
+    def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
+        from infssm.executors import Job, LocalProcesses, gather, results
+        from infssm.train import run_path
+
+        configs = [self.config(run) for run in runs]
+        jobs = {run_path(config): Job(config) for config in configs}
+        found = dict(zip(jobs, results(gather(LocalProcesses(self.workers), jobs.values(), quiet=True)), strict=True))
+        return [found[run_path(config)] for config in configs]
+
+    @staticmethod
+    def _outcome(run: Run, result: Any) -> Outcome:
+        """What a run gave, tested on validation images too; remembered in its directory."""
         cached = result.path / "outcome.json"
         if not cached.exists():
             views = (result.matrix.class_incremental, result.matrix.task_incremental)
@@ -203,7 +209,7 @@ def main() -> None:
     parser.add_argument("stream", choices=["digits", "digits-replay", "cifar"])
     parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
     parser.add_argument("--data-root", help="folder that holds cifar100")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once")
     args = parser.parse_args()
     from benchmarks import digits_results, replay_results
 
@@ -211,9 +217,9 @@ def main() -> None:
     folder = ROOT / "docs" / "results"
     if args.stream == "cifar":
         base = replay_results.cifar_base(args.data_root)
-        replay_results.write(Bench(args.stream, base, args.out.resolve(), args.workers), folder)
+        replay_results.write(Bench(args.stream, base, args.out.resolve(), args.jobs), folder)
     else:
-        bench = Bench(args.stream, digits_results.BASE, args.out.resolve(), args.workers)
+        bench = Bench(args.stream, digits_results.BASE, args.out.resolve(), args.jobs)
         (digits_results if args.stream == "digits" else replay_results).write(bench, folder)
     print(f"{time.time() - start:.0f} s")
 

@@ -44,6 +44,10 @@ def command(
         ),
     ] = False,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="auto|ADDRESS", help="Carry runs out on a Ray cluster: this machine's, or at ADDRESS."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
     """Train a method on a stream of tasks; without arguments, five methods side by side on digits.
@@ -62,8 +66,8 @@ def command(
 
     Values with commas between them make a grid: every choice is run with every seed. A list in brackets is one value,
     and so is text in quotes: `'data.tasks=[[0, 1], [2, 3]]'`. Task 0 is trained once for all runs that train it alike.
-    Results are the same with any `--jobs`; where there are several runs, each has one thread unless `train.threads`
-    says otherwise.
+    Results are the same with any `--jobs` and with `--ray`; where there are several runs, each has one thread unless
+    `train.threads` says otherwise.
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
@@ -73,7 +77,6 @@ def command(
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
     source: Any = _preset(preset, variant) if preset else config
-    executor = choose_executor(jobs)
     todo = plan(source, overrides or (), seeds=seed or None, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
     if fast_dev_run and preset:
         todo, overwrite = _miniatures(todo), True
@@ -82,7 +85,7 @@ def command(
         return
     if source is None and not fast_dev_run and "RANK" not in os.environ:  # not once per process of torchrun
         _announce(todo, jobs, quiet=quiet)
-    begun = time.monotonic()
+    executor, begun = choose_executor(jobs, ray), time.monotonic()
     demo = source is None and len(todo) > 1 and not any(o.startswith("method") for o in overrides or ())
     ends = gather(executor, todo, overwrite=overwrite or (demo and _complete(todo)), quiet=quiet)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
@@ -90,12 +93,16 @@ def command(
     results(ends)  # raises where a run failed
 
 
-def choose_executor(jobs: int) -> Executor:
-    """Where runs are carried out: here, or in several processes of this machine."""
-    from infssm.executors import InProcess, LocalProcesses
+def choose_executor(jobs: int, ray: str | None = None) -> Executor:
+    """Where runs are carried out: here, in several processes of this machine, or on a Ray cluster."""
+    from infssm.executors import InProcess, LocalProcesses, RayExecutor
 
-    if jobs > 1 and "RANK" in os.environ:
-        raise ConfigError("torchrun's processes work on one run together: leave out --jobs")
+    if (jobs > 1 or ray) and "RANK" in os.environ:
+        raise ConfigError("torchrun's processes work on one run together: leave out --jobs and --ray")
+    if jobs > 1 and ray:
+        raise ConfigError("give --jobs or --ray, not both: a cluster carries out as many runs at once as it has cores")
+    if ray:
+        return RayExecutor(ray)
     return LocalProcesses(jobs) if jobs > 1 else InProcess()
 
 

@@ -6,6 +6,7 @@ A plan is a list of :class:`Job`; an :class:`Executor` carries it out. Results a
 from infssm.executors._in_process import InProcess
 from infssm.executors._job import Executor, Finished, Job, StoppedError, Watch, gather, results
 from infssm.executors._local import LocalProcesses
+from infssm.executors._ray import RayExecutor
 from infssm.executors._schedule import LostError
 from infssm.executors._sharing import can_share, first_task_key, make_plan, share_first_task, trains_plainly
 
@@ -16,6 +17,7 @@ __all__ = [
     "Job",
     "LocalProcesses",
     "LostError",
+    "RayExecutor",
     "StoppedError",
     "Watch",
     "can_share",
