@@ -53,6 +53,8 @@ def test_ctrl_c_then_a_killed_process_then_the_results_of_one_process(tmp_path: 
     ends = list(LocalProcesses(2).run(jobs, quiet=True, watch=kill))
     assert [end.error for end in ends] == [None] * 4
     assert len(killed) == 1
+    again = list(LocalProcesses(2).run(jobs, quiet=True))  # nothing is left to do, so no process is started
+    assert {end.job for end in again if end.result is not None} == set(jobs)
     found: dict[Job, Result | None] = {end.job: end.result for end in ends}
     alone = results(gather(InProcess(), make_plan(grid(tmp_path / "one")), quiet=True))
     for job, result in zip(jobs, alone, strict=True):

@@ -11,6 +11,7 @@ from infssm.errors import InfssmError
 from infssm.executors._display import ManyDisplay
 from infssm.executors._job import Finished, Job, Watch, needed_failed
 from infssm.executors._messages import Died, Done, Failed, Message, Started, TaskDone
+from infssm.runs import RunDirectory, write_report
 from infssm.train import Interrupted, Result
 from infssm.train.signals import Signals
 
@@ -89,10 +90,14 @@ class Schedule:
             self._waiting.remove(left)
             yield self._end(Finished(left, error=needed_failed(left)))
         while len(self._running) < self._crew.slots and (job := self._next(source)) is not None:
+            overwrite = self._overwrite and job not in self._begun
+            if not overwrite and RunDirectory(job.path).complete:
+                self._display.note(f"{job.name}: already complete: {job.path} (repeat it with --overwrite)")
+                yield self._completed(job)
+                continue
             self._numbers += 1
             self._running[self._numbers] = _Attempt(job)
             self._display.begin(self._numbers, job.name)
-            overwrite = self._overwrite and job not in self._begun
             self._crew.start(self._numbers, job, overwrite=overwrite, asks=self._watch is not None)
 
     def _next(self, source: Iterator[Job]) -> Job | None:
@@ -117,8 +122,7 @@ class Schedule:
         job = attempt.job
         if isinstance(message, Started | TaskDone | Done):
             self._begun.add(job)
-            if job.first_task.is_file():
-                self._has_model.add(job)
+            self._note_model(job)
         if isinstance(message, TaskDone):
             self._deaths[job] = 0
             if self._watch is not None:
@@ -132,7 +136,7 @@ class Schedule:
 
     def _conclude(self, job: Job, message: Done | Failed | Died) -> Finished | None:
         if isinstance(message, Done):
-            return self._end(Finished(job, Result.load(job.path)))
+            return self._completed(job)
         if isinstance(message, Failed):
             return self._end(Finished(job, error=message.error))
         self._deaths[job] += 1
@@ -145,6 +149,21 @@ class Schedule:
             f"saved is in {job.path}. Where memory was short, run fewer at once or lower train.batch_size"
         )
         return self._end(Finished(job, error=LostError(reason)))
+
+    def _completed(self, job: Job) -> Finished:
+        """The end of a job whose run is complete, with a report; of one whose files are damaged, too."""
+        self._note_model(job)
+        try:
+            result = Result.load(job.path)
+            if not result.report.exists():
+                write_report(RunDirectory(job.path))
+        except InfssmError as error:
+            return self._end(Finished(job, error=error))
+        return self._end(Finished(job, result))
+
+    def _note_model(self, job: Job) -> None:
+        if job.first_task.is_file():
+            self._has_model.add(job)
 
     def _end(self, end: Finished) -> Finished:
         self._over.add(end.job)
