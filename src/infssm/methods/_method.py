@@ -86,14 +86,18 @@ class Method:
         """Start a task: its 0-based index, or an object with ``index`` and ``classes``.
 
         ``loader`` yields its training batches, ``lr`` is its base learning rate where known. A task after the first
-        that follows no ``end_task`` (a model trained elsewhere) is held to the model as it is now.
+        that follows no ``end_task`` (a model trained elsewhere), or a change of frozen weights since then (an adapter
+        was merged into them), is held to the model as it is now.
         """
         info = TaskInfo.of(task)
         progress = self.context.progress
+        again = progress.task is not None and progress.task.index == info.index
         progress.task, progress.lr = info, lr
         self.head.withdraw()
         if self.needs_old and info.index > 0:
-            progress.old = (progress.old or self._copy()).to(self.context.device)
+            if progress.old is None or (not again and progress.old.is_stale()):
+                progress.old = self._copy()
+            progress.old.to(self.context.device)
         loader = None if loader is None else Batches(loader)
         for component in self.components:
             component.begin_task(info, loader)
@@ -201,11 +205,11 @@ class Method:
         self._recording.close()
         self.head.withdraw()
         self.context.progress.old = None
-        if state["old"] is not None:
-            self.context.progress.old = self._copy()
-            self.context.progress.old.load_state_dict(state["old"])
         for component in self.components:
             component.load_state_dict(state["components"][component.name])
+        if state["old"] is not None:  # now that components have frozen what they freeze
+            self.context.progress.old = self._copy()
+            self.context.progress.old.load_state_dict(state["old"])
         self.head.restore(state["head"])
         self._watch()
 

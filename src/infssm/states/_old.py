@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -11,18 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
 from infssm.models.features import features
+from infssm.states._adapters import active_adapters, set_active_adapters
 from infssm.states._mixers import Layers, unwrap
 from infssm.states._outputs import Observation, OutputRecorder
 from infssm.states._probe import BMode
 from infssm.states._recorder import Recorder, StopForward
+from infssm.states._sharing import SharedTensors, copy_trained
+
+_ADAPTERS = "active_adapters"
 
 
 class OldModel:
     """A frozen copy of ``module`` without gradient; for states alone, without head and the last recorded mixer's scan.
 
-    It is no ``nn.Module``, so a model that holds one does not save, move or train it by accident.
+    It has tensors of its own for what trains in ``module`` and for buffers, and shares what is frozen: of a model with
+    an adapter it holds the adapter alone. What is unfrozen later gets its copy then. It is no ``nn.Module``, so a model
+    that holds one does not save, move or train it by accident.
     """
 
     def __init__(
@@ -33,7 +39,9 @@ class OldModel:
         b_mode: BMode = "raw",
         layers: Layers = "all",
     ) -> None:
-        self.module = copy.deepcopy(unwrap(module)).eval().requires_grad_(False)
+        module = unwrap(module)
+        self.module = copy_trained(module).eval().requires_grad_(False)
+        self._shared = SharedTensors(module, self.module)
         config: Any = getattr(self.module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # the old model never generates: caches would be dead weight
@@ -61,6 +69,7 @@ class OldModel:
         **kwargs: Any,
     ) -> Observation:
         """All that is asked for of one forward ``module(x, **kwargs)``, which ends as soon as it is known."""
+        self.follow()
         outputs = OutputRecorder(self.module, features=features, logits=logits)
         with contextlib.ExitStack() as stack:
             if states:
@@ -84,17 +93,38 @@ class OldModel:
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Any]) -> Tensor:
         """Features ``[b, d]`` of ``x``: what the copy's classifier is given."""
+        self.follow()
         return features(self.module, x)
 
+    def follow(self) -> None:
+        """Part from what was frozen and trains by now; to be called before its first change, as every forward does."""
+        self._shared.follow()
+
+    def is_stale(self) -> bool:
+        """Whether what is shared has other values by now: an adapter was merged into the weights it stood beside."""
+        return self._shared.changed()
+
     def to(self, device: torch.device | str) -> OldModel:
-        """Move the copy to a device."""
-        self.module.to(device)
+        """Move the copy to a device; what is shared stays with the new model."""
+        self.module._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: tensor if tensor in self._shared else tensor.to(device)
+        )
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """The copy's weights."""
-        return self.module.state_dict()
+        """The copy's own tensors, without those it shares; of a model with adapters also which of them are active."""
+        own = {key: value for key, value in self.module.state_dict(keep_vars=True).items() if value not in self._shared}
+        adapters = active_adapters(self.module)
+        return own | {_ADAPTERS: adapters} if adapters else own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.module.load_state_dict(state)
+        """Restore what :meth:`state_dict` returned; what was shared then must have its values already."""
+        own = {key: value for key, value in state.items() if key != _ADAPTERS}
+        tensors = self.module.state_dict(keep_vars=True)
+        for key in own.keys() & tensors.keys():
+            if tensors[key] in self._shared:
+                self._shared.part(tensors[key])
+        # What is missing was shared with the model, whose values this copy was made of.
+        if unknown := self.module.load_state_dict(own, strict=False).unexpected_keys:
+            raise ConfigError(f"this is the old model of another model: unknown tensors {', '.join(unknown[:3])}")
+        set_active_adapters(self.module, state.get(_ADAPTERS, {}))

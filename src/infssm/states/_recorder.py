@@ -84,7 +84,7 @@ class Recorder:
             for mixer in self._mixers.values():
                 _RECORDED.discard(mixer)
                 if isinstance(mixer, SSMMixer):
-                    mixer.tap = None
+                    object.__setattr__(mixer, "tap", None)  # the module's own way fails when Python is shutting down
             for handle in handles:
                 handle.remove()
 

@@ -102,6 +102,8 @@ class LUCIR(Replay):
         self.head.train_block(task.index)
         if task.index == 0:
             return
+        if self.context.old is not None:
+            self.context.old.follow()  # the block, frozen until now, is about to change
         self.head.reset(task.index)
         loader = require_loader(loader, self.name, "imprints new classes and counts the task's images")
         self._measure(loader, imprint=self.config.imprint)
