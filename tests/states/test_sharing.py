@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from infssm.errors import ConfigError
-from infssm.states import OldModel, copy_trained
+from infssm.states import OldModel
 from tests.compare import assert_rounding, identical
 from tests.methods import toys
 from tests.methods.toys import TASKS
@@ -146,15 +146,3 @@ def test_moving_it_leaves_the_new_model_alone() -> None:
     model = partly_frozen()
     OldModel(model).to("meta")
     assert all(p.device.type == "cpu" for p in model.parameters())
-
-
-def test_a_copy_to_train() -> None:
-    """The copy on which an automatic weight is measured."""
-    model = partly_frozen()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    other = copy_trained(model)
-    train(other)
-    assert all(identical(value, before[name]) for name, value in model.state_dict().items())
-    assert any(not torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
-    found: list[Tensor] = [p for p in other.parameters() if p.requires_grad]
-    assert len(found) == sum(p.requires_grad for p in model.parameters())

@@ -1,13 +1,11 @@
 """From any model's mixers to their states: recording, the probes of other libraries' layers, the frozen old model."""
 
 from infssm.states import probes as _probes  # noqa: F401  (registers the built-in probes)
-from infssm.states._adapters import effective_parameters
 from infssm.states._mixers import find_mixers, state_parameters, unwrap
 from infssm.states._old import OldModel
 from infssm.states._outputs import Observation, OutputRecorder, logits_of
 from infssm.states._probe import MixerInputs, Probe, StateOptions, register_probe
 from infssm.states._recorder import Recorder, StateRecord, record_states
-from infssm.states._sharing import copy_trained
 
 __all__ = [
     "MixerInputs",
@@ -18,8 +16,6 @@ __all__ = [
     "Recorder",
     "StateOptions",
     "StateRecord",
-    "copy_trained",
-    "effective_parameters",
     "find_mixers",
     "logits_of",
     "record_states",
