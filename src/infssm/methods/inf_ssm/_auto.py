@@ -37,6 +37,7 @@ class AutoWeight:
         self.weight = 0.0
         self._context = context
         self._every = every
+        self._task = 0
         self._steps = 0
         self._sums = [0.0] * 4
         self._step: _Step | None = None
@@ -47,9 +48,13 @@ class AutoWeight:
         *_, penalty, count = self._sums
         return penalty / count if count else 0.0
 
-    def begin_task(self) -> None:
-        """Measure next when the model has moved away from the new old model, where the penalty has no gradient."""
-        self._steps = 0
+    def begin_task(self, task: int) -> None:
+        """Measure next when the model has moved away from the new old model, where the penalty has no gradient.
+
+        A task that is begun again, as after a checkpoint in its middle, has the old model it had.
+        """
+        if task != self._task:
+            self._task, self._steps = task, 0
 
     def weigh(self, penalty: Tensor) -> Tensor:
         """The weighted penalty, to be added to the loss."""
@@ -79,11 +84,12 @@ class AutoWeight:
 
     def state_dict(self) -> dict[str, Any]:
         """The weight, and what the next one follows from."""
-        return {"weight": self.weight, "steps": self._steps, "sums": list(self._sums)}
+        return {"weight": self.weight, "task": self._task, "steps": self._steps, "sums": list(self._sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self.weight, self._steps, self._sums = state["weight"], state["steps"], list(state["sums"])
+        self.weight, self._task, self._steps = state["weight"], state["task"], state["steps"]
+        self._sums = list(state["sums"])
 
 
 class _Step:

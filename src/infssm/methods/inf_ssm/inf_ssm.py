@@ -159,7 +159,7 @@ class InfSSMExact(Regularizer):
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Tell ``auto`` that the old model is a new one."""
         if self.auto is not None:
-            self.auto.begin_task()
+            self.auto.begin_task(task.index)
 
     def after_step(self) -> None:
         """Let ``auto`` take in what the step showed."""
