@@ -1,23 +1,11 @@
-"""Continual-learning methods: one contract, one file or folder per method, one file per head, composition by name."""
+"""Continual-learning methods: one contract, one file or folder per method, one file per head, composition by name.
 
-from infssm.methods import (
-    clfd,
-    der,
-    distillation,
-    er,
-    ewc,
-    frozen,
-    heads,
-    inf_ssm,
-    l2p,
-    lucir,
-    lwf,
-    mas,
-    seq,
-    si,
-    ucl,
-    xder,
-)
+Every module of this folder is imported, so that adding a method touches its own file alone.
+"""
+
+import importlib
+import pkgutil
+
 from infssm.methods._build import (
     attach,
     build_method,
@@ -69,28 +57,15 @@ __all__ = [
     "attach",
     "build_method",
     "canonical_name",
-    "clfd",
-    "der",
     "describe_method",
-    "distillation",
-    "er",
-    "ewc",
     "explain_method",
-    "frozen",
-    "heads",
-    "inf_ssm",
-    "l2p",
     "list_methods",
-    "lucir",
-    "lwf",
-    "mas",
     "method_options",
     "parse_name",
     "register_method",
-    "seq",
-    "si",
     "total_loss",
     "train_step",
-    "ucl",
-    "xder",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
