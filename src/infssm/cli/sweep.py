@@ -26,6 +26,9 @@ def command(
     seed: Annotated[list[int] | None, typer.Option(help="Seeds of every trial's runs: --seed 0 10 100.")] = None,
     search_seed: Annotated[int, typer.Option("--search-seed", help="Seed of the search itself.")] = 0,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once on this machine.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="Carry the runs out on a Ray cluster: 'auto' or its address.")
+    ] = None,
     data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
     out: Annotated[str, typer.Option("-o", "--out", help="Folder for the search and its runs.")] = "runs",
     print_config: Annotated[
@@ -52,7 +55,7 @@ def command(
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
     source: Any = load_preset(preset).values if preset else config
-    executor = choose_executor(jobs)
+    executor = choose_executor(jobs, ray)
     seconds = None if limit is None else _seconds(limit)
     sweep = Sweep(source, overrides or (), seeds=seed or [0], search_seed=search_seed, out=out, data_root=data_root)
     if print_config:
