@@ -50,8 +50,9 @@ lint: $(STAMP) ## format, lint, types, room table
 docs: $(STAMP) ## build the documentation into build/site, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(STAMP) ## kernels and distances side by side with other implementations
+bench: $(STAMP) ## kernels, distances and training steps beside other implementations and beside their aims
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.steps
 
 format: $(STAMP) ## rewrite the sources in house style
 	$(BIN)/ruff format .

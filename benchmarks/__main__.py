@@ -1,4 +1,6 @@
-"""`python -m benchmarks [--json FILE] [--repeats N] [--sequential]`: one table per subject, methods interleaved."""
+"""`python -m benchmarks [--json FILE] [--repeats N] [--sequential]`: one table per subject, methods interleaved.
+
+The last table has the ratios, with the aim beside those that have one and whether the best readings keep it here."""
 
 from __future__ import annotations
 
@@ -13,11 +15,25 @@ import torch.nn.functional as F
 
 from benchmarks import distances, memory
 from benchmarks.distances import DistanceProblem
-from benchmarks.measure import Method, Timing, exp_rate, interleaved, matmul_rate, peak_memory, with_raised_malloc
+from benchmarks.measure import Aim, Method, Timing, exp_rate, interleaved, matmul_rate, peak_memory, with_raised_malloc
 from benchmarks.scans import ScanProblem, forward_only
 from infssm.kernels import backend_report, causal_conv1d
 
 Table = dict[str, Timing]
+
+KINDS = ("aligned", "output", "chordal", "geodesic")
+
+AIMS = {
+    "mambapy / ours": Aim(20, at_least=True),
+    "transformers / ours": Aim(20, at_least=True),
+    "with states / without": Aim(1.1),
+    "scan f+b / exp-only": Aim(3.0),
+    "2n x 2n Gram / simplified": Aim(100, at_least=True),
+    "n=100: aligned / simplified": Aim(2),
+    "n=100: output / simplified": Aim(2),
+    "n=100: chordal / simplified": Aim(2.5),
+    "n=100: geodesic / simplified": Aim(5),
+}
 
 
 def scan_methods(p: ScanProblem, sequential: bool, repeats: int) -> dict[str, Method]:
@@ -67,7 +83,7 @@ def distance_methods() -> dict[str, Method]:
         "distance f+b n=16: three Grams": Method(lambda: p.formula(distances.three_grams), 3),
         "distance f+b n=16: closed form": Method(lambda: p.formula(distances.closed_form), 5),
         "distance f+b n=100: simplified": Method(lambda: q.ours("simplified")),
-        "distance f+b n=100: aligned": Method(lambda: q.ours("aligned")),
+        **{f"distance f+b n=100: {kind}": Method(lambda kind=kind: q.ours(kind)) for kind in KINDS},
         "distance f+b n=100: martin": Method(lambda: q.ours("martin")),
         "distance f+b n=100: determinants": Method(lambda: q.formula(distances.determinants), 3),
     }
@@ -89,6 +105,10 @@ def summary(table: Table, exp_only: float) -> dict[str, tuple[float, float]]:
         "torch conv / ours": ratio("conv f+b: torch.conv1d + silu", "conv f+b: ours"),
         "2n x 2n Gram / simplified": ratio("distance f+b n=16: 2n x 2n Gram", "distance f+b n=16: simplified"),
         "n=100: martin / simplified": ratio(martin, "distance f+b n=100: simplified"),
+        **{
+            f"n=100: {kind} / simplified": ratio(f"distance f+b n=100: {kind}", "distance f+b n=100: simplified")
+            for kind in KINDS
+        },
         "n=100: determinants / martin": ratio("distance f+b n=100: determinants", martin),
     }
 
@@ -125,7 +145,8 @@ def main() -> None:
             print(f"{name:42}{value:11.2f}")
     print(f"\n{'ratios':42}{'of medians':>11}{'of best':>11}")
     for name, (median, best) in ratios.items():
-        print(f"{name:42}{median:11.2f}{best:11.2f}")
+        verdict = AIMS[name].verdict(best) if name in AIMS else ""
+        print(f"{name:42}{median:11.2f}{best:11.2f}   {verdict}".rstrip())
     if options.json:
         figures = {name: asdict(timing) for name, timing in table.items()}
         result = {"threads": options.threads, "report": backend_report(), "ms": figures}

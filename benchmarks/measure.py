@@ -38,6 +38,19 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Aim:
+    """A bound that a ratio should keep."""
+
+    value: float
+    at_least: bool = False
+
+    def verdict(self, ratio: float) -> str:
+        """The aim, and whether the ratio keeps it here."""
+        holds = ratio >= self.value if self.at_least else ratio <= self.value
+        return f"aim: at {'least' if self.at_least else 'most'} {self.value:g}, {'holds' if holds else 'missed'}"
+
+
+@dataclass(frozen=True)
 class Method:
     """A call to time; `repeats` bounds how often, for slow ones."""
 

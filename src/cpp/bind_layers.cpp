@@ -35,19 +35,22 @@ ScanInputs scan_inputs(nb::handle x, int threads) {
             .initial = field<"initial_state">(x, 3).data};
 }
 
-void scan_forward(nb::handle inputs, nb::handle out, int threads) {
+void scan_forward(nb::handle inputs, nb::handle out, int threads, float scale, bool add) {
     const ScanForward f{.in = scan_inputs(inputs, threads),
                         .y = tokens(field<"y">(out, 3)),
                         .last = field<"last">(out, 3).data,
                         .a = grouped(field<"a">(out, 4)),
                         .mean_delta = grouped(field<"delta">(out, 3)),
                         .zoh = grouped(field<"zoh">(out, 4)),
-                        .saved = field<"saved">(out, 3).data};
+                        .saved = field<"saved">(out, 3).data,
+                        .scale = scale,
+                        .add = add};
     const nb::gil_scoped_release release;
     active->scan_forward(f);
 }
 
-void scan_backward(nb::handle inputs, nb::handle saved, nb::handle grads, nb::handle found, int threads) {
+void scan_backward(nb::handle inputs, nb::handle saved, nb::handle grads, nb::handle found, int threads, float scale,
+                   bool add) {
     const ScanBackward f{.in = scan_inputs(inputs, threads),
                          .saved = flat(saved, 3, "saved"),
                          .grad_y = tokens(field<"y">(grads, 3)),
@@ -63,7 +66,9 @@ void scan_backward(nb::handle inputs, nb::handle saved, nb::handle grads, nb::ha
                          .dA = field<"A">(found, 2).data,
                          .dD = field<"D">(found, 1).data,
                          .dbias = field<"delta_bias">(found, 1).data,
-                         .dinitial = field<"initial_state">(found, 3).data};
+                         .dinitial = field<"initial_state">(found, 3).data,
+                         .scale = scale,
+                         .add = add};
     const nb::gil_scoped_release release;
     active->scan_backward(f);
 }
@@ -138,8 +143,9 @@ void conv_forward(nb::handle inputs, nb::handle y, int threads) {
 }
 
 void conv_backward(nb::handle inputs, nb::handle grad_y, nb::handle dx, nb::handle dweight, nb::handle dbias,
-                   int threads) {
+                   int threads, bool add) {
     Conv f = conv(inputs, threads);
+    f.add = add;
     f.grad_y = tokens(view(grad_y, 3, "grad_y")), f.dx = tokens(view(dx, 3, "dx"));
     f.dweight = flat(dweight, 2, "dweight"), f.dbias = flat(dbias, 1, "dbias");
     const nb::gil_scoped_release release;

@@ -35,6 +35,8 @@ struct ScanForward {
     float* last;                // [batch, channels, n] or null
     Tokens a, mean_delta, zoh;  // [batch, tokens, groups, n], [batch, tokens, groups], as the first; or null
     float* saved;               // [batch, chunks, padded channels * n] or null
+    float scale;                // of y
+    bool add;                   // y is added to what is there
 };
 
 struct ScanBackward {
@@ -45,6 +47,8 @@ struct ScanBackward {
     Tokens grad_a, grad_mean_delta, grad_zoh;
     Tokens du, ddelta, dz, dB, dC;
     float *dA, *dD, *dbias, *dinitial;  // [channels, n], [channels], [channels], [batch, channels, n]
+    float scale;                        // as of the forward
+    bool add;                           // dz is added to what is there
 };
 
 struct MeanStates {  // forward: fills a, mean_delta, zoh. backward: reads them as gradients, fills ddelta, dA, dbias

@@ -119,7 +119,7 @@ __attribute__((noinline)) bool prepare(const ScanBackward& f, const Item& item, 
     for (int t = 0; t < length; ++t) {
         const vf ut = load(u.at(t) + lanes.channel, count);
         const vf raw = load(delta.at(t) + lanes.channel, count) + bias;
-        const vf g = load(grad.at(t) + lanes.channel, count);
+        const vf g = load(grad.at(t) + lanes.channel, count) * f.scale;
         vf slope = splat(1.f);
         const vf dl = f.in.size.softplus ? softplus(raw, slope) : raw;
         if (f.in.z.data) {
@@ -157,7 +157,10 @@ __attribute__((noinline)) void finish(const ScanBackward& f, const Item& item, c
         store(ddelta.at(t) + lanes.channel, draw, count);
         total_bias += draw;
         store(du.at(t) + lanes.channel, s.dl[t] * s.dx[t] + D * s.dy[t], count);
-        if (dz.row) store(dz.at(t) + lanes.channel, s.gate[t] * s.y[t], count);
+        if (!dz.row) continue;
+        float* const place = dz.at(t) + lanes.channel;
+        const vf gate = s.gate[t] * s.y[t];
+        store(place, f.add ? gate + load(place, count) : gate, count);
     }
 }
 
@@ -247,10 +250,16 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
         unpack_state(carry(v), Lanes(cut, item, v), n, f.dinitial + item.batch * f.in.size.channels * n);
 }
 
-void add_shares(float* out, const float* shares, int64_t count, int64_t number, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < count; ++i)
-        for (int64_t k = 0; k < number; ++k) out[i] += shares[k * count + i];
+// Add `number` contiguous shares of dB or dC to the first, which lies in the output.
+void add_shares(const Tokens& out, const ScanSizes& s, const float* shares, int64_t number) {
+    const int64_t rows = s.batch * s.tokens * s.groups;
+#pragma omp parallel for num_threads(s.threads) schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t token = row / s.groups;
+        float* const sum = out.data + token / s.tokens * out.batch + token % s.tokens * out.token + row % s.groups * out.group;
+        for (int64_t k = 0; k < number; ++k)
+            for (int64_t j = 0; j < s.n; ++j) sum[j] += shares[(k * rows + row) * s.n + j];
+    }
 }
 
 }  // namespace
@@ -267,12 +276,12 @@ void scan_backward(const ScanBackward& f) {
     Totals all{parts.vectors(), nullptr, nullptr};
     all.D = all.A + size.batch * cut.total_vectors * size.n;
     all.bias = all.D + size.batch * cut.total_vectors;
-    // dB and dC are contiguous: blocks after the first keep their shares apart, to be added in a fixed order.
+    // Blocks after the first keep their shares of dB and dC apart, to be added in a fixed order.
     const int64_t count = size.batch * size.tokens * size.groups * size.n;
     const Buffer apart(2 * count * (cut.blocks - 1));
-    const auto share = [&](Tokens out, int64_t block, int64_t which) {
-        if (block > 0) out.data = apart.get() + (which * (cut.blocks - 1) + block - 1) * count;
-        return out;
+    const auto share = [&](const Tokens& out, int64_t block, int64_t which) {
+        const int64_t row = size.groups * size.n;
+        return block == 0 ? out : Tokens{apart.get() + (which * (cut.blocks - 1) + block - 1) * count, size.tokens * row, row, size.n};
     };
 #pragma omp parallel num_threads(size.threads)
     {
@@ -291,8 +300,8 @@ void scan_backward(const ScanBackward& f) {
     if (f.dD) add_totals(cut, size, all.D, 1, f.dD);
     if (f.dbias) add_totals(cut, size, all.bias, 1, f.dbias);
     if (cut.blocks > 1) {
-        add_shares(f.dB.data, apart.get(), count, cut.blocks - 1, size.threads);
-        add_shares(f.dC.data, apart.get() + count * (cut.blocks - 1), count, cut.blocks - 1, size.threads);
+        add_shares(f.dB, size, apart.get(), cut.blocks - 1);
+        add_shares(f.dC, size, apart.get() + count * (cut.blocks - 1), cut.blocks - 1);
     }
 }
 

@@ -78,12 +78,13 @@ __attribute__((noinline)) void finish(const ScanForward& f, const Item& item, co
     const int count = FULL ? W : lanes.count;
     const Walk y(f.y, f.in.size, item.batch, 0, first), z(f.in.z, f.in.size, item.batch, 0, first);
     for (int t = 0; t < q.length; ++t) {
-        vf value = q.y[t];
+        vf value = q.y[t] * f.scale;
         if (f.in.z.data) {
             const vf gate = load(z.at(t) + lanes.channel, count);
             value *= gate * sigmoid(gate);
         }
-        store(y.at(t) + lanes.channel, value, count);
+        float* const place = y.at(t) + lanes.channel;
+        store(place, f.add ? value + load(place, count) : value, count);
     }
 }
 

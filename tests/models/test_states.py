@@ -160,6 +160,11 @@ def test_stopping_computes_states_without_any_scan(name: str, monkeypatch):
     for module, run in ((infssm.models.mixer, "scan"), (infssm.models.mamba2, "scan_heads")):
         original = getattr(module, run)
         monkeypatch.setattr(module, run, lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
+    together = infssm.models._selective.scan_directions  # several scans in one call
+    monkeypatch.setattr(
+        *(infssm.models._selective, "scan_directions"),
+        lambda xz, ways, *a, **k: scans.extend(ways) or together(xz, ways, *a, **k),
+    )
     with pytest.raises(Stopped):
         model(x)
     directions = 4 if name.startswith("vmamba") else 2 if name.startswith("vim") else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.kernels import ScanInputs, causal_conv1d
-from infssm.models.mixer import StateRows, at_least_float32
+from infssm.kernels.directions import DirectionWeights, can_scan_directions, scan_directions
+from infssm.models.mixer import RawStates, SSMMixer, StateRows, at_least_float32
 
 
 class Direction(NamedTuple):
@@ -40,6 +42,16 @@ class Direction(NamedTuple):
             reverse=self.reverse,
         )
 
+    def weights(self) -> DirectionWeights | None:
+        """The parameters as one call reads them; None where a layer is another kind than it was built as, or hooked."""
+        layers = ((self.conv, nn.Conv1d), (self.x_proj, nn.Linear), (self.dt_proj, nn.Linear))
+        if any(type(layer) is not kind or layer._forward_hooks or layer._forward_pre_hooks for layer, kind in layers):
+            return None
+        conv, dt = self.conv, self.dt_proj
+        if conv.bias is None or getattr(self.x_proj, "bias", None) is not None:
+            return None
+        return DirectionWeights(conv.weight, conv.bias, self.x_proj.weight, dt.weight, dt.bias, self.A_log, self.D)
+
     def state_parameters(self, which: str) -> list[StateRows]:
         """The parameter set ``which`` of this direction, without ``in_proj``."""
         weight = self.x_proj.weight
@@ -53,6 +65,28 @@ class Direction(NamedTuple):
             if self.conv.bias is not None:
                 rows.append((self.conv.bias, None))
         return rows
+
+
+def run_directions(mixer: SSMMixer, xz: Tensor, ways: Sequence[Direction], *, out_scale: float = 1.0) -> Tensor:
+    """The sum of all directions' outputs, times ``out_scale``: in one call where it can be, else one by one.
+
+    xz: [batch, tokens, 2 channels], what is scanned and what gates it.
+    """
+    weights = [way.weights() for way in ways]
+    tap = mixer.tap
+    plain = tap is None or (tap.include_dt_bias and not tap.zoh and not tap.stop)
+    known = [way for way in weights if way is not None]
+    # A study that looks at a mixer's scans puts its own `run_scans` on it.
+    if not plain or len(known) < len(ways) or "run_scans" in vars(mixer) or not can_scan_directions(xz, known):
+        x, z = xz.chunk(2, dim=-1)
+        first, *others = mixer.run_scans((way.prepare(x, z) for way in ways), out_scale=out_scale)
+        for other in others:
+            first = first + other
+        return first
+    reverse = [way.reverse for way in ways]
+    y, states = scan_directions(xz, known, reverse, scale=out_scale, states=tap is not None)
+    mixer.emit([RawStates(a=s.a, c=s.c, b=s.b, delta=s.delta, zoh=None) for s in states])
+    return y
 
 
 def depthwise_conv(channels: int, width: int) -> nn.Conv1d:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from infssm.models import _init
 from infssm.models._registry import register_model
-from infssm.models._selective import Direction, depthwise_conv
+from infssm.models._selective import Direction, depthwise_conv, run_directions
 from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
 from infssm.models.mixer import SSMMixer, StateRows, check_state_set
 
@@ -39,9 +39,7 @@ class MambaMixer(SSMMixer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [batch, tokens, d_model]."""
-        x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        (y,) = self.run_scans([self.direction.prepare(x, z)])
-        mixed: Tensor = self.out_proj(y)
+        mixed: Tensor = self.out_proj(run_directions(self, self.in_proj(hidden), [self.direction]))
         return mixed
 
     def state_parameters(self, which: str) -> list[StateRows]:

@@ -19,7 +19,7 @@ from infssm.models import _init
 from infssm.models._backbone import Backbone
 from infssm.models._block import Block, RMSNorm, drop_path_rates, run_blocks
 from infssm.models._registry import register_model
-from infssm.models._selective import Direction, depthwise_conv
+from infssm.models._selective import Direction, depthwise_conv, run_directions
 from infssm.models._stem import ConvStem
 from infssm.models.mixer import SSMMixer, StateRows, check_state_set
 
@@ -57,9 +57,8 @@ class VimMixer(SSMMixer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [batch, tokens, d_model]."""
-        x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        forward, backward = self.run_scans((way.prepare(x, z) for way in self.directions()), out_scale=0.5)
-        mixed: Tensor = self.out_proj(forward + backward)
+        averaged = run_directions(self, self.in_proj(hidden), self.directions(), out_scale=0.5)
+        mixed: Tensor = self.out_proj(averaged)
         return mixed
 
     def state_parameters(self, which: str) -> list[StateRows]:

@@ -52,7 +52,7 @@ def _input_grads(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> tup
 
 def _conv_backward(*args: Any) -> tuple[Tensor, ...]:
     found = _input_grads(*args)
-    native.conv_backward(_readable(args), rows(args[-2]), *map(given, found), torch.get_num_threads())
+    native.conv_backward(_readable(args), rows(args[-2]), *map(given, found), torch.get_num_threads(), False)
     return found
 
 

@@ -51,7 +51,7 @@ def _split(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
     return ScanInputs(*args[:_COUNT]), args[_COUNT:]
 
 
-def _saved_shape(x: ScanInputs, triton: bool) -> tuple[int, ...]:
+def saved_shape(x: ScanInputs, triton: bool = False) -> tuple[int, ...]:
     """States before each chunk, in the order in which the kernels that asked for them hold channels."""
     (batch, tokens, channels), (groups, n) = x.u.shape, x.B.shape[2:]
     if triton:
@@ -74,7 +74,7 @@ def _outputs_of(x: ScanInputs, options: tuple[Any, ...]) -> Outputs:
         a=new(u, batch, tokens, groups, n) if states else new(u, 0),
         delta=new(u, batch, tokens, groups) if states else new(u, 0),
         zoh=new(u, batch, tokens, groups, n) if states == 2 else new(u, 0),
-        saved=new(u, *_saved_shape(x, triton)) if save else new(u, 0),
+        saved=new(u, *saved_shape(x, triton)) if save else new(u, 0),
     )
 
 
@@ -88,7 +88,7 @@ def _readable(x: ScanInputs) -> ScanInputs:
 def _scan(*args: Any) -> Outputs:
     x, options = _split(args)
     outputs = _outputs_of(x, options)
-    native.scan_forward(_readable(x), outputs.wanted(), torch.get_num_threads())
+    native.scan_forward(_readable(x), outputs.wanted(), torch.get_num_threads(), 1.0, False)
     return outputs
 
 
@@ -135,7 +135,7 @@ def _backward_of(args: tuple[Any, ...]) -> tuple[ScanInputs, Tensor, OutputGrads
 
 def _scan_backward(*args: Any) -> tuple[Tensor, ...]:
     found = _input_grads(*args)
-    native.scan_backward(*_backward_of(args), _found(found), torch.get_num_threads())
+    native.scan_backward(*_backward_of(args), _found(found), torch.get_num_threads(), 1.0, False)
     return found
 
 
