@@ -37,11 +37,13 @@ class DirectionWeights(NamedTuple):
 class DirectionStates(NamedTuple):
     """What one direction's scan formed: mean states as of `ScanStates`, and its B and C.
 
-    a: [batch, tokens, n]; delta: [batch, tokens]; b, c: [batch, tokens, n].
+    a: [batch, tokens, n]; delta: [batch, tokens]; low: [batch, tokens, rank], what dt_proj reads; b, c:
+    [batch, tokens, n].
     """
 
     a: Tensor
     delta: Tensor
+    low: Tensor
     b: Tensor
     c: Tensor
 
@@ -78,8 +80,8 @@ def scan_directions(
     found = []
     for a, delta, projected, way in zip(parts[::3], parts[1::3], parts[2::3], weights, strict=True):
         n = way.A_log.shape[1]
-        _, b, c = projected.split([way.dt_proj.shape[1], n, n], dim=-1)
-        found.append(DirectionStates(a.squeeze(2), delta.squeeze(2), b, c))
+        low, b, c = projected.split([way.dt_proj.shape[1], n, n], dim=-1)
+        found.append(DirectionStates(a.squeeze(2), delta.squeeze(2), low, b, c))
     return y, found
 
 

@@ -10,8 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.kernels import ScanInputs, causal_conv1d
-from infssm.kernels.directions import DirectionWeights, can_scan_directions, scan_directions
-from infssm.models.mixer import RawStates, SSMMixer, StateRows, at_least_float32
+from infssm.kernels.directions import DirectionStates, DirectionWeights, can_scan_directions, scan_directions
+from infssm.models.mixer import (
+    RawStates,
+    SSMMixer,
+    StateRows,
+    StateTap,
+    at_least_float32,
+    beside_checkpoint,
+    states_only,
+)
 
 
 class Direction(NamedTuple):
@@ -52,6 +60,15 @@ class Direction(NamedTuple):
             return None
         return DirectionWeights(conv.weight, conv.bias, self.x_proj.weight, dt.weight, dt.bias, self.A_log, self.D)
 
+    def states(self, found: DirectionStates, tap: StateTap) -> RawStates:
+        """The states that ``tap`` asks for, from what the scan formed."""
+        if tap.include_dt_bias and not tap.zoh:
+            return RawStates(a=found.a, c=found.c, b=found.b, delta=found.delta, zoh=None)
+        with beside_checkpoint():
+            delta = F.linear(found.low, self.dt_proj.weight)
+            A, bias = -torch.exp(self.A_log), self.dt_proj.bias
+            return states_only(ScanInputs(delta, delta, A, found.b, found.c, None, None, bias, True), tap)
+
     def state_parameters(self, which: str) -> list[StateRows]:
         """The parameter set ``which`` of this direction, without ``in_proj``."""
         weight = self.x_proj.weight
@@ -72,12 +89,11 @@ def run_directions(mixer: SSMMixer, xz: Tensor, ways: Sequence[Direction], *, ou
 
     xz: [batch, tokens, 2 channels], what is scanned and what gates it.
     """
-    weights = [way.weights() for way in ways]
-    tap = mixer.tap
-    plain = tap is None or (tap.include_dt_bias and not tap.zoh and not tap.stop)
-    known = [way for way in weights if way is not None]
-    # A study that looks at a mixer's scans puts its own `run_scans` on it.
-    if not plain or len(known) < len(ways) or "run_scans" in vars(mixer) or not can_scan_directions(xz, known):
+    tap, stop = mixer.tap, mixer.tap is not None and mixer.tap.stop
+    known = [weights for way in ways if (weights := way.weights()) is not None]
+    # A study that looks at a mixer's scans puts its own `run_scans` on it. Otherwise a tap does not matter here: a
+    # checkpoint's recomputation takes the way that the forward took.
+    if stop or len(known) < len(ways) or "run_scans" in vars(mixer) or not can_scan_directions(xz, known):
         x, z = xz.chunk(2, dim=-1)
         first, *others = mixer.run_scans((way.prepare(x, z) for way in ways), out_scale=out_scale)
         for other in others:
@@ -85,7 +101,8 @@ def run_directions(mixer: SSMMixer, xz: Tensor, ways: Sequence[Direction], *, ou
         return first
     reverse = [way.reverse for way in ways]
     y, states = scan_directions(xz, known, reverse, scale=out_scale, states=tap is not None)
-    mixer.emit([RawStates(a=s.a, c=s.c, b=s.b, delta=s.delta, zoh=None) for s in states])
+    if tap is not None:
+        mixer.emit([way.states(found, tap) for way, found in zip(ways, states, strict=True)])
     return y
 
 

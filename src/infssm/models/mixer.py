@@ -77,7 +77,7 @@ class SSMMixer(nn.Module, ABC):
         if self.tap is None:
             return [scan(_scaled(x, out_scale)).y for x in scans]
         if self.tap.stop:
-            self.emit([_states_only(x, self.tap)._replace(mask=mask) for x in scans])
+            self.emit([states_only(x, self.tap)._replace(mask=mask) for x in scans])
         pairs = [_output_and_states(x, out_scale, self.tap) for x in scans]
         self.emit([states._replace(mask=mask) for _, states in pairs])
         return [y for y, _ in pairs]
@@ -98,8 +98,8 @@ def _scaled(x: ScanInputs, scale: float) -> ScanInputs:
 def _output_and_states(x: ScanInputs, out_scale: float, tap: StateTap) -> tuple[Tensor, RawStates]:
     if not tap.include_dt_bias:
         with beside_checkpoint():
-            states_only = _states_only(x, tap)
-        return scan(_scaled(x, out_scale)).y, states_only
+            states = states_only(x, tap)
+        return scan(_scaled(x, out_scale)).y, states
     found = scan(_scaled(x, out_scale), states="zoh" if tap.zoh else True)
     assert found.states is not None
     return found.y, _raw(x, found.states)
@@ -117,7 +117,8 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _states_only(x: ScanInputs, tap: StateTap) -> RawStates:
+def states_only(x: ScanInputs, tap: StateTap) -> RawStates:
+    """The states that ``tap`` asks for, without the scan."""
     states = mean_states(
         x.delta,
         x.A,
