@@ -151,7 +151,7 @@ def test_parameter_sets_of_our_models_grow() -> None:
 
 class TestOldModel:
     def test_is_a_frozen_copy_that_runs_states_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from infssm.models import mixer
+        from infssm.models import _selective, mixer
 
         model = vim().train()
         x = torch.randn(2, 3, 8, 8)
@@ -161,6 +161,11 @@ class TestOldModel:
         scans, heads = [], []
         run = mixer.scan
         monkeypatch.setattr(mixer, "scan", lambda *args, **kwargs: scans.append(1) or run(*args, **kwargs))
+        together = _selective.scan_directions  # several scans in one call
+        monkeypatch.setattr(
+            *(_selective, "scan_directions"),
+            lambda xz, ways, *args, **kwargs: scans.extend(ways) or together(xz, ways, *args, **kwargs),
+        )
         old.module.head.register_forward_hook(lambda *_: heads.append(1))
         for got, want in zip(old.states(x), states.flat(), strict=True):
             for g, w in zip((got.a, got.c, got.b), (want.a, want.c, want.b), strict=True):
