@@ -17,15 +17,17 @@ class DistanceProblem:
         torch.manual_seed(0)
         self.old = torch.rand(tokens, n), torch.randn(tokens, n)
         self.new = torch.rand(tokens, n, requires_grad=True), torch.randn(tokens, n, requires_grad=True)
+        self.inputs = {"old_b": torch.randn(tokens, n), "new_b": torch.randn(tokens, n, requires_grad=True)}
 
     def ours(self, kind: str, backend: str | None = None) -> None:
-        self._backward(fused_distance(*self.old, *self.new, kind=kind, backend=backend))
+        inputs = self.inputs if kind == "output" else {}  # the one kind here that sees b
+        self._backward(fused_distance(*self.old, *self.new, kind=kind, backend=backend, **inputs))
 
     def formula(self, function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> None:
         self._backward(function(*(torch.tanh(tensor / 2) for tensor in (*self.old, *self.new))))
 
     def _backward(self, value: Tensor) -> None:
-        torch.autograd.grad(value.mean(), self.new, allow_unused=True)
+        torch.autograd.grad(value.mean(), (*self.new, self.inputs["new_b"]), allow_unused=True)
 
 
 def gram(a: Tensor, c: Tensor, b: Tensor, d: Tensor) -> Tensor:
