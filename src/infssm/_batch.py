@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+IGNORED = -100
+"""Target of a step that is not predicted; cross-entropy leaves it out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +19,7 @@ class Batch:
     Attributes:
         x: images float32 [n, channels, height, width], augmented and mixed; or sequences float32 [n, time, width], or
             tokens int64 [n, time], padded with zeros.
-        y: int64 [n] stream labels.
+        y: int64 [n] stream labels; of language the next token of every step, int64 [n, time], see :func:`next_tokens`.
         soft: float32 [n, classes] soft targets, where mixing or label smoothing is on.
         raw: uint8 [n, channels, height, width] before augmentation, where asked for.
         index: int64 [n] data set indices.
@@ -36,7 +39,29 @@ class Batch:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def inputs(self) -> Tensor | Mapping[str, Tensor]:
+        """What the model is called with: ``x``, or keyword arguments ``x`` and ``mask`` where steps are padded."""
+        return inputs_of(self.x, self.mask)
+
     def to(self, device: torch.device | str) -> Batch:
         """Model input and targets on ``device``; raw images and indices stay where they are."""
         soft, mask = (None if part is None else part.to(device) for part in (self.soft, self.mask))
         return replace(self, x=self.x.to(device), y=self.y.to(device), soft=soft, mask=mask)
+
+
+def inputs_of(x: Tensor, mask: Tensor | None) -> Tensor | Mapping[str, Tensor]:
+    """``x: [n, ...]``, or the keyword arguments ``x`` and ``mask: [n, time]`` where the mask leaves steps out."""
+    return x if mask is None or bool(mask.all()) else {"x": x, "mask": mask}
+
+
+def next_tokens(x: Tensor, mask: Tensor) -> Tensor:
+    """What a language model predicts at every step: int64 [n, time], ``IGNORED`` after the last token.
+
+    Args:
+        x: int64 [n, time] tokens.
+        mask: bool [n, time], True where there is a token.
+    """
+    targets = torch.full_like(x, IGNORED)
+    targets[:, :-1] = x[:, 1:].masked_fill(~mask[:, 1:], IGNORED)
+    return targets

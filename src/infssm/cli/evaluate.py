@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,8 +28,16 @@ def command(
         typer.echo(json.dumps([row._asdict() for row in rows]))
         return
     for index, row in enumerate(rows):
-        typer.echo(
-            f"task {index}: {100 * row.class_incremental:6.2f} %   inside the task {100 * row.task_incremental:6.2f} %"
-            f"   ({row.images} images)"
-        )
-    typer.echo(f"AA {100 * sum(row.class_incremental for row in rows) / len(rows):.2f} %")
+        typer.echo(f"task {index}: {_line(row)}")
+    mean = sum(row.value for row in rows) / len(rows)
+    typer.echo(f"mean {mean:.3f} bits" if hasattr(rows[0], "bits") else f"AA {100 * mean:.2f} %")
+
+
+def _line(row: Any) -> str:
+    """What was reached on a task."""
+    if hasattr(row, "bits"):
+        return f"{row.bits:.3f} bits, perplexity {row.perplexity:.2f}   ({row.tokens:,} tokens)"
+    return (
+        f"{100 * row.class_incremental:6.2f} %   inside the task {100 * row.task_incremental:6.2f} %"
+        f"   ({row.images} images)"
+    )

@@ -72,21 +72,25 @@ def command(
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
     from infssm.executors import gather, results
-    from infssm.presets import plan
+    from infssm.presets import is_job, plan
 
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
-    source: Any = _preset(preset, variant) if preset else config
-    todo = plan(source, overrides or (), seeds=seed or None, data_root=data_root, out=out, fast_dev_run=fast_dev_run)
+    benchmark = preset if preset and is_job(preset) else None
+    source: Any = _preset(preset, variant) if preset and benchmark is None else config
+    where = {"data_root": data_root, "out": out, "job": benchmark}
+    todo = plan(source, overrides or (), seeds=seed or None, fast_dev_run=fast_dev_run, **where)
     if fast_dev_run and preset:
         todo, overwrite = _miniatures(todo), True
     if print_config or dry_run:
         _show(todo, dry_run=dry_run)
         return
-    if source is None and not fast_dev_run and "RANK" not in os.environ:  # not once per process of torchrun
+    announced = source is None and benchmark is None and not fast_dev_run
+    if announced and "RANK" not in os.environ:  # not once per process of torchrun
         _announce(todo, jobs, quiet=quiet)
     executor, begun = choose_executor(jobs, ray), time.monotonic()
-    demo = source is None and len(todo) > 1 and not any(o.startswith("method") for o in overrides or ())
+    own = source is None and benchmark is None
+    demo = own and len(todo) > 1 and not any(o.startswith("method") for o in overrides or ())
     ends = gather(executor, todo, overwrite=overwrite or (demo and _complete(todo)), quiet=quiet)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
         _conclude([end.result for end in ends if end.result], time.monotonic() - begun)
@@ -132,13 +136,15 @@ def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
         )
     if quiet:
         return
-    images, classes = (sum(task[n] for task in found.tasks) for n in (1, 0))
+    samples, classes = (sum(task[n] for task in found.tasks) for n in (1, 0))
     runs = f", {len(todo)} runs" if len(todo) > 1 else ""
+    what = f"images of {classes} classes" if found.word == "images" else found.word
+    pixels = f" at {config.data.image_size or 'their own'} pixels" if found.word == "images" else ""
     typer.echo(
-        f"{config.data.name}: {images:,} training images of {classes} classes in {len(found.tasks)} tasks\n"
-        f"{model} at {config.data.image_size or 'their own'} pixels: about {found.duration}{runs and ' a run'} and "
+        f"{config.data.name}: {samples:,} training {what} in {len(found.tasks)} tasks\n"
+        f"{model}{pixels}: about {found.duration}{runs and ' a run'} and "
         f"{found.memory / 2**30:.2f} GiB on this CPU{runs}\n"
-        "other choices: model=NAME data.image_size=PIXELS data.num_tasks=N train.epochs=N"
+        f"other choices: model=NAME {'data.image_size=PIXELS ' if pixels else ''}data.num_tasks=N train.epochs=N"
     )
 
 

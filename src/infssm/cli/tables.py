@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from infssm.metrics import ACCURACY
 from infssm.runs import Comparison
-from infssm.runs.tables import COLUMNS, best_cells
+from infssm.runs.compare import Row
+from infssm.runs.tables import best_cells, columns
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
@@ -20,11 +25,32 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         table = Table(title=benchmark, box=box.SIMPLE_HEAD, title_justify="left")
         table.add_column("method", overflow="fold")  # names give way, numbers never
         table.add_column("seeds", justify="right")
-        for heading, _ in COLUMNS.values():
+        shown, measure = columns(rows), rows[0].measure
+        for heading, _ in shown.values():
             table.add_column(heading, justify="right", no_wrap=True)
-        digits = 1 if any(len(row.seeds) > 1 for row in rows) else 2  # a spread takes the place of the second digit
+        spread = any(len(row.seeds) > 1 for row in rows)  # takes the place of the last digit
+        digits = measure.digits - spread
         for i, row in enumerate(rows):
-            cells = [row.measures[measure].format(digits=digits) for measure in COLUMNS]
+            cells = [row.measures[key].format(scale=measure.scale, digits=digits) for key in shown]
             marked = [f"[bold]{cell}[/]" if (i, j) in best else cell for j, cell in enumerate(cells, start=2)]
             table.add_row(escape(row.label), str(len(row.seeds)), *marked)
         console.print(table)
+        if measure != ACCURACY:
+            console.print(_matrices(rows), highlight=False)
+
+
+def _matrices(rows: Sequence[Row]) -> Table:
+    """What every task is at after every task, method by method: the mean over seeds."""
+    measure, names = rows[0].measure, rows[0].names_per_task
+    table = Table(title=f"{measure.title} of each task", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("method", overflow="fold")
+    table.add_column("after", overflow="fold")
+    shown = [", ".join(name) for name in names] or [str(task) for task in range(rows[0].matrices[0].num_tasks)]
+    for name in shown:
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    for row in rows:
+        values = np.mean([matrix.all_values for matrix in row.matrices], axis=0)
+        for step, line in enumerate(values):
+            cells = [f"[bold]{measure.show(v)}[/]" if j == step else measure.show(v) for j, v in enumerate(line)]
+            table.add_row(escape(row.label) if not step else "", escape(shown[step]), *cells)
+    return table

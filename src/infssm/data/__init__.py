@@ -4,7 +4,7 @@ from infssm._batch import Batch
 from infssm.data import sets as sets
 from infssm.data._fetching import CheckReport, check, fetch
 from infssm.data.dataset import Dataset, ImageDataset
-from infssm.data.facts import ImageFacts, StreamFacts
+from infssm.data.facts import ImageFacts, SequenceFacts, StreamFacts
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import ImageLoader, make_loader
 from infssm.data.places import data_root
@@ -30,6 +30,7 @@ from infssm.data.registry import (
 from infssm.data.sequence_loader import SequenceLoader, make_sequence_loader
 from infssm.data.sequences import ArraySequences, Sequences, Tokens, WavFiles
 from infssm.data.sets.synthetic import write_synthetic
+from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, make_split
 from infssm.data.stream import Task, TaskData, TaskStream
 from infssm.data.unreadable import find_unreadable, require_readable
@@ -50,8 +51,10 @@ __all__ = [
     "Mixing",
     "PerImageRecipe",
     "Recipe",
+    "SequenceFacts",
     "SequenceLoader",
     "Sequences",
+    "Spectra",
     "Split",
     "Stats",
     "StreamFacts",
@@ -65,6 +68,7 @@ __all__ = [
     "data_root",
     "fetch",
     "find_unreadable",
+    "in_bands",
     "list_datasets",
     "list_recipes",
     "load_dataset",

@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from infssm.data.facts import ImageFacts
+from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences
+from infssm.data.sequences import Sequences, WavFiles
+from infssm.data.spectra import Spectra
 from infssm.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
@@ -33,6 +34,7 @@ class Dataset:
         stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
         domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
         domain_of: int64 [n] domain of every sample; None where there is one domain.
+        domain_word: what a domain is, as ``data.by`` may call it.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Dataset:
     stratified: bool = False
     domains: tuple[str, ...] = ()
     domain_of: Indices | None = None
+    domain_word: str = "domain"
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
@@ -106,8 +109,18 @@ class Dataset:
         return len(self.classes)
 
     @property
-    def facts(self) -> ImageFacts:
-        """What the images are like."""
+    def language(self) -> bool:
+        """Whether the next token is what is to be learnt: tokens without classes."""
+        return isinstance(self.samples, Sequences) and self.samples.kind == "tokens" and self.num_classes == 1
+
+    @property
+    def facts(self) -> ImageFacts | SequenceFacts:
+        """What the samples are like."""
+        return _sequence_facts(self.name, self.samples) if isinstance(self.samples, Sequences) else self.image_facts
+
+    @property
+    def image_facts(self) -> ImageFacts:
+        """What the samples are like, where they are images."""
         if not isinstance(self.images, ArrayImages):
             return ImageFacts(self.name, self.images.channels)
         height, width = self.images.pixels.shape[-2:]
@@ -129,6 +142,13 @@ class Dataset:
             digest.update(self.domain_of.astype("<i8").tobytes())
         digest.update(f"{self.num_test} {self.samples.fingerprint()}".encode())
         return digest.hexdigest()[:16]
+
+
+def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
+    bands = sequences.width if isinstance(sequences, Spectra) else None
+    sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
+    rate = sounds.rate if isinstance(sounds, WavFiles) else None
+    return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
 
 
 class ImageDataset(Dataset):

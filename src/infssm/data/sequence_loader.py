@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infssm._batch import Batch
+from infssm._batch import Batch, next_tokens
 from infssm._processes import ALONE, Share
 from infssm._seeding import generator
 from infssm.data._order import eval_slots, train_slots
@@ -47,7 +47,9 @@ class SequenceLoader:
             rows = self._order[slots]
             indices = self.data.indices[rows]
             x, mask = pad([sequences.sequence(int(index)) for index in indices])
-            yield Batch(x, self.data.labels[torch.from_numpy(rows)], index=torch.from_numpy(indices), mask=mask)
+            language = self.data.dataset.language
+            y = next_tokens(x, mask) if language else self.data.labels[torch.from_numpy(rows)]
+            yield Batch(x, y, index=torch.from_numpy(indices), mask=mask)
 
 
 def make_sequence_loader(

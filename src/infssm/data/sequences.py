@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.audio import read_wav, wav_length
+from infssm.data.facts import Kind
 from infssm.errors import DataError
-
-Kind = Literal["audio", "series", "tokens"]
 
 
 class Sequences(ABC):

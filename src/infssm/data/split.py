@@ -135,17 +135,17 @@ def make_split(
     Args:
         dataset: the data.
         seed: of the generator; 0 is the protocol's, whatever the run's seed.
-        train_per_class: keep only the first images of each class for training.
-        test_per_class: keep only the first images of each class for validation and for testing.
+        train_per_class: keep only the first samples of each class (of each domain) for training.
+        test_per_class: keep only the first samples of each class (of each domain) for validation and for testing.
     """
     generator = torch.Generator().manual_seed(seed)
     first_test = len(dataset) - dataset.num_test
     base, test = np.arange(first_test), np.arange(first_test, len(dataset))
-    labels = dataset.labels
+    strata = dataset.strata
     if dataset.stratified:
         if not dataset.num_test:
-            base, test = _cut_by_class(base, dataset.strata, _BASE_SHARE, generator)
-        train, val = _cut_by_class(base, dataset.strata, _TRAIN_SHARE, generator)
+            base, test = _cut_by_class(base, strata, _BASE_SHARE, generator)
+        train, val = _cut_by_class(base, strata, _TRAIN_SHARE, generator)
     else:
         if not dataset.num_test:
             base, test = _cut(base, _BASE_SHARE, generator)
@@ -154,9 +154,9 @@ def make_split(
         dataset.name,
         dataset.classes,
         dataset.fingerprint,
-        _first_per_class(train, labels, train_per_class, "train_per_class"),
-        _first_per_class(val, labels, test_per_class, "test_per_class"),
-        _first_per_class(test, labels, test_per_class, "test_per_class"),
+        _first_per_class(train, strata, train_per_class, "train_per_class"),
+        _first_per_class(val, strata, test_per_class, "test_per_class"),
+        _first_per_class(test, strata, test_per_class, "test_per_class"),
     )
 
 

@@ -63,7 +63,8 @@ class TaskStream:
     """Tasks in order: new classes in each, or new domains in each.
 
     With new classes, stream labels count through the tasks, so that every task has a contiguous range of labels. With
-    new domains, labels are those of the data set and every task has all classes.
+    new domains, labels are those of the data set and every task has all classes; of language, the classes are the
+    tokens of the vocabulary.
 
     Args:
         dataset: the data.
@@ -90,6 +91,8 @@ class TaskStream:
         self.dataset = dataset
         self.split = split
         self.by = by
+        if dataset.language and by == "class":
+            raise ConfigError(f"{dataset.name} is text without classes: make tasks by domain")
         names, group_of = (dataset.classes, dataset.labels) if by == "class" else _domains(dataset)
         division = divide_classes(
             names, num_tasks, base_classes=base_classes, class_order_seed=class_order_seed, tasks=tasks
@@ -102,7 +105,9 @@ class TaskStream:
         """Place of every sample's class, or domain, in the stream; -1 where it is left out."""
         self._labels = self._places if by == "class" else dataset.labels
         self.class_order: Indices = order if by == "class" else np.arange(dataset.num_classes)
-        self.num_classes = len(self.class_order)
+        self.domains = tuple("+".join(names[g] for g in task) for task in division) if by == "domain" else ()
+        """Names of each task's domains, where tasks are domains."""
+        self.num_classes = dataset.sequences.width if dataset.language else len(self.class_order)
         ends = np.cumsum([len(task) for task in division]).tolist()
         self._groups = [range(a, b) for a, b in pairwise([0, *ends])]
         """Places of each task."""
@@ -121,7 +126,7 @@ class TaskStream:
     @property
     def facts(self) -> StreamFacts:
         """What a model has to know of the stream."""
-        return StreamFacts(self.dataset.facts, self.class_names, self.task_sizes)
+        return StreamFacts(self.dataset.facts, self.class_names, self.task_sizes, self.domains)
 
     def __len__(self) -> int:
         return self.num_tasks

@@ -87,7 +87,8 @@ def _without(dataset: Dataset, files: FileImages | WavFiles, bad: set[int]) -> D
     keep = np.array([n for n in range(len(dataset)) if n not in bad], dtype=np.int64)
     num_test = int((keep >= len(dataset) - dataset.num_test).sum())
     kept = replace(files, paths=tuple(files.paths[n] for n in keep))
-    return replace(dataset, samples=kept, labels=dataset.labels[keep], num_test=num_test)
+    domain_of = None if dataset.domain_of is None else dataset.domain_of[keep]
+    return replace(dataset, samples=kept, labels=dataset.labels[keep], num_test=num_test, domain_of=domain_of)
 
 
 def _mark(path: Path) -> tuple[int, int]:

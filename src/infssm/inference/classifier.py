@@ -1,18 +1,18 @@
-"""`load`: from a run directory to a model that classifies images; the training data need not be there."""
+"""`load`: from a run directory to a model that classifies; the training data need not be there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
-from infssm.data import ImageFacts, Recipe, StreamFacts
+from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
 from infssm.errors import ConfigError, DataError
-from infssm.inference.reading import ImageLike, model_input
+from infssm.inference.reading import SampleLike, model_input, padded, sequence_input
 from infssm.runs import RunDirectory, names
 from infssm.train import load_config
 from infssm.train.setup import build_learner, load_weights
@@ -39,42 +39,52 @@ class TrainedClassifier:
     Attributes:
         model: in evaluation mode, with the head that the run reached; model input ``[b, ...]`` to logits ``[b, K]``.
         classes: names of the classes it has learnt; logits beyond them belong to tasks it has not seen.
-        images: what the images of training were like.
-        recipe: whose ``eval`` turns raw images into model input.
+        samples: what the images or sequences of training were like.
+        recipe: whose ``eval`` turns raw images into model input; None for sequences.
     """
 
     model: nn.Module
     classes: tuple[str, ...]
-    images: ImageFacts
-    recipe: Recipe
+    samples: ImageFacts | SequenceFacts
+    recipe: Recipe | None
 
-    def transform(self, images: Sequence[ImageLike]) -> Tensor:
-        """Images of any kind that :meth:`predict` takes to model input ``[n, channels, size, size]``."""
-        return torch.stack([model_input(image, self.images, self.recipe) for image in images])
+    def transform(self, images: Sequence[SampleLike]) -> Tensor | Mapping[str, Tensor]:
+        """Images of any kind that :meth:`predict` takes to model input ``[n, channels, size, size]``.
+
+        Sounds and series to ``[n, time, width]``; of different lengths to keyword arguments ``x`` and ``mask``.
+        """
+        if isinstance(self.samples, SequenceFacts):
+            facts = self.samples
+            return padded([sequence_input(sample, facts) for sample in images])
+        assert self.recipe is not None
+        return torch.stack([model_input(image, self.samples, self.recipe) for image in images])
 
     @torch.no_grad()
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Model input ``[n, ...]`` to logits of the classes learnt: ``[n, len(classes)]``."""
         like = next(self.model.parameters())
-        output: Tensor = self.model(x.to(like.device, like.dtype))
+        given = x if isinstance(x, Mapping) else {"x": x}
+        first, *others = (v.to(like.device, like.dtype if v.is_floating_point() else None) for v in given.values())
+        output: Tensor = self.model(first, *others)
         return output[:, : len(self.classes)]
 
     @overload
-    def predict(self, images: ImageLike, *, batch_size: int = 64) -> Prediction: ...
+    def predict(self, images: SampleLike, *, batch_size: int = 64) -> Prediction: ...
     @overload
-    def predict(self, images: list[ImageLike], *, batch_size: int = 64) -> list[Prediction]: ...
-    def predict(self, images: ImageLike | list[ImageLike], *, batch_size: int = 64) -> Prediction | list[Prediction]:
-        """Classes and probabilities of an image, or of a list of images.
+    def predict(self, images: list[SampleLike], *, batch_size: int = 64) -> list[Prediction]: ...
+    def predict(self, images: SampleLike | list[SampleLike], *, batch_size: int = 64) -> Prediction | list[Prediction]:
+        """Classes and probabilities of an image, or of a list of images; likewise of sounds and series.
 
         An image is the path of a file, a PIL image, or uint8 pixels ``[height, width]`` or ``[height, width, 3]`` as an
-        array or a tensor. Probabilities are the softmax of the logits: how sure the model is, not how right.
+        array or a tensor. A sound is the path of a wav file, a series numbers ``[time, width]``. Probabilities are the
+        softmax of the logits: how sure the model is, not how right.
         """
         if not isinstance(images, list):
             return self._predict([images])[0]
         chunks = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
         return [prediction for chunk in chunks for prediction in self._predict(chunk)]
 
-    def _predict(self, images: Sequence[ImageLike]) -> list[Prediction]:
+    def _predict(self, images: Sequence[SampleLike]) -> list[Prediction]:
         shares = self.logits(self.transform(images)).float().softmax(1).cpu()
         order = shares.argsort(dim=1, descending=True, stable=True)
         found = []
@@ -85,7 +95,7 @@ class TrainedClassifier:
 
 
 def load(run: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu") -> TrainedClassifier:
-    """The model of a run, ready to classify images.
+    """The model of a run, ready to classify images, sounds or series.
 
     ```python
     classifier = infssm.load("runs/digits-5/seq/vim_nano/seed0-1a2b3c4d")
@@ -109,7 +119,9 @@ def load(run: str | os.PathLike[str], *, task: int | None = None, device: str = 
         place = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device={device!r} is not a device: {error}") from None
+    if facts.kind == "language":
+        raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
     method, recipe = build_learner(config, facts, place, weights=False)
     load_weights(method, directory.weights_path(last))
-    seen = sum(facts.task_sizes[: last + 1])
-    return TrainedClassifier(method.module.eval().requires_grad_(False), facts.classes[:seen], facts.images, recipe)
+    known = facts.classes[: facts.seen(last)]
+    return TrainedClassifier(method.module.eval().requires_grad_(False), known, facts.samples, recipe)

@@ -29,6 +29,8 @@ def export_classifier(classifier: TrainedClassifier, path: str | os.PathLike[str
     The file takes model input ``image: [b, channels, size, size]`` (what ``classifier.transform`` gives), any number of
     them, and gives ``logits: [b, K]``; an ONNX file names the classes in its metadata (``classes``, JSON).
     """
+    if classifier.recipe is None:
+        raise ConfigError("models of sounds and series are not exported yet as files: use the run by infssm.load")
     size = classifier.recipe.size
     example = torch.randn(2, classifier.recipe.channels, size, size, generator=torch.Generator().manual_seed(0))
     return export_model(classifier.model, example, path, to, {"classes": json.dumps(classifier.classes)})

@@ -1,8 +1,9 @@
-"""From whatever people call an image to model input, by the same steps as in evaluation."""
+"""From whatever people call an image, a sound or a series to model input, by the same steps as in evaluation."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,13 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infssm.data import FileImages, ImageFacts, PerImageRecipe, Recipe
+from infssm._batch import inputs_of
+from infssm.data import FileImages, ImageFacts, PerImageRecipe, Recipe, SequenceFacts
+from infssm.data.audio import read_wav
 from infssm.data.images import to_raw, to_rgb
+from infssm.data.sequence_loader import pad
+from infssm.data.spectra import log_energies, mel_bank
 from infssm.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+SampleLike: TypeAlias = "str | os.PathLike[str] | Image | np.ndarray[Any, Any] | Tensor"
+"""An image, the file of a sound, or a series of numbers ``[time, width]``."""
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image | np.ndarray[Any, Any] | Tensor"
 """A file, a PIL image, or uint8 pixels ``[height, width]`` or ``[height, width, channels]``."""
 
@@ -33,6 +40,28 @@ def model_input(image: ImageLike, facts: ImageFacts, recipe: Recipe) -> Tensor:
     else:
         raw = to_raw(opened, recipe.raw_size)
     return recipe.eval(raw[None])[0]
+
+
+def sequence_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
+    """One sound or series to float32 ``[time, width]``: what evaluation makes of the same one in the data set."""
+    if isinstance(sample, (str, os.PathLike)):
+        if facts.rate is None:
+            raise DataError(f"the model was trained on {facts.kind}: give numbers [time, {facts.width}], not a file")
+        sound = torch.from_numpy(read_wav(Path(sample), facts.rate))
+        if facts.bands is None:
+            return sound[:, None]
+        return log_energies(sound, facts.rate, mel_bank(facts.bands, facts.rate))
+    if not isinstance(sample, (np.ndarray, Tensor)):
+        raise DataError(f"a series is an array or a tensor, a sound a wav file; got {type(sample).__name__}")
+    values = torch.as_tensor(sample, dtype=torch.float32)
+    if values.ndim != 2 or values.shape[1] != facts.width or not len(values):
+        raise DataError(f"a series must be numbers [time, {facts.width}], got {list(values.shape)}")
+    return values
+
+
+def padded(sequences: Sequence[Tensor]) -> Tensor | Mapping[str, Tensor]:
+    """Sequences ``[time, width]`` as model input, with a mask where their lengths differ."""
+    return inputs_of(*pad(sequences))
 
 
 def _opened(image: ImageLike) -> Image:

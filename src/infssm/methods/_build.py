@@ -147,6 +147,8 @@ def build_method(
     num_classes: int | None = None,
     num_tasks: int | None = None,
     task_sizes: Sequence[int] | None = None,
+    kind: str = "images",
+    domains: bool = False,
     transforms: Transforms | None = None,
     own_loop: bool = False,
     seed: int = 0,
@@ -155,10 +157,12 @@ def build_method(
     """Compose the named method on ``model``; see :func:`infssm.attach` for the options.
 
     ``seed`` is the run's: the draws of replay buffers follow from it. ``task_sizes`` are the classes of each task;
-    without them tasks share the classes equally. ``transforms`` make model input of stored raw images again.
+    without them tasks share the classes equally. ``kind`` is what the samples are (see :func:`check_suits`) and
+    ``domains`` whether tasks are new domains. ``transforms`` make model input of stored raw images again.
     """
     parts = parse_name(name)
     configs = method_options(name, options)
+    check_suits(name, kind, domains=domains)
     states = configs.pop("states")
     assert isinstance(states, StatesConfig)
     before = Context(
@@ -166,6 +170,7 @@ def build_method(
         num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
         num_tasks=num_tasks,
         task_sizes=None if task_sizes is None else tuple(task_sizes),
+        kind=kind,
         states_options=states.model_dump(),
         transforms=transforms or Transforms(),
         own_loop=own_loop,
@@ -181,6 +186,23 @@ def build_method(
     head = parts.head(configs[parts.head.name], context)
     regularizers = [cls(configs[cls.name], context) for cls in parts.regularizers]
     return Method(canonical_name(name), context, base, regularizers, head)
+
+
+def check_suits(name: str, kind: str, *, domains: bool) -> None:
+    """Raise for a method that cannot work on a stream, with those that can.
+
+    ``kind``: ``images``, ``series``, ``tokens`` (with classes) or ``language``. ``domains``: tasks are new domains.
+    """
+
+    def suits(component: type[Component]) -> bool:
+        return kind in component.takes and (component.takes_domains or not domains)
+
+    bad = [component for component in parse_name(name).classes if not suits(component)]
+    if not bad:
+        return
+    what = f"{kind}{' whose tasks are new domains' if domains and kind in bad[0].takes else ''}"
+    known = ", ".join(other for other in components if suits(components[other]))
+    raise ConfigError(f"method {bad[0].name!r} does not work on {what}; these do: {known}")
 
 
 def _watched(context: Context, regularizers: Sequence[type[Regularizer]]) -> Context:

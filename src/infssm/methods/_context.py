@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.methods._rows import count_rows, share, take_rows
+from infssm.methods._rows import Input, count_rows, first_rows, share, take_rows
 from infssm.methods._tasks import TaskInfo
 from infssm.states import Observation, OldModel, OutputRecorder, Recorder, logits_of
 
@@ -49,7 +49,8 @@ class StatePair(NamedTuple):
     """What old and new model give for the same rows: states, one entry per layer and scan direction.
 
     Beside them, where a regularizer asks for it, ``features`` and ``logits`` (``[b, ...]`` each; of language models per
-    token, ``[b, tokens, ...]``). ``mask: [b, tokens]`` is the input's ``attention_mask``, if it has one.
+    token, ``[b, tokens, ...]``). ``mask: [b, tokens]`` is the input's ``attention_mask`` or ``mask``, if it has
+    one.
     """
 
     old: list[StateSpace]
@@ -106,6 +107,8 @@ class Context:
     num_tasks: int | None = None
     task_sizes: tuple[int, ...] | None = None
     """Classes of each task, where they are known beforehand; tasks may be unequal."""
+    kind: str = "images"
+    """What the samples are: ``images``, ``series``, ``tokens`` (with classes) or ``language``."""
     seed: int = 0
     """Seed of the run; what components draw at random follows from it, alike on all processes."""
     transforms: Transforms = Transforms()
@@ -173,19 +176,23 @@ class Context:
         images = raw.to(dtype) / 255 if transform is None else transform()
         return images.to(device=self.device, dtype=dtype)
 
-    def forward(self, x: Tensor, *, current_rows: int | None = None, **kwargs: Any) -> Tensor:
+    def forward(self, x: Input, *, current_rows: int | None = None, **kwargs: Any) -> Tensor:
         """Run the module on ``x: [b, ...]`` and keep what the regularizers of this step ask for.
 
-        ``current_rows`` is how many leading rows are images of the current task (all by default): the regularizers
-        compare old and new on those. ``kwargs`` go to the module; the old model gets them too.
+        A mapping of keyword arguments stands for ``module(**x)``. ``current_rows`` is how many leading rows are images
+        of the current task (all by default): the regularizers compare old and new on those. ``kwargs`` go to the
+        module; the old model gets them too.
         """
         if not self._observes:
-            return logits_of(self.module(x, **kwargs))
+            return self._run(x, kwargs)
         with contextlib.nullcontext() if self.own_loop else self.recording():
-            logits = logits_of(self.module(x, **kwargs))
+            logits = self._run(x, kwargs)
             rows = slice(current_rows)
-            self.progress.observed = Observed(self._taken().rows(rows), x[rows], kwargs)
+            self.progress.observed = Observed(self._taken().rows(rows), first_rows(x, current_rows), kwargs)
         return logits
+
+    def _run(self, x: Input, kwargs: Mapping[str, Any]) -> Tensor:
+        return logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
 
     @property
     def _observes(self) -> bool:
@@ -263,7 +270,7 @@ class Context:
             x = x[rows] if isinstance(x, Tensor) else take_rows(x, rows, count)
         asked = {"features": new.features is not None, "logits": new.logits is not None}
         old = self.old.observe(x, states=self.recorder is not None, **asked, **kwargs)
-        mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+        mask = x.get("attention_mask", x.get("mask")) if isinstance(x, Mapping) else None
         features, logits = _old_new(old.features, new.features), _old_new(old.logits, new.logits)
         return StatePair(old.states, new.states, features, logits, mask, order, count)
 

@@ -27,5 +27,10 @@ def take_rows(values: Mapping[str, Any], rows: Tensor, count: int) -> dict[str, 
     return {key: value[rows] if _per_sample(value, count) else value for key, value in values.items()}
 
 
+def first_rows(x: Input, count: int | None) -> Input:
+    """The first ``count`` rows of a model's input; all where it is None."""
+    return x[:count] if isinstance(x, Tensor) else {key: value[:count] for key, value in x.items()}
+
+
 def _per_sample(value: Any, count: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == count

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from infssm._batch import inputs_of
 from infssm.errors import ConfigError
+from infssm.methods._rows import Input
 
 
 class BatchLike(Protocol):
@@ -22,6 +24,11 @@ class BatchLike(Protocol):
     def soft(self) -> Tensor | None: ...
     @property
     def raw(self) -> Tensor | None: ...
+
+
+def model_input(batch: BatchLike) -> Input:
+    """What the model is called with for a batch: ``x``, with its ``mask`` where steps of sequences are padded."""
+    return inputs_of(batch.x, getattr(batch, "mask", None))
 
 
 Loader = Iterable[BatchLike]

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from infssm._batch import Batch
 from infssm.methods._context import Context, ImageTransform, OldNew, StatePair, Transforms
-from infssm.methods._tasks import BatchLike, Loader, TaskInfo
+from infssm.methods._tasks import BatchLike, Loader, TaskInfo, model_input
 
 __all__ = [
+    "CLASSES",
+    "EVERYTHING",
     "Base",
     "Batch",
     "BatchLike",
@@ -36,7 +38,13 @@ __all__ = [
     "TaskInfo",
     "Terms",
     "Transforms",
+    "model_input",
 ]
+
+EVERYTHING = frozenset({"images", "series", "tokens", "language"})
+"""All kinds of data."""
+CLASSES = EVERYTHING - {"language"}
+"""Data with classes."""
 
 Terms = dict[str, Tensor]
 """Loss terms by name, weights applied; their sum is the loss."""
@@ -55,6 +63,10 @@ class Component:
     Config: ClassVar[type[ComponentConfig]] = ComponentConfig
     own_first_task: ClassVar[bool] = False
     """Whether it must train the first task itself: a model that another method trained lacks what it needs."""
+    takes: ClassVar[frozenset[str]] = frozenset({"images"})
+    """Kinds of data it works on: ``images``, ``series``, ``tokens``, ``language``; :data:`EVERYTHING` is all."""
+    takes_domains: ClassVar[bool] = True
+    """Whether tasks may be new domains of the same classes."""
 
     def __init__(self, config: Any, context: Context) -> None:
         self.config = config

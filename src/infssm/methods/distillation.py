@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods._build import register_method
-from infssm.methods.contract import PairConfig, Regularizer, StatePair, TaskInfo, Terms
+from infssm.methods.contract import EVERYTHING, PairConfig, Regularizer, StatePair, TaskInfo, Terms
 
 
 class LwFConfig(PairConfig):
@@ -41,6 +41,7 @@ class LwF(Regularizer):
     """
 
     name = "lwf"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     Config = LwFConfig
     config: LwFConfig
     needs_logits: ClassVar[bool] = True
@@ -65,6 +66,7 @@ class LwFF(Regularizer):
     """
 
     name = "lwf-f"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     Config = LwFFConfig
     config: LwFFConfig
     needs_features: ClassVar[bool] = True

@@ -10,8 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods._build import register_method
+from infssm.methods._shared.losses import cross_entropy
 from infssm.methods._shared.replay import ReplayConfig, StreamReplay, classes_of
-from infssm.methods.contract import BatchLike, ComponentConfig, TaskInfo, Terms
+from infssm.methods._shared.sequences import joined
+from infssm.methods.contract import EVERYTHING, Batch, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 
 Mask = Literal["full", "seen", "current+seen"]
 
@@ -37,6 +39,7 @@ class ER(StreamReplay):
     """
 
     name = "er"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     Config: ClassVar[type[ComponentConfig]] = ERConfig
     config: ERConfig
 
@@ -49,17 +52,23 @@ class ER(StreamReplay):
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy of both halves."""
-        x, y, current_rows = batch.x, batch.y, len(batch.y)
-        if self.replays:
-            drawn = self.replay(current_rows)
-            x, y = torch.cat((x, drawn.x)), torch.cat((y, self.to_device(drawn.entries["label"])))
+        both = self._with_replayed(batch) if self.replays else batch
         self.remember(**self.rows_of(batch))
-        logits = self.context.forward(x, current_rows=current_rows)
-        return {
-            "ce": masked_cross_entropy(
-                logits, y, current_rows=current_rows, classes=self._classes, mask=self.config.mask
-            )
-        }
+        stream = len(batch.y)
+        logits = self.context.forward(model_input(both), current_rows=stream)
+        if self.context.kind == "language":
+            return {"ce": cross_entropy(logits, both, slice(None))}
+        mask = self.config.mask
+        return {"ce": masked_cross_entropy(logits, both.y, current_rows=stream, classes=self._classes, mask=mask)}
+
+    def _with_replayed(self, batch: BatchLike) -> BatchLike:
+        """The batch, and after it rows of the buffer."""
+        if self.context.kind != "images":
+            drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
+            return joined(batch, drawn, self.context.kind)
+        found = self.replay(len(batch.y))
+        labels = self.to_device(found.entries["label"])
+        return Batch(torch.cat((batch.x, found.x)), torch.cat((batch.y, labels)))
 
     @property
     def _classes(self) -> range:

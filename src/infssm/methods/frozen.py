@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from infssm.errors import ConfigError
 from infssm.methods._build import register_method
 from infssm.methods._shared.losses import cross_entropy
 from infssm.methods._shared.passes import evaluating
-from infssm.methods.contract import BatchLike, Loader, TaskInfo, Terms
+from infssm.methods.contract import BatchLike, Loader, TaskInfo, Terms, model_input
 from infssm.methods.seq import Seq
-from infssm.models.features import features, find_classifier
+from infssm.models.features import features, output_layer
 from infssm.states import unwrap
 
 
@@ -32,8 +33,8 @@ class Frozen(Seq):
             return super().loss(batch)
         module = unwrap(self.context.module)
         with evaluating(module):
-            rows = features(module, batch.x)
-        return {"ce": cross_entropy(find_classifier(module).module(rows), batch, self.columns(task))}
+            rows = features(module, model_input(batch))
+        return {"ce": cross_entropy(output_layer(module)(rows), batch, self.columns(task))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Freeze again what was frozen."""
@@ -44,4 +45,9 @@ class Frozen(Seq):
         module = unwrap(self.context.module)
         if task.index > 0:
             module.requires_grad_(False)
-            find_classifier(module).module.requires_grad_(True)
+            output_layer(module).requires_grad_(True)
+            if shared := [name for name, p in module.named_parameters() if p.requires_grad and "embed" in name]:
+                raise ConfigError(
+                    f"frozen: the output layer shares its weights with {shared[0]}, so the features would move; create "
+                    "the model with tie_embeddings=False"
+                )

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.methods._rows import Input
 from infssm.methods._shared.passes import evaluating, require_loader
-from infssm.methods.contract import Component, Context, Loader, TaskInfo
+from infssm.methods.contract import CLASSES, Component, Context, Loader, TaskInfo, model_input
 from infssm.models.features import Classifier, features, find_classifier
 from infssm.states import unwrap
 
@@ -85,15 +86,21 @@ class Features:
         module = unwrap(self._context.module)
         with evaluating(module):
             for batch in self._loader:
-                x = batch.x.to(device)
+                x = _on(device, model_input(batch))
                 old = None if self._old is None else self._old.features(x)
                 yield FeatureBatch(features(module, x), batch.y.to(device), old)
+
+
+def _on(device: torch.device, x: Input) -> Input:
+    return x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
 
 
 class FittedHead(Head):
     """A head computed from features at the end of each task."""
 
     fitted: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = CLASSES
+    takes_domains: ClassVar[bool] = False
     Module: ClassVar[Callable[..., nn.Module]]
     """Builds the fitted module from its tensors: ``Module(**module.state_dict())`` is the module again."""
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from infssm.methods._build import register_method
 from infssm.methods._shared.losses import b_difference, mean_over_states, squared_difference
-from infssm.methods.contract import ComponentConfig, PairConfig, Regularizer, StatePair, Terms
+from infssm.methods.contract import EVERYTHING, ComponentConfig, PairConfig, Regularizer, StatePair, Terms
 
 
 class LwFACConfig(PairConfig):
@@ -39,6 +39,7 @@ class LwFAC(Regularizer):
     """
 
     name = "lwf-ac"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     Config: ClassVar[type[ComponentConfig]] = LwFACConfig
     config: LwFACConfig
     needs_states: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from infssm.methods._build import register_method
 from infssm.methods._shared.losses import cross_entropy
-from infssm.methods.contract import Base, BatchLike, ComponentConfig, TaskInfo, Terms
+from infssm.methods.contract import EVERYTHING, Base, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 
 
 class SeqConfig(ComponentConfig):
@@ -26,6 +26,7 @@ class Seq(Base):
 
     name = "seq"
     Config = SeqConfig
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     config: SeqConfig
 
     def columns(self, task: TaskInfo) -> slice:
@@ -34,7 +35,9 @@ class Seq(Base):
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy."""
-        return {"ce": cross_entropy(self.context.forward(batch.x), batch, self.columns(self.context.current))}
+        return {
+            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
+        }
 
 
 @register_method
@@ -42,6 +45,7 @@ class Joint(Base):
     """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
 
     name = "joint"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     joint: ClassVar[bool] = True
 
     def columns(self, task: TaskInfo) -> slice:
@@ -50,4 +54,6 @@ class Joint(Base):
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy over all seen classes."""
-        return {"ce": cross_entropy(self.context.forward(batch.x), batch, self.columns(self.context.current))}
+        return {
+            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
+        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -15,7 +15,7 @@ from infssm._processes import sum_over_processes, this_share
 from infssm.methods._build import register_method
 from infssm.methods._shared.parameters import quadratic
 from infssm.methods._shared.quadratic import QuadraticConfig, QuadraticRegularizer
-from infssm.methods.contract import Context, Loader, TaskInfo
+from infssm.methods.contract import EVERYTHING, Context, Loader, TaskInfo
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class SI(QuadraticRegularizer):
     """
 
     name = "si"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     Config = SIConfig
     own_first_task = True
     config: SIConfig

@@ -1,16 +1,22 @@
-"""The accuracy matrix, the confusion of classes, and everything computed from them."""
+"""What is measured, the accuracy matrix, the confusion of classes, and everything computed from them."""
 
 from infssm.metrics.confusion import Confusion
 from infssm.metrics.matrix import Accuracies, AccuracyMatrix
+from infssm.metrics.measure import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, Measure, measure_of
 from infssm.metrics.measures import aa_curve, per_task_forgetting, per_task_transfer
 from infssm.metrics.summary import Summary, summarize
 
 __all__ = [
+    "ACCURACY",
+    "BITS_PER_BYTE",
+    "BITS_PER_TOKEN",
     "Accuracies",
     "AccuracyMatrix",
     "Confusion",
+    "Measure",
     "Summary",
     "aa_curve",
+    "measure_of",
     "per_task_forgetting",
     "per_task_transfer",
     "summarize",

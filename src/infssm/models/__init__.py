@@ -1,6 +1,6 @@
 """Readable state space backbones on the kernels of infssm, and the registry that builds them."""
 
-from infssm.models._backbone import Backbone, create_model, from_pretrained
+from infssm.models._backbone import Backbone, create_model, from_pretrained, kinds_of_model
 from infssm.models._registry import describe_model, list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
 from infssm.models._weights import check_weights
@@ -35,6 +35,7 @@ __all__ = [
     "describe_model",
     "find_classifier",
     "from_pretrained",
+    "kinds_of_model",
     "list_models",
     "register_model",
 ]

@@ -6,9 +6,11 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -29,6 +31,8 @@ class Backbone(nn.Module, ABC):
     num_classes: int
     head: nn.Module
     cls_index: int | None = None
+    takes: ClassVar[frozenset[str]] = frozenset({"images"})
+    """Kinds of data it is for: ``images``, ``series`` of numbers, ``tokens`` with classes, ``language``."""
     model_name: str | None = None
     model_options: dict[str, Any]
 
@@ -140,6 +144,15 @@ def create_model(
             raise ConfigError(f"model {name!r} is not a Backbone: load its weights yourself")
         load_weights(model, weights)
     return model
+
+
+@cache
+def kinds_of_model(name: str) -> frozenset[str]:
+    """Kinds of data a registered model is for, see ``Backbone.takes``; images where it does not say."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = build(name, {})
+    found: frozenset[str] = getattr(model, "takes", Backbone.takes)
+    return found
 
 
 def from_pretrained(directory: str | os.PathLike[str], **options: Any) -> Any:

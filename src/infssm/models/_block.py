@@ -31,19 +31,26 @@ class Block(nn.Module):
         self.norm = RMSNorm(dim)
         self.drop_path_rate = drop_path_rate
 
-    def forward(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """hidden: [batch, tokens, dim]; residual likewise, or None before the first block."""
+    def forward(self, hidden: Tensor, residual: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """hidden: [batch, tokens, dim]; residual likewise, or None before the first block; mask: [batch, tokens]."""
         if residual is not None:
             hidden = drop_path(hidden, self.drop_path_rate, self.training)
         hidden, residual = self.norm(hidden, residual)
-        return self.mixer(hidden), residual
+        return self.mixer(hidden) if mask is None else self.mixer(hidden, mask=mask), residual
 
 
-def run_blocks(layers: nn.ModuleList, norm_f: RMSNorm, tokens: Tensor, *, drop_path_rate: float = 0.0) -> Tensor:
-    """Run all blocks and the final norm on tokens [batch, tokens, dim]."""
+def run_blocks(
+    layers: nn.ModuleList,
+    norm_f: RMSNorm,
+    tokens: Tensor,
+    *,
+    drop_path_rate: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Run all blocks and the final norm on tokens [batch, tokens, dim]; mask: [batch, tokens], False where padded."""
     hidden, residual = tokens, None
     for layer in layers:
-        hidden, residual = layer(hidden, residual)
+        hidden, residual = layer(hidden, residual, mask)
     features: Tensor = norm_f(drop_path(hidden, drop_path_rate, norm_f.training), residual)[0]
     return features
 

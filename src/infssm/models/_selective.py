@@ -84,10 +84,13 @@ class Direction(NamedTuple):
         return rows
 
 
-def run_directions(mixer: SSMMixer, xz: Tensor, ways: Sequence[Direction], *, out_scale: float = 1.0) -> Tensor:
+def run_directions(
+    mixer: SSMMixer, xz: Tensor, ways: Sequence[Direction], *, out_scale: float = 1.0, mask: Tensor | None = None
+) -> Tensor:
     """The sum of all directions' outputs, times ``out_scale``: in one call where it can be, else one by one.
 
-    xz: [batch, tokens, 2 channels], what is scanned and what gates it.
+    xz: [batch, tokens, 2 channels], what is scanned and what gates it. mask: [batch, tokens], False where padded; the
+    states say so.
     """
     tap, stop = mixer.tap, mixer.tap is not None and mixer.tap.stop
     known = [weights for way in ways if (weights := way.weights()) is not None]
@@ -95,14 +98,14 @@ def run_directions(mixer: SSMMixer, xz: Tensor, ways: Sequence[Direction], *, ou
     # checkpoint's recomputation takes the way that the forward took.
     if stop or len(known) < len(ways) or "run_scans" in vars(mixer) or not can_scan_directions(xz, known):
         x, z = xz.chunk(2, dim=-1)
-        first, *others = mixer.run_scans((way.prepare(x, z) for way in ways), out_scale=out_scale)
+        first, *others = mixer.run_scans((way.prepare(x, z) for way in ways), out_scale=out_scale, mask=mask)
         for other in others:
             first = first + other
         return first
     reverse = [way.reverse for way in ways]
     y, states = scan_directions(xz, known, reverse, scale=out_scale, states=tap is not None)
     if tap is not None:
-        mixer.emit([way.states(found, tap) for way, found in zip(ways, states, strict=True)])
+        mixer.emit([way.states(found, tap)._replace(mask=mask) for way, found in zip(ways, states, strict=True)])
     return y
 
 

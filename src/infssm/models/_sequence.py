@@ -6,6 +6,7 @@ transformers' Mamba and Mamba2 load too.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Literal
 
 import torch
@@ -35,13 +36,24 @@ class SequenceEncoder(nn.Module):
         self.layers = nn.ModuleList(Block(d_model, mixer) for mixer in mixers)
         self.norm_f = RMSNorm(d_model)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Run all blocks and the final norm on embedded tokens [batch, tokens, dim]."""
-        return run_blocks(self.layers, self.norm_f, tokens)
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Run all blocks and the final norm on embedded tokens [batch, tokens, dim]; mask: [batch, tokens]."""
+        return run_blocks(self.layers, self.norm_f, tokens, mask=mask)
 
 
 class _SequenceBackbone(Backbone):
     backbone: SequenceEncoder
+
+    @abstractmethod
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Reduce features to what the head sees; ``mask``: [batch, tokens], False where padded."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits. ``mask``: [batch, tokens], False where ``x`` is padded at the end: no state and no mean counts it."""
+        if mask is None:
+            return super().forward(x)
+        logits: Tensor = self.head(self.pool(self.backbone(self.embed(x), mask), mask))
+        return logits
 
     def embed(self, x: Tensor) -> Tensor:
         """Embed ids [batch, tokens] (or values [batch, tokens, in_dim]): [batch, tokens, dim]."""
@@ -65,6 +77,8 @@ class _SequenceBackbone(Backbone):
 class SequenceClassifier(_SequenceBackbone):
     """Pooled features of a sequence -> logits [batch, num_classes]."""
 
+    takes = frozenset({"series", "tokens"})
+
     def __init__(self, backbone: SequenceEncoder, *, d_model: int, num_classes: int, pooling: Pooling = "mean") -> None:
         super().__init__()
         if pooling not in ("mean", "last"):
@@ -73,8 +87,10 @@ class SequenceClassifier(_SequenceBackbone):
         self.backbone = backbone
         self.head = self.make_head(num_classes)
 
-    def pool(self, features: Tensor) -> Tensor:
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean over tokens, or the last token: [batch, dim]."""
+        if mask is not None:
+            return mean_of_tokens(features, mask) if self.pooling == "mean" else last_token(features, mask)
         return features.mean(dim=1) if self.pooling == "mean" else features[:, -1]
 
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -85,6 +101,8 @@ class SequenceClassifier(_SequenceBackbone):
 
 class LanguageModel(_SequenceBackbone):
     """Ids [batch, tokens] -> next-token logits [batch, tokens, vocab_size]; output and embedding may share weights."""
+
+    takes = frozenset({"language"})
 
     def __init__(
         self, backbone: SequenceEncoder, *, d_model: int, vocab_size: int, tie_embeddings: bool = True
@@ -102,7 +120,7 @@ class LanguageModel(_SequenceBackbone):
         """The output layer."""
         return self.lm_head
 
-    def pool(self, features: Tensor) -> Tensor:
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002 - padding is no target
         """Every token is predicted from: features as they are."""
         return features
 
@@ -127,6 +145,17 @@ class LanguageModel(_SequenceBackbone):
         if not torch.equal(state.setdefault("lm_head.weight", embedding), embedding):
             raise CheckpointError("lm_head and embedding of the checkpoint differ: create with tie_embeddings=False")
         return state
+
+
+def mean_of_tokens(features: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``features: [batch, tokens, dim]`` over the tokens that ``mask: [batch, tokens]`` keeps: [batch, dim]."""
+    kept = mask[..., None].to(features.dtype)
+    return (features * kept).sum(dim=1) / kept.sum(dim=1)
+
+
+def last_token(features: Tensor, mask: Tensor) -> Tensor:
+    """Features of the last token that ``mask: [batch, tokens]`` keeps: [batch, dim]."""
+    return features[torch.arange(len(mask), device=mask.device), mask.sum(dim=1) - 1]
 
 
 def init_mixers(mixers: list[Any]) -> list[SSMMixer]:

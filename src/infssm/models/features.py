@@ -70,6 +70,12 @@ def find_classifier(model: nn.Module) -> Classifier:
     return Classifier(model.get_submodule(owner), name)
 
 
+def output_layer(model: nn.Module) -> nn.Module:
+    """The layer whose input are the features: the classifier, of a language model its output layer."""
+    output = getattr(model, "lm_head", None)
+    return output if isinstance(output, nn.Module) else find_classifier(model).module
+
+
 class _Reached(BaseException):
     """Ends a forward at the classifier; not an Exception, so that no handler inside a model swallows it."""
 
@@ -80,13 +86,13 @@ class _Reached(BaseException):
 def features(model: nn.Module, x: Tensor | Mapping[str, Any], **kwargs: Any) -> Tensor:
     """Features ``[b, d]`` of ``x: [b, ...]``: what the classifier is given, which does not run itself.
 
-    A mapping stands for ``model(**x)``.
+    Of a language model what its output layer is given, ``[b, tokens, d]``. A mapping stands for ``model(**x)``.
     """
 
     def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         raise _Reached(args[0])
 
-    handle = find_classifier(model).module.register_forward_pre_hook(stop)
+    handle = output_layer(model).register_forward_pre_hook(stop)
     try:
         model(**x, **kwargs) if isinstance(x, Mapping) else model(x, **kwargs)
     except _Reached as reached:
@@ -95,7 +101,7 @@ def features(model: nn.Module, x: Tensor | Mapping[str, Any], **kwargs: Any) -> 
         raise ConfigError(f"the forward of {type(model).__name__} does not call its classifier")
     finally:
         handle.remove()
-    if found.ndim != 2:
+    if found.ndim != 2 and not isinstance(getattr(model, "lm_head", None), nn.Module):
         raise ConfigError(
             f"the classifier of {type(model).__name__} must be given one feature vector per sample, [b, d]; got "
             f"{tuple(found.shape)}"

@@ -37,9 +37,9 @@ class MambaMixer(SSMMixer):
         """The parameters of the scan."""
         return Direction(self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden: [batch, tokens, d_model]."""
-        mixed: Tensor = self.out_proj(run_directions(self, self.in_proj(hidden), [self.direction]))
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """hidden: [batch, tokens, d_model]; mask: [batch, tokens], False where padded at the end."""
+        mixed: Tensor = self.out_proj(run_directions(self, self.in_proj(hidden), [self.direction], mask=mask))
         return mixed
 
     def state_parameters(self, which: str) -> list[StateRows]:
@@ -65,6 +65,13 @@ def mamba_nano(*, d_model: int = 96, n_layer: int = 4, **options: Any) -> Sequen
 def mamba_130m(*, d_model: int = 768, n_layer: int = 24, **options: Any) -> SequenceClassifier:
     """Mamba-130m as a sequence classifier; the backbone of state-spaces/mamba-130m loads into it."""
     return classifier(_mixers(d_model, n_layer, options), d_model=d_model, **options)
+
+
+@register_model("mamba_lm_nano")
+def mamba_lm_nano(*, d_model: int = 96, n_layer: int = 4, **options: Any) -> LanguageModel:
+    """Small Mamba language model, of bytes unless ``vocab_size`` is given."""
+    mixers = _mixers(d_model, n_layer, options)
+    return language_model(mixers, d_model=d_model, **{"vocab_size": 256, "tie_embeddings": False, **options})
 
 
 @register_model("mamba_lm_130m")

@@ -74,8 +74,8 @@ class Mamba2Mixer(SSMMixer):
         self.norm = RMSNormGated(inner, groups=ngroups)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden: [batch, tokens, d_model]."""
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """hidden: [batch, tokens, d_model]; mask: [batch, tokens], False where padded at the end."""
         z, xbc, dt = self.in_proj(hidden).split([self.d_inner, self.conv1d.in_channels, self.nheads], dim=-1)
         xbc = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias)
         width = self.ngroups * self.d_state
@@ -86,7 +86,7 @@ class Mamba2Mixer(SSMMixer):
         a = -torch.exp(at_least_float32(self.A_log))
         if self.tap is not None:
             with beside_checkpoint():
-                self.emit([self._states(dt, a, b, c, self.tap)])
+                self.emit([self._states(dt, a, b, c, self.tap)._replace(mask=mask)])
         y = scan_heads(ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
         mixed: Tensor = self.out_proj(self.norm(y))
         return mixed
@@ -140,6 +140,13 @@ def mamba2_nano(*, d_model: int = 96, n_layer: int = 4, **options: Any) -> Seque
 def mamba2_130m(*, d_model: int = 768, n_layer: int = 24, **options: Any) -> SequenceClassifier:
     """Mamba-2-130m as a sequence classifier; the backbone of state-spaces/mamba2-130m loads into it."""
     return classifier(_mixers(d_model, n_layer, options), d_model=d_model, **{"vocab_size": 50288, **options})
+
+
+@register_model("mamba2_lm_nano")
+def mamba2_lm_nano(*, d_model: int = 96, n_layer: int = 4, **options: Any) -> LanguageModel:
+    """Small Mamba-2 language model, of bytes unless ``vocab_size`` is given."""
+    mixers = _mixers(d_model, n_layer, options := {"d_state": 16, "headdim": 32, **options})
+    return language_model(mixers, d_model=d_model, **{"vocab_size": 256, "tie_embeddings": False, **options})
 
 
 @register_model("mamba2_lm_130m")

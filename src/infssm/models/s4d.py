@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.models._backbone import Backbone
 from infssm.models._registry import register_model
+from infssm.models._sequence import mean_of_tokens
 from infssm.models.mixer import RawStates, SSMMixer, StateRows, at_least_float32, beside_checkpoint, check_state_set
 
 Discretization = Literal["zoh", "bilinear"]
@@ -152,6 +153,8 @@ class S4DMixer(SSMMixer):
 class S4DModel(Backbone):
     """Stack of S4D layers with residuals and layer norms; real sequences [batch, tokens, in_dim] -> logits."""
 
+    takes = frozenset({"series"})
+
     def __init__(
         self,
         *,
@@ -183,9 +186,14 @@ class S4DModel(Backbone):
             tokens = tokens + layer(norm(tokens)) if self.prenorm else norm(tokens + layer(tokens))
         return tokens
 
-    def pool(self, features: Tensor) -> Tensor:
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean over tokens: [batch, dim]."""
-        return features.mean(dim=1)
+        return features.mean(dim=1) if mask is None else mean_of_tokens(features, mask)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits. ``mask``: [batch, tokens], False where ``x`` is padded at the end: the mean leaves it out."""
+        logits: Tensor = self.head(self.pool(self.forward_features(x), mask))
+        return logits
 
     def no_weight_decay(self) -> set[str]:
         """The parameters of the state spaces other than C."""

@@ -5,6 +5,7 @@ from infssm.presets._fast import fast_dev_config
 from infssm.presets._load import (
     VARIANTS,
     Preset,
+    is_job,
     list_benchmarks,
     list_presets,
     load_preset,
@@ -28,6 +29,7 @@ __all__ = [
     "describe",
     "estimate",
     "fast_dev_config",
+    "is_job",
     "list_benchmarks",
     "list_presets",
     "load_preset",

@@ -31,7 +31,7 @@ class Estimate:
 
     tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimiser,
     activations of a step and the head's statistics. seconds: training and evaluation. head: name of the head that keeps
-    ``statistics`` bytes from task to task, in checkpoints too.
+    ``statistics`` bytes from task to task, in checkpoints too. word: what the samples are called.
     """
 
     tasks: tuple[tuple[int, int, int, int, int], ...]
@@ -40,6 +40,7 @@ class Estimate:
     seconds: float
     head: str
     statistics: int
+    word: str = "images"
 
     @property
     def fits(self) -> bool:
@@ -59,7 +60,7 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [
-            f"task {index}: {classes} classes, {train:,} / {val:,} / {test:,} images to train / validate / test, "
+            f"task {index}: {classes} classes, {train:,} / {val:,} / {test:,} {self.word} to train / validate / test, "
             f"{steps:,} steps"
             for index, (classes, train, val, test, steps) in enumerate(self.tasks)
         ]
@@ -102,6 +103,7 @@ def _measure(config: RunConfig) -> Estimate:
         training + evaluation,
         setup.method.head.name,
         statistics,
+        stream.facts.word,
     )
 
 
@@ -153,7 +155,7 @@ def _time_task(setup: Setup, task: Task, *, after: Task | None = None) -> tuple[
 def _few(setup: Setup, task: Task, count: int = _IMAGES) -> Batch:
     """Some images of a task as a training batch, at most a whole one."""
     batch = next(iter(setup.train_loader(task, 0)))
-    parts = (batch.x, batch.y, batch.soft, batch.raw, batch.index)
+    parts = (batch.x, batch.y, batch.soft, batch.raw, batch.index, batch.mask)
     return Batch(*(None if part is None else part[:count] for part in parts))  # type: ignore[arg-type]
 
 
@@ -172,10 +174,10 @@ def _counting(counted: dict[int, int], setup: Setup) -> Callable[[Tensor], Tenso
 
 def _time_forward(setup: Setup, task: Task) -> float:
     """Seconds per image of an evaluation."""
-    x = _few(setup, task, 16).x
-    module = setup.method.module.eval()
+    batch = _few(setup, task, 16)
+    x, module = batch.inputs, setup.method.module.eval()
     with torch.no_grad():
-        return _seconds(lambda: module(x)) / len(x)
+        return _seconds(lambda: module(**x) if isinstance(x, Mapping) else module(x)) / len(batch)
 
 
 def _evaluated(setup: Setup, tasks: list[Task]) -> int:

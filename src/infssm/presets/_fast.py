@@ -12,7 +12,8 @@ from infssm.train import RunConfig, load_config, merge, to_dict
 
 FAST = {"epochs": 1, "task0_epochs": 1, "limit_batches": 2}
 """Two steps per task: does it work?"""
-_LAYOUTS = ("caltech256", "cifar100", "cub200", "imagenet-r")
+_LAYOUTS = ("caltech256", "cifar100", "cub200", "imagenet-r", "speech-digits")
+_SEQUENCES = ("speech-digits", "stdlib-text")
 _DEPTH = 2
 _SMALLER: dict[str, dict[str, Any]] = {
     "ewc": {"fisher_samples": 4},
@@ -24,27 +25,30 @@ _SMALLER: dict[str, dict[str, Any]] = {
 def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunConfig:
     """A run of ``config`` that takes a second: two tasks, two steps each, a two-layer Vim-nano on 32 x 32 pixels.
 
-    The paper's data sets are replaced by generated images in their real layout, written under ``folder`` unless they
-    are there; other data sets stay what they are. Results mean nothing; that the run passes does.
+    Sequences keep their model, two layers of it. Data sets to download are replaced by generated ones in their layout,
+    written under ``folder`` unless they are there; other data sets stay what they are. Results mean nothing; that the
+    run passes does.
     """
     known = config.data.name in _LAYOUTS
     if known:
         _write_images(config.data.name, Path(folder))
-    data: dict[str, Any] = {"train_per_class": 1, "test_per_class": 1, "image_size": 32}
+    sequences = config.data.name in _SEQUENCES
+    data: dict[str, Any] = {"train_per_class": 1, "test_per_class": 1, "image_size": None if sequences else 32}
     if known:
         data |= {"root": os.fspath(folder), "num_tasks": 2, "base_classes": None, "tasks": None}
-    elif config.data.name in ("digits", "synthetic"):
+    elif config.data.name in ("digits", "synthetic", "stdlib-text"):
         data["num_tasks"] = 2
     changes = {
         "benchmark": None,
         "data": data,
-        "model": {"name": "vim_nano", "weights": None},
+        "model": {"name": config.model.name if sequences else "vim_nano", "weights": None},
         "train": FAST | {"batch_size": 4, "eval_batch_size": 2, "task0": "train", "num_workers": 0},
         "method": _smaller_method(config),
         "out": os.fspath(Path(folder) / "runs"),
     }
     values = merge(to_dict(config), changes)
-    values["model"]["options"] = {"depth": _DEPTH, "embed_dim": 16, "patch_size": 8}
+    small = {"n_layer": _DEPTH, "d_model": 16} if sequences else {"depth": _DEPTH, "embed_dim": 16, "patch_size": 8}
+    values["model"]["options"] = small
     return load_config(values)
 
 

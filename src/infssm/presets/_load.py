@@ -100,17 +100,25 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
     )
 
 
-def main_job(changes: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
+def main_job(
+    changes: Mapping[str, Any] | None = None, name: str = _MAIN_JOB
+) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
     """What ``infssm run`` does without arguments: the set-up of ``digits/5-task``, and its methods side by side.
 
     The first method trains task 0 for all. With ``changes`` to the model, the data set or its images, which its
-    weights to start from may not fit, the set-up begins from scratch.
+    weights to start from may not fit, the set-up begins from scratch. ``name``: another benchmark of ours.
     """
-    bench = copy.deepcopy(_benchmark(_MAIN_JOB))
+    bench = copy.deepcopy(_benchmark(name))
     methods = tuple({"name": name, **row.get("method", {})} for name, row in bench["methods"].items())
     data = (changes or {}).get("data", {})
     other = not isinstance(data, Mapping) or not {"name", "image_size", "options"}.isdisjoint(data)
-    return _set_up(bench, start=not other and "model" not in (changes or {})), methods
+    values = _set_up(bench, start=not other and "model" not in (changes or {}))
+    return values if name == _MAIN_JOB else values | {"benchmark": name}, methods
+
+
+def is_job(name: str) -> bool:
+    """Whether a name is that of a benchmark whose methods run side by side: one of ours, not of the paper."""
+    return name in list_benchmarks() and not _benchmark(name)["sources"]
 
 
 def _set_up(bench: Mapping[str, Any], *, start: bool = True) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 
+from infssm.data import TaskStream
+from infssm.errors import ConfigError
 from infssm.executors import Job, make_plan
+from infssm.integrations.language import is_hub
+from infssm.methods import check_suits
+from infssm.models import kinds_of_model
 from infssm.presets._fast import FAST
 from infssm.presets._load import main_job
 from infssm.train import RunConfig, expand_overrides, load_config, merge, parse_overrides, run_path
@@ -26,12 +31,14 @@ def plan(
     data_root: str | None = None,
     out: str | None = None,
     fast_dev_run: bool = False,
+    job: str | None = None,
 ) -> list[Job]:
     """Jobs of validated configurations: one per seed and choice from the lists of values among the ``overrides``.
 
-    Without a ``source`` and without a method among the ``overrides``, each of these stands for the main job's methods.
-    Data without a model get one that fits (see :func:`~infssm.train.config.fitting.fitted`). Runs that train task 0
-    alike share its model (see :func:`~infssm.executors.make_plan`).
+    Without a ``source`` and without a method among the ``overrides``, each of these stands for the main job's methods,
+    or those of the benchmark ``job``. Data without a model get one that fits (see
+    :func:`~infssm.train.config.fitting.fitted`). Runs that train task 0 alike share its model (see
+    :func:`~infssm.executors.make_plan`).
     """
     fixed: dict[str, Any] = {}
     if out is not None:
@@ -45,7 +52,7 @@ def plan(
     for seed in [None] if seeds is None else seeds:
         settled = fixed if seed is None else {**fixed, "seed": seed}
         for chosen in expand_overrides(overrides):
-            configs += _configs(source, parse_overrides(chosen), settled, fits)
+            configs += _configs(source, parse_overrides(chosen), settled, fits, job)
     return make_plan(configs)
 
 
@@ -67,19 +74,34 @@ def _configs(
     changes: Mapping[str, Any],
     fixed: Mapping[str, Any],
     fits: Callable[[Mapping[str, Any]], dict[str, Any]],
+    job: str | None,
 ) -> list[RunConfig]:
     """The configuration of one choice, or one for each of the main job's methods."""
-    base, methods = main_job(changes) if source is None else ({}, ())
+    named = {} if job is None else {"name": job}
+    base, methods = main_job(changes, **named) if source is None else ({}, ())
     given = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
     chosen = merge(given, changes)
     load_config(chosen)  # what is wrong in it is told before data are looked at
-    base = merge(merge(base, fits(chosen)), given)
+    base = merge(merge(base, fits(chosen) if job is None else {}), given)
+    methods = tuple(method for method in methods if _suits(method["name"], base))
     configs = []
     for method in methods if methods and "method" not in changes else (None,):
         values = base if method is None else {**base, "method": method}
         configs.append(load_config(merge(merge(values, changes), fixed)))
         check_config(configs[-1])
     return configs
+
+
+def _suits(method: str, base: Mapping[str, Any]) -> bool:
+    """Whether one of a job's methods works on the data that the job's model is for."""
+    model, by = base["model"]["name"], base["data"].get("by")
+    if is_hub(model) or "images" not in (kinds := kinds_of_model(model)):
+        kind = "series" if not is_hub(model) and "series" in kinds else "language"
+        try:
+            check_suits(method, kind, domains=kind == "language" or by not in (None, "class"))
+        except ConfigError:
+            return False
+    return True
 
 
 def describe(config: RunConfig) -> str:
@@ -89,11 +111,18 @@ def describe(config: RunConfig) -> str:
     parameters = sum(p.numel() for p in setup.method.module.parameters())
     epochs = [setup.epochs(t) for t in range(setup.stream.num_tasks)]
     return (
-        f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks of "
-        f"{_shares(setup.stream.task_sizes)} classes, {sizes['train']:,} / {sizes['val']:,} / "
-        f"{sizes['test']:,} images, {config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
+        f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks {_of(setup.stream)}, "
+        f"{sizes['train']:,} / {sizes['val']:,} / {sizes['test']:,} {setup.stream.facts.word}, "
+        f"{config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
         f"seed {config.seed} -> {run_path(config)}"
     )
+
+
+def _of(stream: TaskStream) -> str:
+    """What the tasks are of."""
+    if stream.domains:
+        return f"in new domains ({', '.join(stream.domains)})"
+    return f"of {_shares(stream.task_sizes)} classes"
 
 
 def _shares(sizes: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infssm._processes import this_share
 from infssm.errors import CheckpointError, ConfigError
-from infssm.replay._gathering import gather_rows
+from infssm.replay._gathering import gather_rows, largest
 
 FIELDS: Mapping[str, torch.dtype] = {
     "image": torch.uint8,
@@ -18,14 +18,22 @@ FIELDS: Mapping[str, torch.dtype] = {
     "task": torch.int64,
     "logits": torch.float32,
     "features": torch.float32,
+    "series": torch.float32,
+    "tokens": torch.int64,
+    "length": torch.int64,
 }
-"""What an entry may hold. ``image: [c, h, w]`` before augmentation, ``logits: [K]``, ``features: [...]``."""
+"""What an entry may hold. ``image: [c, h, w]`` before augmentation, ``logits: [K]``, ``features: [...]``.
+
+Sequences, padded with zeros after their ``length``: ``series: [time, width]``, ``tokens: [time]``."""
+_TIMED = ("series", "tokens")
+"""Fields whose entries grow with the longest sequence."""
 
 
 class Buffer:
     """Up to ``capacity`` entries of the fields declared in ``stores``, on the CPU.
 
-    Memory for all entries is taken at the first write, when the shape of one entry is known, and never grows. All
+    Memory for all entries is taken at the first write, when the shape of one entry is known, and grows only where a
+    longer sequence comes. All
     randomness comes from the buffer's own generator, seeded by ``seed``: processes that write the same rows
     (see :meth:`gather`) hold the same buffer and draw the same entries.
     """
@@ -81,13 +89,20 @@ class Buffer:
         if set(rows) != set(self.stores):
             raise ConfigError(f"this buffer stores {', '.join(self.stores)}; got {', '.join(rows)}")
         typed = {field: _as(FIELDS[field], field, values.detach()) for field, values in rows.items()}
+        for field in _TIMED:
+            if field in typed:
+                typed[field] = _widened(typed[field], largest(typed[field].shape[1]))
         return {field: gather_rows(values).cpu() for field, values in typed.items()}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
         """Put ``rows`` (each ``[m, ...]``) into ``slots: [m]``, all different and next to the filled part or in it."""
         if not self._data:
             self._data = {f: torch.zeros(self.capacity, *rows[f].shape[1:], dtype=FIELDS[f]) for f in self.stores}
+        rows = dict(rows)
         for field in self.stores:
+            if field in _TIMED:
+                time = max(rows[field].shape[1], self._data[field].shape[1])
+                self._data[field], rows[field] = (_widened(t, time) for t in (self._data[field], rows[field]))
             if rows[field].shape[1:] != self._data[field].shape[1:]:
                 raise ConfigError(
                     f"buffer entries have {field} of shape {tuple(self._data[field].shape[1:])}, "
@@ -123,6 +138,15 @@ class Buffer:
         if data:
             self.write(torch.arange(len(data["label"])), data)
         self.generator.set_state(state["generator"].cpu())
+
+
+def _widened(values: Tensor, time: int) -> Tensor:
+    """``values: [b, shorter, ...]`` with zeros after their end: ``[b, time, ...]``."""
+    if values.shape[1] == time:
+        return values
+    wide = values.new_zeros(len(values), time, *values.shape[2:])
+    wide[:, : values.shape[1]] = values
+    return wide
 
 
 def _as(dtype: torch.dtype, field: str, values: Tensor) -> Tensor:

@@ -32,6 +32,11 @@ def _counts(rows: Tensor, world: int) -> list[int]:
     return [int(size) for size in sizes]
 
 
+def largest(number: int) -> int:
+    """The largest of all processes' numbers."""
+    return int(gather_rows(torch.tensor([number])).max())
+
+
 def gather_in_graph(rows: Tensor) -> Tensor:
     """:func:`gather_rows` with gradients to this process's own rows, for losses that compare rows with each other.
 

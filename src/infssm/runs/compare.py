@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from infssm.errors import ConfigError
-from infssm.metrics import AccuracyMatrix, Summary, summarize
+from infssm.metrics import ACCURACY, AccuracyMatrix, Measure, Summary, summarize
 from infssm.runs.directory import RunDirectory
 from infssm.runs.settings import counting
 
@@ -44,16 +44,21 @@ class Row:
     names_per_task: tuple[tuple[str, ...], ...] = ()
 
     @property
+    def measure(self) -> Measure:
+        """What the matrices hold."""
+        return self.matrices[0].measure
+
+    @property
     def aa_curve(self) -> list[float]:
-        """AA after every task, mean over seeds, in percent."""
-        return [100 * float(v) for v in np.mean([m.aa_curve for m in self.matrices], axis=0)]
+        """AA after every task, mean over seeds, as shown: in percent, or bits."""
+        return [self.measure.scale * float(v) for v in np.mean([m.aa_curve for m in self.matrices], axis=0)]
 
     @property
     def aa_range(self) -> tuple[list[float], list[float]] | tuple[()]:
-        """Lowest and highest AA of the seeds after every task, in percent; empty for one seed."""
+        """Lowest and highest AA of the seeds after every task, as shown; empty for one seed."""
         if len(self.matrices) < 2:
             return ()
-        curves = 100 * np.array([m.aa_curve for m in self.matrices])
+        curves = self.measure.scale * np.array([m.aa_curve for m in self.matrices])
         return curves.min(0).tolist(), curves.max(0).tolist()
 
     @property
@@ -65,6 +70,8 @@ class Row:
         aa = self.measures["aa"]
         if aa.std is not None:
             return aa.std / math.sqrt(aa.runs)
+        if self.measure != ACCURACY:
+            return None
         final = self.matrices[0].class_incremental
         variances = final.values[-1] * (1 - final.values[-1]) / final.samples
         error = float(np.sqrt(variances.sum())) / len(variances)
@@ -72,9 +79,10 @@ class Row:
 
     @property
     def forgetting(self) -> list[float]:
-        """Forgetting per task, mean over seeds, in points."""
+        """Forgetting per task, mean over seeds, as shown: in points, or bits."""
         return [
-            100 * float(v) for v in np.mean([m.class_incremental.forgetting_per_task() for m in self.matrices], axis=0)
+            self.measure.scale * float(v)
+            for v in np.mean([m.class_incremental.forgetting_per_task() for m in self.matrices], axis=0)
         ]
 
 
@@ -117,7 +125,7 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
 def _row(members: list[tuple[RunDirectory, dict[str, Any]]], benchmark: str, label: str) -> Row:
     matrices = tuple(run.matrix() for run, _ in members)
     seeds = tuple(config["seed"] for _, config in members)
-    found = {tuple(c.names_per_task) if (c := run.confusion()) else () for run, _ in members}
+    found = {tuple(run.names_per_task()) for run, _ in members}
     return Row(benchmark, label, seeds, summarize(matrices), matrices, found.pop() if len(found) == 1 else ())
 
 
@@ -163,6 +171,8 @@ def _compared(config: dict[str, Any]) -> dict[str, Any]:
 def _verdict(rows: list[Row]) -> str:
     if len(rows) < 2 or any(math.isnan(row.measures["fm"].mean) for row in rows):
         return ""
+    if rows[0].measure != ACCURACY:
+        return _verdict_bits(rows)
     best = max(rows, key=lambda row: row.measures["aa"].mean)
     base = next((row for row in rows if row.label == "seq"), None)
     aa, fm = _percent(best, "aa"), _percent(best, "fm")
@@ -183,6 +193,24 @@ def _verdict(rows: list[Row]) -> str:
     return (
         f"{best.label} has the highest AA: {aa:.1f} % against {base_aa:.1f} % for plain sequential training "
         f"({aa - base_aa:+.1f} points), with FM {fm:.1f} against {base_fm:.1f} points{noise}{tail}."
+    )
+
+
+def _verdict_bits(rows: list[Row]) -> str:
+    """Of language: what has the fewest bits, what that costs on the newest tasks, and plain training beside it."""
+    base = next((row for row in rows if row.label == "seq"), None)
+    best = min((row for row in rows if row is not base), key=lambda row: row.measures["aa"].mean)
+    seeds = "" if all(len(row.seeds) > 1 for row in rows) else "; one seed, so differences may be noise"
+    forgotten = best.measures["fm"].mean
+    said = f"{best.label} has {best.measures['aa'].mean:.3f} {best.measure.title} and forgets {forgotten:.3f}"
+    if base is None:
+        return f"{said}{seeds}."
+    plain = base.measures["fm"].mean
+    newest = 100 * (best.measures["newest"].mean / base.measures["newest"].mean - 1)
+    share = f" ({100 * forgotten / plain:.0f} % of it)" if plain > 0 else ""
+    return (
+        f"{said}; plain sequential training has {base.measures['aa'].mean:.3f} and forgets {plain:.3f}{share}. On the "
+        f"newest task it takes {newest:+.1f} % bits{seeds}."
     )
 
 

@@ -258,6 +258,13 @@ class RunDirectory:
         values = self._json(names.CONFUSION)
         return self._parsed(names.CONFUSION, lambda: Confusion.from_json(values))
 
+    def names_per_task(self) -> list[tuple[str, ...]]:
+        """What each task is of, its classes or its domain; empty where that was not recorded."""
+        if os.path.lexists(self.path / names.STREAM) and (domains := self.stream().get("domains")):
+            return [(str(domain),) for domain in domains]
+        confusion = self.confusion()
+        return confusion.names_per_task if confusion else []
+
     def metrics(self) -> list[dict[str, Any]]:
         """All metric lines, oldest first; a last line cut short by a crash is left out."""
         if not os.path.lexists(self.metrics_path):

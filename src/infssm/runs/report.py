@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from infssm.errors import InfssmError
-from infssm.metrics import AccuracyMatrix, Confusion
+from infssm.metrics import ACCURACY, AccuracyMatrix, Confusion, Measure
 from infssm.runs import names, page, svg
 from infssm.runs.directory import RunDirectory
 
@@ -54,26 +54,15 @@ def render_report(run: RunDirectory) -> str:
     state = "" if run.complete else f" · {matrix.steps} of {matrix.num_tasks} tasks so far"
     if config["data"].get("evaluate") == "val":
         state += " · on validation images"
-    confusion = run.confusion()
-    classes = confusion.names_per_task if confusion else []
+    confusion, classes, measure = run.confusion(), run.names_per_task(), matrix.measure
+    lost = f"From a task's best {measure.title} to its final one."
     parts = [
         page.tiles(_headline(matrix, metrics)),
         page.columns(
             [
-                page.card(
-                    "Accuracy after each task, %",
-                    accuracy_map(matrix.class_incremental.values, classes) + page.tasks(classes),
-                    "Decided among all classes seen so far.",
-                ),
-                page.card(
-                    "Task-incremental accuracy, %",
-                    accuracy_map(matrix.task_incremental.values, classes),
-                    "Decided inside the image's own task.",
-                ),
-                page.card("Average accuracy, %", _curves(matrix)),
-                page.card(
-                    "Forgetting per task, points", _forgetting(matrix), "From a task's best accuracy to its final one."
-                ),
+                *_matrices(matrix, classes),
+                page.card(f"Average {measure.title}, {measure.unit}", _curves(matrix)),
+                page.card(f"Forgetting per task, {measure.change}", _forgetting(matrix), lost),
                 page.card("Loss terms", _losses(metrics), "Mean per epoch, weights applied, logarithmic scale."),
                 page.card("Learning rate", _rates(metrics)),
             ]
@@ -86,28 +75,56 @@ def render_report(run: RunDirectory) -> str:
     return page.page(f"{method}", subtitle, parts)
 
 
+def _matrices(matrix: AccuracyMatrix, classes: Sequence[Sequence[str]]) -> list[str]:
+    """What every task is at after every task."""
+    measure, domains = matrix.measure, matrix.of_domains
+    first = page.card(
+        f"{measure.title.capitalize()} after each task, {measure.unit}",
+        accuracy_map(matrix.all_values, classes, measure) + page.tasks(classes),
+        "Domains to come are tested too." if domains else "Decided among all classes seen so far.",
+    )
+    if domains:
+        return [first]
+    inside = page.card(
+        "Task-incremental accuracy, %",
+        accuracy_map(matrix.task_incremental.values, classes),
+        "Decided inside the image's own task.",
+    )
+    return [first, inside]
+
+
 def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    values = matrix.summary()
-    tiles = [
-        ("AA, %", f"{100 * values['aa']:.2f}"),
-        ("AIA, %", f"{100 * values['aia']:.2f}"),
-        ("FM, points", "–" if matrix.steps < 2 else f"{100 * values['fm']:.2f}"),
-        ("task-incremental AA, %", f"{100 * values['til_aa']:.2f}"),
-    ]
+    values, measure = matrix.summary(), matrix.measure
+    if measure == ACCURACY:
+        tiles = [("AA, %", measure.show(values["aa"])), ("AIA, %", measure.show(values["aia"]))]
+        tiles.append(("FM, points", measure.show(values["fm"])))
+    else:
+        tiles = [(measure.title, measure.show(values["aa"])), ("perplexity", f"{2 ** values['aa']:.2f}")]
+        tiles.append(("forgetting, bits", measure.show(values["fm"])))
+    if matrix.of_domains:
+        tiles.append((f"newest task, {measure.unit}", measure.show(values["newest"])))
+        tiles.append((f"backward transfer, {measure.change}", measure.show(values["bwt"])))
+        tiles.append((f"forward transfer, {measure.change}", measure.show(values["fwt"])))
+    else:
+        tiles.append(("task-incremental AA, %", measure.show(values["til_aa"])))
     speeds = [line["images_per_s"] for line in metrics if line["kind"] == "epoch"]
     if speeds:
-        tiles.append(("images/s in training", f"{sum(speeds) / len(speeds):,.0f}"))
+        tiles.append(
+            (f"{'samples' if matrix.of_domains else 'images'}/s in training", f"{sum(speeds) / len(speeds):,.0f}")
+        )
     return tiles
 
 
-def accuracy_map(values: Any, names: Sequence[Sequence[str]] = ()) -> str:
+def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Measure = ACCURACY) -> str:
     """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, where they are known."""
 
     def where(i: int, j: int) -> str:
         return f"after task {i}, on task {j}" + (f" ({page.shortened(names[j])})" if j < len(names) else "")
 
-    percent = [[100 * float(v) for v in row] for row in values]
-    return svg.heat_map(percent, x_label="accuracy on task", y_label="after task", where=where)
+    shown = [[measure.scale * float(v) for v in row] for row in values]
+    top = 100.0 if measure == ACCURACY else max((v for row in shown for v in row if v == v), default=1.0)
+    label = f"{measure.title} on task"
+    return svg.heat_map(shown, x_label=label, y_label="after task", where=where, top=top, unit=measure.unit)
 
 
 def _classes(confusion: Confusion) -> list[str]:
@@ -127,22 +144,32 @@ def _classes(confusion: Confusion) -> list[str]:
     return [page.card("What is taken for what, %", chart, note), page.card("Accuracy on each class, %", bars)]
 
 
+def mean_chart(series: Sequence[svg.Series], measure: Measure, steps: Sequence[int]) -> str:
+    """Means over the tasks seen, after each task, as shown."""
+    if measure == ACCURACY:
+        return svg.line_chart(series, x_label="after task", y_label="AA, %", x_ticks=steps, y_range=(0, 102))
+    top = 1.05 * max((v for one in series for v in one.y), default=1.0)
+    return svg.line_chart(series, x_label="after task", y_label=measure.title, x_ticks=steps, y_range=(0, top))
+
+
 def _curves(matrix: AccuracyMatrix) -> str:
     steps = list(range(matrix.steps))
+    if matrix.of_domains:
+        curve = [matrix.measure.scale * float(v) for v in matrix.aa_curve]
+        return mean_chart([svg.Series("tasks seen so far", steps, curve)], matrix.measure, steps)
     series = [
         svg.Series("class-incremental", steps, [100 * float(v) for v in matrix.class_incremental.aa_curve]),
         svg.Series("task-incremental", steps, [100 * float(v) for v in matrix.task_incremental.aa_curve]),
     ]
-    return svg.line_chart(series, x_label="after task", y_label="AA, %", x_ticks=steps, y_range=(0, 102))
+    return mean_chart(series, ACCURACY, steps)
 
 
 def _forgetting(matrix: AccuracyMatrix) -> str:
     if matrix.steps < 2:
         return "<p>One task only: nothing to forget yet.</p>"
-    drops = [100 * float(v) for v in matrix.class_incremental.forgetting_per_task("code")]
-    return svg.bar_chart(
-        [str(t) for t in range(len(drops))], [("forgetting", drops)], x_label="task", y_label="forgetting, points"
-    )
+    drops = [matrix.measure.scale * float(v) for v in matrix.class_incremental.forgetting_per_task("code")]
+    label = f"forgetting, {matrix.measure.change}"
+    return svg.bar_chart([str(t) for t in range(len(drops))], [("forgetting", drops)], x_label="task", y_label=label)
 
 
 def _losses(metrics: Sequence[dict[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 NOT_COUNTING = ("out", "log", "data.root", "train.num_workers", "train.log_every")
 """Settings that say where a run reads and writes, and how fast: its numbers do not depend on them."""
 
-BEFORE = (("data.evaluate", "test"),)
+BEFORE = (("data.evaluate", "test"), ("data.by", None), ("data.bands", None))
 """Values that settings had before they could be set: a run that says so is a run that says nothing."""
 
 

@@ -95,8 +95,10 @@ def heat_map(
     y_label: str,
     where: Callable[[int, int], str],
     names: Sequence[str] | None = None,
+    top: float = 100.0,
+    unit: str = "%",
 ) -> str:
-    """A matrix of percentages, NaN left blank; numbers in the cells while they fit.
+    """A matrix of percentages, or of values up to ``top`` of another unit, NaN left blank; numbers while they fit.
 
     ``where(i, j)`` says what cell (i, j) is, for whoever points at it; ``names`` take the place of the numbers of rows
     and columns.
@@ -105,19 +107,21 @@ def heat_map(
     cell = min(56.0, 440 / max(columns, 1))
     height = cell * 0.72
     margin = 7.2 * max((len(name) for name in names or ()), default=0)
-    left, top = 46 + max(16, margin), 26 + max(0, 0.75 * margin - 8)
-    width, total = left + columns * cell + max(10, 0.7 * margin), top + rows * height + 30
+    left, above = 46 + max(16, margin), 26 + max(0, 0.75 * margin - 8)
+    width, total = left + columns * cell + max(10, 0.7 * margin), above + rows * height + 30
     parts = []
     if names is not None or cell > 12:
         heads = names or [str(j) for j in range(max(rows, columns))]
-        parts += [_head(left + (j + 0.5) * cell, top - 8, heads[j], slanted=margin > cell) for j in range(columns)]
-        parts += [_text(left - 8, top + (i + 0.5) * height + 4, heads[i], anchor="end") for i in range(rows)]
+        parts += [_head(left + (j + 0.5) * cell, above - 8, heads[j], slanted=margin > cell) for j in range(columns)]
+        parts += [_text(left - 8, above + (i + 0.5) * height + 4, heads[i], anchor="end") for i in range(rows)]
+    short = 1 if top == 100 else 2
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             if not math.isnan(value):
-                parts.append(_cell(left + j * cell, top + i * height, cell, height, value, where(i, j)))
+                said = f"{where(i, j)}: {value:.{short + 1}f} {unit}", f"{value:.{short}f}"
+                parts.append(_cell(left + j * cell, above + i * height, cell, height, value / top, *said))
     parts.append(_label(left + columns * cell / 2, total - 8, x_label))
-    parts.append(_label(16, top + rows * height / 2, y_label, turned=True))
+    parts.append(_label(16, above + rows * height / 2, y_label, turned=True))
     return _svg(parts, width, total, f"{y_label} by {x_label}")
 
 
@@ -234,16 +238,16 @@ def _band(line: Series, number: int, x_scale: _Scale, y_scale: _Scale) -> str:
     return f'<polygon class="s{number % SERIES_COLOURS} band" points="{path}"/>'
 
 
-def _cell(x: float, y: float, width: float, height: float, value: float, where: str) -> str:
-    share = min(max(value / 100, 0.0), 1.0)
+def _cell(x: float, y: float, width: float, height: float, share: float, title: str, number: str) -> str:
+    share = min(max(share, 0.0), 1.0)
     text_class = "on-dark" if share > 0.55 else "on-light"
     gap = min(1.0, width / 12)
     box = (
         f'<rect class="cell" x="{x + gap:.1f}" y="{y + gap:.1f}" width="{width - 2 * gap:.1f}" '
         f'height="{height - 2 * gap:.1f}" rx="{3 * gap:.1f}" style="fill-opacity:{0.06 + 0.94 * share:.3f}">'
-        f"<title>{escape(where)}: {value:.2f} %</title></rect>"
+        f"<title>{escape(title)}</title></rect>"
     )
-    return box if width < 30 else box + _text(x + width / 2, y + height / 2 + 4, f"{value:.1f}", kind=text_class)
+    return box if width < 30 else box + _text(x + width / 2, y + height / 2 + 4, number, kind=text_class)
 
 
 def _text(x: float, y: float, text: str, *, kind: str = "tick", anchor: str = "middle") -> str:

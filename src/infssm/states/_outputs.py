@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace
-from infssm.models.features import find_classifier
+from infssm.models.features import output_layer
 from infssm.states._mixers import unwrap
 from infssm.states._recorder import StopForward
 
@@ -58,7 +58,7 @@ class OutputRecorder:
         self._stop = stop
         handles = []
         if self._features:
-            handles.append(feature_layer(unwrap(self._model)).register_forward_pre_hook(self._take_features))
+            handles.append(output_layer(unwrap(self._model)).register_forward_pre_hook(self._take_features))
         if self._logits:
             handles.append(self._model.register_forward_hook(self._take_logits))
         try:
@@ -86,12 +86,6 @@ class OutputRecorder:
 
     def _take_logits(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
         self._seen["logits"] = _at_least_float32(logits_of(output))
-
-
-def feature_layer(model: nn.Module) -> nn.Module:
-    """The layer whose input are the features: the classifier, of a language model its output layer."""
-    output = getattr(model, "lm_head", None)
-    return output if isinstance(output, nn.Module) else find_classifier(model).module
 
 
 def logits_of(output: Any) -> Tensor:

@@ -77,7 +77,7 @@ class TrainedRun:
         """Accuracy of a method's module on a task's test images, among the classes seen up to that task."""
         stream_task = self.setup.stream[task]
         setup = replace(self.setup, method=method)
-        return evaluate(_fabric(), setup, stream_task, seen=stream_task.classes.stop).class_incremental
+        return evaluate(_fabric(), setup, stream_task, seen=stream_task.classes.stop).value
 
 
 @cache

@@ -1,10 +1,11 @@
-"""Accuracy on tasks, class-incremental and task-incremental, while a run works and of one that is saved."""
+"""Tests on tasks, while a run works and of one that is saved: accuracy, or bits of language."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,53 +13,46 @@ from torch import Tensor
 from infssm.data import Split, Task
 from infssm.data.loader import Part
 from infssm.runs import RunDirectory
+from infssm.states import logits_of
 from infssm.train.config import RunConfig, load_config, merge
 from infssm.train.devices import launch
+from infssm.train.scoring import Accuracy, ClassScoring, Score, Scoring, TokenScoring
 from infssm.train.setup import Setup, build, load_weights
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-
-class Accuracy(NamedTuple):
-    """Fractions of ``images`` that are right: among all ``seen`` classes, and inside the image's own task."""
-
-    class_incremental: float
-    task_incremental: float
-    images: int
+__all__ = ["Accuracy", "evaluate", "evaluate_ahead", "evaluate_run", "evaluate_seen"]
 
 
 @torch.no_grad()
 def evaluate(
     fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part = "test", confusion: Tensor | None = None
-) -> Accuracy:
-    """Accuracy of the method's module on one part of a task, with logits [0, seen) to choose from.
+) -> Score:
+    """What the method's module reaches on one part of a task, with logits [0, seen) to choose from.
 
     ``confusion: [seen, seen]``, where given, is added to: images of this process by true and predicted class.
     """
     module = setup.method.module
     was_training = module.training
     module.eval()
-    counts = torch.zeros(3, dtype=torch.int64, device=fabric.device)
+    scoring: Scoring = TokenScoring() if setup.stream.dataset.language else ClassScoring(task, seen, confusion)
+    counts: Tensor | None = None
     loader = setup.eval_loader(task, part)
     for batch in itertools.islice(loader, setup.config.train.limit_batches):
-        x, y = (t.to(fabric.device) for t in batch)
+        batch = batch.to(fabric.device)
+        x = batch.inputs
         with fabric.autocast():
-            logits = module(x)
-        inside = logits[:, task.classes.start : task.classes.stop].argmax(1) + task.classes.start
-        predicted = logits[:, :seen].argmax(1)
-        counts += torch.stack([(predicted == y).sum(), (inside == y).sum(), y.new_tensor(len(y))])
-        if confusion is not None:
-            confusion += torch.bincount(y * seen + predicted, minlength=seen * seen).view(seen, seen)
+            logits = logits_of(module(**x) if isinstance(x, Mapping) else module(x))
+        found = scoring.counts(logits, batch)
+        counts = found if counts is None else counts + found
     module.train(was_training)
-    right, inside_right, images = fabric.all_reduce(counts, reduce_op="sum").tolist()
-    if not images:
-        return Accuracy(float("nan"), float("nan"), 0)
-    return Accuracy(right / images, inside_right / images, images)
+    zeros = torch.zeros(scoring.size, dtype=torch.float64, device=fabric.device)
+    return scoring.score(fabric.all_reduce(zeros if counts is None else counts, reduce_op="sum"))
 
 
-def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None) -> list[Accuracy]:
-    """Accuracy on tasks 0..last after training task ``last``, on test images unless ``data.evaluate`` says otherwise.
+def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None) -> list[Score]:
+    """Scores on tasks 0..last after training task ``last``, on test images unless ``data.evaluate`` says otherwise.
 
     ``confusion`` as for :func:`evaluate`.
     """
@@ -67,10 +61,16 @@ def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | N
     return [evaluate(fabric, setup, task, seen=seen, part=part, confusion=confusion) for task in tasks]
 
 
-def evaluate_run(
-    path: str | os.PathLike[str], task: int | None = None, *, data_root: str | None = None
-) -> list[Accuracy]:
-    """Test accuracy on tasks 0..task of the weights a run saved after ``task`` (its last task unless given)."""
+def evaluate_ahead(fabric: Fabric, setup: Setup, last: int) -> list[float]:
+    """Test values on the tasks after ``last``, where tasks are domains; else none."""
+    stream = setup.stream
+    later = range(last + 1, stream.num_tasks) if stream.domains else range(0)
+    part = setup.config.data.evaluate
+    return [evaluate(fabric, setup, stream[j], seen=stream.num_classes, part=part).value for j in later]
+
+
+def evaluate_run(path: str | os.PathLike[str], task: int | None = None, *, data_root: str | None = None) -> list[Score]:
+    """Test scores on tasks 0..task of the weights a run saved after ``task`` (its last task unless given)."""
     run = RunDirectory.open(path)
     wanted = run.saved_task(task)
     changes = {} if data_root is None else {"data": {"root": data_root}}
@@ -78,7 +78,7 @@ def evaluate_run(
     return launch(config.train, _evaluate_saved, config, run, wanted)  # type: ignore[no-any-return]
 
 
-def _evaluate_saved(fabric: Fabric, config: RunConfig, run: RunDirectory, task: int) -> list[Accuracy]:
+def _evaluate_saved(fabric: Fabric, config: RunConfig, run: RunDirectory, task: int) -> list[Score]:
     setup = build(config, fabric.device, Split.load(run.split_path), weights=False)
     load_weights(setup.method, run.weights_path(task))
     return evaluate_seen(fabric, setup, task)

@@ -19,18 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from infssm._seeding import seed_all
-from infssm.data import Batch, ImageLoader, Task
+from infssm.data import Batch, ImageLoader, SequenceLoader, Task
 from infssm.methods import train_step
-from infssm.metrics import Confusion
+from infssm.metrics import ACCURACY, Confusion, Measure
 from infssm.runs import RunDirectory, names
 from infssm.train.devices import average_gradients
 from infssm.train.display import Display
-from infssm.train.evaluate import evaluate, evaluate_seen
+from infssm.train.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.train.log import Log
 from infssm.train.optim import build_optimizer, decay_groups, learning_rate, set_learning_rate, task_lr
 from infssm.train.optim.guard import diagnose, health
-from infssm.train.saving.progress import Progress, load_best, save_best, save_progress
+from infssm.train.saving.progress import Position, Progress, load_best, save_best, save_progress
 from infssm.train.saving.rng import set_rng_state
+from infssm.train.scoring import guess_of
 from infssm.train.setup import Setup
 from infssm.train.signals import Interrupted, Signals
 
@@ -60,6 +61,8 @@ class Loop:
     def train(self) -> None:
         """All tasks, from where the run stands to the end."""
         tasks = self.setup.stream.num_tasks
+        if self.progress.position == Position() and self.setup.stream.domains:
+            self.progress.matrix.begin(guess_of(self.setup.stream.facts))
         while self.progress.position.task < tasks:
             task = self.setup.task(self.progress.position.task)
             self.begin_task(task)
@@ -79,7 +82,7 @@ class Loop:
         setup.method.begin_task(task, self.statistics(task), lr=task_lr(setup.config.train, task.index))
         position.begun = True
 
-    def statistics(self, task: Task) -> ImageLoader:
+    def statistics(self, task: Task) -> ImageLoader | SequenceLoader:
         """This process's share of the task's training images, for what the method measures."""
         return self.setup.statistics_loader(task)
 
@@ -150,7 +153,7 @@ class Loop:
     def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
         """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
         position, train = self.progress.position, self.setup.config.train
-        value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").class_incremental
+        value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
         seconds = max(time.monotonic() - self.started, 1e-9)
         self.write(
             {
@@ -164,8 +167,8 @@ class Loop:
                 "seconds": seconds,
             }
         )
-        best = position.best["value"] if position.best else 0.0
-        if train.select_best and value > best:
+        best = position.best["value"] if position.best else None
+        if train.select_best and self.setup.measure.improves(value, best):
             name = names.best_name(task.index, epoch)
             if self.fabric.is_global_zero:
                 save_best(self.run.checkpoints / name, self.setup)
@@ -178,35 +181,44 @@ class Loop:
         seed_all(setup.config.seed, task.index, "end")
         images = setup.plain_loader(task)
         setup.method.end_task(task, self.statistics(task), images)
-        seen = setup.stream[task.index].classes.stop
-        confusion = torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
+        confusion = self._no_confusion(setup.stream[task.index])
         row = evaluate_seen(self.fabric, setup, task.index, confusion)
-        confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
-        accuracies, inside = [a.class_incremental for a in row], [a.task_incremental for a in row]
-        progress.matrix.update(accuracies, inside, samples=[a.images for a in row])
+        if confusion is not None:
+            confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
+        measure, values, inside = setup.measure, [s.value for s in row], [s.inside for s in row if s.inside is not None]
+        ahead = evaluate_ahead(self.fabric, setup, task.index)
+        progress.matrix.update(values, inside or None, samples=[s.samples for s in row], ahead=ahead)
         progress.tick()
         self.write(
             {
                 "kind": "task",
                 "task": task.index,
-                "accuracy": accuracies,
-                "task_accuracy": inside,
+                measure.key: values,
+                **({"task_accuracy": inside} if inside else {}),
                 "aa": progress.matrix.aa,
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
                 "seconds": progress.position.seconds,
             }
         )
-        shown = " ".join(f"{100 * a:.1f}" for a in accuracies)
-        self.display.note(f"task {task.index} done: accuracy per task {shown}, AA {100 * progress.matrix.aa:.2f} %")
+        self.display.note(f"task {task.index} done: {_shown(measure, values, progress.matrix.aa)}")
         progress.next_task()
         if self.fabric.is_global_zero:
             self.run.write_text(names.MATRIX, progress.matrix.to_csv())
-            found = Confusion.of(confusion.tolist(), setup.stream.class_names, setup.stream.task_sizes)
-            self.run.write_json(names.CONFUSION, found.to_json())
+            if confusion is not None:
+                sizes = (setup.stream.num_classes,) if setup.stream.domains else setup.stream.task_sizes
+                found = Confusion.of(confusion.tolist(), setup.stream.class_names, sizes)
+                self.run.write_json(names.CONFUSION, found.to_json())
             self.run.write_weights(task.index, weights_of(setup.method.weights()))
         self.save(None)
         self.display.task_done(task.index, progress.matrix.aa)
         self.stop_if_asked(None, saved=True)
+
+    def _no_confusion(self, task: Task) -> Tensor | None:
+        """Zeros [seen, seen] to count into; language has no classes to take for each other."""
+        if self.setup.stream.dataset.language:
+            return None
+        seen = task.classes.stop
+        return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
 
     def show(self, task: Task, epoch: int, epochs: int, terms: dict[str, Tensor], lr: float) -> None:
         """Log and display a step, now and then: reading terms waits for the device."""
@@ -267,4 +279,16 @@ def weights_of(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors by name as the content of a safetensors file."""
     from safetensors.torch import save
 
-    return save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    owned: set[int] = set()
+    alone = {}
+    for name, tensor in tensors.items():  # the format knows no shared weights, such as tied embeddings
+        alone[name] = tensor.clone() if tensor.data_ptr() in owned else tensor.contiguous()
+        owned.add(tensor.data_ptr())
+    return save(alone)
+
+
+def _shown(measure: Measure, values: list[float], mean: float) -> str:
+    """What a finished task reached, in a line."""
+    if measure == ACCURACY:
+        return f"accuracy per task {' '.join(f'{100 * a:.1f}' for a in values)}, AA {100 * mean:.2f} %"
+    return f"{measure.title} per task {' '.join(map(measure.show, values))}, mean {measure.show(mean)}"

@@ -68,7 +68,8 @@ def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet
 def run_path(config: RunConfig) -> Path:
     """Where the run of a configuration lives: ``<out>/<benchmark>/<method>/<model>/seed<k>-<hash>``."""
     name = f"seed{config.seed}-{config_hash(config)}"
-    return Path(config.out).expanduser() / config.benchmark_name / config.method.name / config.model.name / name
+    model = config.model.name.rstrip("/").split("/")[-1]
+    return Path(config.out).expanduser() / config.benchmark_name / config.method.name / model / name
 
 
 def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet: bool, given: Display | None) -> Path:
@@ -94,7 +95,7 @@ def _train(
     split = Split.load(run.split_path) if saved is not None else None
     setup = build(config, fabric.device, split, weights=saved is None)
     if saved is None:
-        progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks))
+        progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
         if fabric.is_global_zero:
             run.write_json(names.ENV, environment())
             run.write_json(names.STREAM, setup.stream.facts.to_json())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,14 +16,19 @@ from infssm._memory import describe_bytes, memory_here
 from infssm._processes import ALONE, Share, this_share
 from infssm._seeding import seed_all
 from infssm.data import (
+    Dataset,
+    ImageFacts,
+    SequenceLoader,
     Split,
     StreamFacts,
     Task,
     TaskStream,
+    in_bands,
     load_dataset,
     make_loader,
     make_mixing,
     make_recipe,
+    make_sequence_loader,
     make_split,
     require_readable,
     strong_recipe,
@@ -29,11 +36,14 @@ from infssm.data import (
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods import Method, Transforms, build_method, method_options, parse_name
-from infssm.models import check_weights, create_model
+from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
+from infssm.metrics import Measure
+from infssm.models import check_weights
 from infssm.models.features import training_weights
 from infssm.runs import read_checked
-from infssm.train.config import RunConfig
+from infssm.train.config import DataConfig, RunConfig, TrainConfig
+from infssm.train.modeling import any_model, build_model
+from infssm.train.scoring import measure_for
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,8 @@ class Setup:
 
     config: RunConfig
     stream: TaskStream
-    recipe: Recipe
+    recipe: Recipe | None
+    """How images are transformed; None for sequences."""
     mixing: Mixing | None
     method: Method
     share: Share = ALONE
@@ -58,59 +69,47 @@ class Setup:
             return train.epochs if self.method.trains(task) else 0
         return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
 
-    def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader:
+    @property
+    def measure(self) -> Measure:
+        """What is measured of the model on each task."""
+        return measure_for(self.stream.facts)
+
+    def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""
-        train = self.config.train
-        return make_loader(
-            task,
-            "train",
-            recipe=self.recipe,
-            batch_size=train.batch_size // self.share.world,
-            seed=self.config.seed,
-            epoch=epoch,
-            mixing=self.mixing,
-            num_workers=train.num_workers,
-            drop_last=True,
-            skip_batches=skip,
-            share=self.share,
-            with_raw=self.method.base.needs_raw,
+        batch_size = self.config.train.batch_size // self.share.world
+        images = {"mixing": self.mixing, "with_raw": self.method.base.needs_raw}
+        return self._loader(
+            task, "train", images, batch_size=batch_size, epoch=epoch, drop_last=True, skip_batches=skip
         )
 
-    def statistics_loader(self, task: Task) -> ImageLoader:
+    def statistics_loader(self, task: Task) -> ImageLoader | SequenceLoader:
         """All training images of a task with hard labels, for what methods measure before and after it.
 
         Each process gets its share, in equally many batches; methods add up what the processes measured.
         """
-        return make_loader(
-            task,
-            "train",
-            recipe=self.recipe,
-            batch_size=self.config.train.batch_size // self.share.world,
-            seed=self.config.seed,
-            epoch=self.epochs(task.index),
-            num_workers=self.config.train.num_workers,
-            share=self.share,
-            with_raw=self.method.base.needs_raw,
-        )
+        batch_size = self.config.train.batch_size // self.share.world
+        images = {"with_raw": self.method.base.needs_raw}
+        return self._loader(task, "train", images, batch_size=batch_size, epoch=self.epochs(task.index))
 
-    def plain_loader(self, task: Task) -> ImageLoader:
+    def plain_loader(self, task: Task) -> ImageLoader | SequenceLoader:
         """All training images of a task through the evaluation transform, for heads: every image on one process."""
         return self.eval_loader(task, "train", augment=False)
 
-    def eval_loader(self, task: Task, part: Part, *, augment: bool | None = None) -> ImageLoader:
+    def eval_loader(self, task: Task, part: Part, *, augment: bool | None = None) -> ImageLoader | SequenceLoader:
         """Images of a task to evaluate on: every image on exactly one process; ``augment``: see ``make_loader``."""
         train = self.config.train
-        return make_loader(
-            task,
-            part,
-            recipe=self.recipe,
-            batch_size=train.eval_batch_size or 2 * train.batch_size,
-            seed=self.config.seed,
-            shuffle=False,
-            augment=augment,
-            num_workers=train.num_workers,
-            share=self.share,
-        )
+        batch_size = train.eval_batch_size or 2 * train.batch_size
+        return self._loader(task, part, {"augment": augment}, batch_size=batch_size, shuffle=False)
+
+    def _loader(
+        self, task: Task, part: Part, images: Mapping[str, Any], **options: Any
+    ) -> ImageLoader | SequenceLoader:
+        """Batches of a part of a task; the options ``images`` are for images alone."""
+        options |= {"seed": self.config.seed, "share": self.share}
+        if self.recipe is None:
+            return make_sequence_loader(task, part, **options)
+        workers = self.config.train.num_workers
+        return make_loader(task, part, recipe=self.recipe, num_workers=workers, **images, **options)
 
 
 def check_config(config: RunConfig) -> None:
@@ -124,7 +123,7 @@ def check_config(config: RunConfig) -> None:
 def _check_model(name: str, options: str) -> None:
     """Build the model once, to see that it can be; training takes its gradients and AdamW's two moments besides."""
     with torch.random.fork_rng(devices=[]):
-        model = create_model(name, **json.loads(options))
+        model = any_model(name, json.loads(options))
     needed = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
     there = memory_here()
     if there is not None and needed > there:
@@ -147,8 +146,10 @@ def _check_targets(config: RunConfig) -> None:
 def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     """The stream of tasks, with a stored split or the one the configuration draws."""
     data = config.data
-    dataset = load_dataset(data.name, data.root, **data.options)
+    dataset = read_dataset(data)
     dataset = require_readable(dataset, skip_unreadable=data.skip_unreadable)
+    by = _task_kind(data, dataset)
+    dataset = in_bands(dataset, data.bands)
     if split is None:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
@@ -160,7 +161,27 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
         base_classes=data.base_classes,
         tasks=data.tasks,
+        by=by,
     )
+
+
+def read_dataset(data: DataConfig) -> Dataset:
+    """The data set that a configuration names."""
+    options = dict(data.options)
+    if data.name.startswith("hf:") and data.by not in (None, "class", "domain"):
+        options.setdefault("domain", data.by)
+    return load_dataset(data.name, data.root, **options)
+
+
+def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]:
+    """What makes tasks of a data set."""
+    by = data.by or ("domain" if dataset.language else "class")
+    if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
+        return "domain"
+    if by == "class":
+        return "class"
+    words = ["class"] + ([dataset.domain_word] if dataset.domain_of is not None else [])
+    raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
 
 
 def build(config: RunConfig, device: torch.device, split: Split | None = None, *, weights: bool = True) -> Setup:
@@ -172,45 +193,61 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
         check_weights(config.model.weights)
     stream, train = load_stream(config, split), config.train
     method, recipe = build_learner(config, stream.facts, device, weights=weights)
-    mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
+    mixing = None
+    if recipe is not None:
+        mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
     return Setup(config, stream, recipe, mixing, method, this_share())
 
 
 def build_learner(
     config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True
-) -> tuple[Method, Recipe]:
+) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
-    data, train = config.data, config.train
+    train = config.train
+    check_suits(config.method.name, facts.kind, domains=bool(facts.domains))
     seed_all(config.seed, "model")
-    model = create_model(
-        config.model.name,
-        num_classes=len(facts.classes),
-        weights=config.model.weights if weights else None,
-        **{"in_chans": facts.images.channels} | config.model.options,
-    )
-    recipe = make_recipe(
-        data.recipe,
-        facts.images,
-        size=data.image_size or (_own_size(model) if data.recipe == "deit" else None),
-        eval_normalization=data.eval_normalization,
-        val_transform=data.val_transform,
-    )
-    if (resize := getattr(model, "set_input_size", None)) is not None:
+    model = build_model(config.model, facts, weights=weights)
+    recipe = _recipe(config.data, facts, model) if facts.kind == "images" else None
+    if recipe is None:
+        _check_sequences(train)
+    elif (resize := getattr(model, "set_input_size", None)) is not None:
         resize(recipe.size)
     if weights and train.task0 != "train":
         load_weights(model, Path(train.task0))
     method = build_method(
         model.to(device),
         config.method.name,
-        num_classes=len(facts.classes),
+        num_classes=facts.num_outputs,
         num_tasks=len(facts.task_sizes),
         task_sizes=facts.task_sizes,
-        transforms=Transforms(recipe.train, recipe.eval, strong_recipe(facts.images, recipe).train),
+        kind=facts.kind,
+        domains=bool(facts.domains),
+        transforms=None if recipe is None else _transforms(facts.images, recipe),
         seed=config.seed,
         **config.method.options,
     )
     method.module.to(device)
     return method, recipe
+
+
+def _recipe(data: DataConfig, facts: StreamFacts, model: nn.Module) -> Recipe:
+    return make_recipe(
+        data.recipe,
+        facts.images,
+        size=data.image_size or (_own_size(model) if data.recipe == "deit" else None),
+        eval_normalization=data.eval_normalization,
+        val_transform=data.val_transform,
+    )
+
+
+def _transforms(images: ImageFacts, recipe: Recipe) -> Transforms:
+    return Transforms(recipe.train, recipe.eval, strong_recipe(images, recipe).train)
+
+
+def _check_sequences(train: TrainConfig) -> None:
+    """Images can be mixed and labels smoothed; sequences are trained on as they are."""
+    if train.mixing != "none" or train.label_smoothing:
+        raise ConfigError("sequences are not mixed or smoothed: set train.mixing=none train.label_smoothing=0")
 
 
 def _own_size(model: nn.Module) -> int | None:

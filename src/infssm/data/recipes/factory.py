@@ -49,7 +49,7 @@ def make_recipe(
         raise ConfigError(f"eval_normalization must be 'same' or 'authors', got {eval_normalization!r}")
     if val_transform not in ("eval", "train"):
         raise ConfigError(f"val_transform must be 'eval' or 'train', got {val_transform!r}")
-    facts = dataset if isinstance(dataset, ImageFacts) else dataset.facts
+    facts = dataset if isinstance(dataset, ImageFacts) else dataset.image_facts
     quirk = eval_normalization == "authors" and facts.name == "cifar100"
     augment_val = val_transform == "train"
     if name == "deit":

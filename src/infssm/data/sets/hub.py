@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,9 @@ def load_hub(
         for table in tables:
             for row in table.select_columns([column, *([domain] if domain else [])]):
                 contents.setdefault(str(row[domain]) if domain else "text", []).append(str(row[column]).encode())
-        return text_dataset(short, {key: contents[key] for key in sorted(contents)}, length=length, tokenizer=tokenizer)
+        texts = {key: contents[key] for key in sorted(contents)}
+        found = text_dataset(short, texts, length=length, tokenizer=tokenizer)
+        return replace(found, domain_word=domain or "domain")
     images = TableImages(tables, _choose(name, features, image, "Image", "image"))
     column = _choose(name, features, label, "ClassLabel", "label")
     labels = np.concatenate([np.asarray(table[column]) for table in tables])
@@ -102,6 +105,7 @@ def load_hub(
         stratified=True,
         domains=tuple(map(str, domains)),
         domain_of=domain_of,
+        domain_word=domain or "domain",
     )
 
 

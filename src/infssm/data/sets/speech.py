@@ -51,5 +51,6 @@ def speech_digits(root: Path) -> Dataset:
         num_test=sum(int(match[3]) < _TEST for match, _ in found),
         stratified=True,
         domains=speakers,
+        domain_word="speaker",
         domain_of=np.array([speakers.index(match[2]) for match, _ in found]),
     )

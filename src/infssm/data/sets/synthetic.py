@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
     """Write generated images under ``root`` in the real layout of a data set, for smoke runs of its presets.
 
     Args:
-        name: ``cifar100``, ``imagenet-r``, ``caltech256`` or ``cub200``.
+        name: ``cifar100``, ``imagenet-r``, ``caltech256``, ``cub200`` or ``speech-digits``, whose sounds are tones.
         root: data root to write under.
         per_class: images per class (and per part, where there are two).
         size: height of the images; CIFAR's stay at 32.
@@ -59,7 +61,11 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
         for seed, part in enumerate(("train", "test")):
             _write_folders(root / "cub200" / part, names, per_class, size, seed=seed)
         return root / "cub200"
-    raise ConfigError(f"no synthetic layout for {name!r}; there are cifar100, imagenet-r, caltech256, cub200")
+    if name == "speech-digits":
+        return _write_tones(root / "fsdd", per_class)
+    raise ConfigError(
+        f"no synthetic layout for {name!r}; there are cifar100, imagenet-r, caltech256, cub200, speech-digits"
+    )
 
 
 def _write_cifar100(folder: Path, per_class: int) -> Path:
@@ -71,6 +77,20 @@ def _write_cifar100(folder: Path, per_class: int) -> Path:
             pickle.dump({b"data": np.ascontiguousarray(pixels), b"fine_labels": labels}, file, protocol=2)
     with (folder / "meta").open("wb") as file:
         pickle.dump({b"fine_label_names": [f"class{c}".encode() for c in range(100)]}, file, protocol=2)
+    return folder
+
+
+def _write_tones(folder: Path, per_class: int) -> Path:
+    """A tone per digit, a second one per speaker; recordings 0 to 4 are the test set."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for (s, speaker), digit, take in itertools.product(enumerate(("ann", "bob")), range(10), range(1, per_class + 5)):
+        time = np.arange(300 + 20 * take) / 8000
+        tone = np.sin(2 * np.pi * 200 * (1 + digit) * time) + 0.5 * np.sin(2 * np.pi * (3000 + 500 * s) * time)
+        with wave.open(str(folder / f"{digit}_{speaker}_{take}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes((10000 * tone).astype("<i2").tobytes())
     return folder
 
 

@@ -8,16 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infssm._batch import IGNORED
 from infssm.errors import ConfigError
 from infssm.geometry import StateSpace, soft_normalize
 from infssm.methods.contract import BatchLike, StatePair
 
 
 def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
-    """Mean cross-entropy over some columns of ``logits: [b, K]``.
+    """Mean cross-entropy over some columns of ``logits: [b, K]``, or of every token of ``logits: [b, tokens, K]``.
 
-    Soft targets are cut to the columns and renormalised to sum to one; hard labels must lie inside them.
+    Soft targets are cut to the columns and renormalised to sum to one; hard labels must lie inside them. Of language,
+    labels are the next tokens ``[b, tokens]``, and the columns the whole vocabulary.
     """
+    if logits.ndim == 3:
+        return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED)
     start = columns.start or 0
     if batch.soft is None:
         return F.cross_entropy(logits[:, columns], batch.y - start)

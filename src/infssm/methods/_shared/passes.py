@@ -31,8 +31,9 @@ class Batches:
 def as_batch(batch: Any, device: torch.device) -> Batch:
     """A pair ``(x, y)`` or anything with ``x`` and ``y`` on the device, without raw images."""
     one = batch if hasattr(batch, "x") else _from_pair(batch)
-    soft = getattr(one, "soft", None)
-    return Batch(one.x.to(device), one.y.to(device), None if soft is None else soft.to(device))
+    soft, mask = (getattr(one, name, None) for name in ("soft", "mask"))
+    soft, mask = (None if part is None else part.to(device) for part in (soft, mask))
+    return Batch(one.x.to(device), one.y.to(device), soft, mask=mask)
 
 
 def _from_pair(batch: Any) -> Batch:

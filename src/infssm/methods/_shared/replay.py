@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from infssm._processes import this_share
 from infssm.errors import ConfigError
 from infssm.methods._shared.passes import evaluating, require_loader
+from infssm.methods._shared.sequences import fields_of, sequence_rows
 from infssm.methods.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.replay import Buffer, ReservoirBuffer, process_slice
 
@@ -56,7 +57,7 @@ class Replay(Base):
 
     def make_buffer(self) -> Buffer:
         """The buffer, empty."""
-        return ReservoirBuffer(self.config.buffer_size, ("image", "label"), seed=self.context.seed)
+        return ReservoirBuffer(self.config.buffer_size, fields_of(self.context.kind), seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
         """All of them, as most reference implementations of replay."""
@@ -150,7 +151,9 @@ class StreamReplay(Replay):
 
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
         """What the buffer stores of a batch that is not trained on."""
-        return {"image": raw_images(batch, self.name), "label": batch.y}
+        if self.context.kind == "images":
+            return {"image": raw_images(batch, self.name), "label": batch.y}
+        return sequence_rows(batch, self.context.kind)
 
 
 def raw_images(batch: BatchLike, method: str) -> Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from infssm.methods._build import register_method
+from infssm.methods.contract import EVERYTHING
 from infssm.methods.head import Head
 
 
@@ -11,3 +14,4 @@ class Linear(Head):
     """The model's own classifier, trained with it; what a method has where no head is named."""
 
     name = "linear"
+    takes: ClassVar[frozenset[str]] = EVERYTHING

@@ -17,6 +17,7 @@ from infssm.geometry import StateSpace, distance, list_distances
 from infssm.methods._build import register_method
 from infssm.methods._shared.losses import b_difference, mean_over_states, squared_difference
 from infssm.methods.contract import (
+    EVERYTHING,
     ComponentConfig,
     Context,
     Loader,
@@ -49,6 +50,7 @@ class InfSSM(Regularizer):
     """
 
     name = "inf-ssm"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     Config: ClassVar[type[ComponentConfig]] = InfSSMConfig
     config: InfSSMConfig
     needs_states: ClassVar[bool] = True
@@ -140,6 +142,7 @@ class InfSSMExact(Regularizer):
     """
 
     name = "inf-ssm-exact"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
     Config = InfSSMExactConfig
     config: InfSSMExactConfig
     needs_states: ClassVar[bool] = True

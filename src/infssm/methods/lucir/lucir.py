@@ -69,6 +69,7 @@ class LUCIR(Replay):
     """
 
     name = "lucir"
+    takes_domains: ClassVar[bool] = False
     Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
     own_first_task: ClassVar[bool] = True
     config: LUCIRConfig

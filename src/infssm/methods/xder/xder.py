@@ -70,6 +70,7 @@ class XDER(Replay):
     """
 
     name = "x-der"
+    takes_domains: ClassVar[bool] = False
     Config: ClassVar[type[ComponentConfig]] = XDERConfig
     config: XDERConfig
     buffer: BalancedBuffer

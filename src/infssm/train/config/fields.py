@@ -80,6 +80,12 @@ class DataConfig(_Named):
         description="labels or names of each task's classes, such as [[0, 1], [2]]; classes not named are left out; "
         "null: by number",
     )
+    by: str | None = Field(
+        default=None,
+        description="what makes tasks: 'class'; or 'domain' (or the data's own word, such as 'speaker'; of hf: data "
+        "any column), the same classes or language in a new domain each time, and what is said of classes above is "
+        "said of domains; null: 'class', for text 'domain'",
+    )
     class_order_seed: int | Literal["run"] | None = Field(
         default=None,
         description="null: natural class order, as the release; else the seed of a permutation of the classes; 'run': "
@@ -88,8 +94,17 @@ class DataConfig(_Named):
     split_seed: int = Field(
         default=0, description="seed of the train/val/test split; the release uses 0 for every run seed"
     )
-    train_per_class: Size | None = Field(default=None, description="images per class kept for training; null: all")
-    test_per_class: Size | None = Field(default=None, description="images per class kept for testing; null: all")
+    train_per_class: Size | None = Field(
+        default=None, description="samples per class (and domain) kept for training; null: all"
+    )
+    test_per_class: Size | None = Field(
+        default=None, description="samples per class (and domain) kept for testing; null: all"
+    )
+    bands: Size | None = Field(
+        default=None,
+        description="audio: log energies in so many frequency bands every 10 ms take the place of the waveform; null: "
+        "they do not",
+    )
     recipe: str = Field(
         default="light", description="training augmentation: 'light' for small images, 'deit' as the release, 'none'"
     )
@@ -128,7 +143,10 @@ class DataConfig(_Named):
 class ModelConfig(_Named):
     """The backbone."""
 
-    name: str = Field(default="vim_nano", description="model: see `infssm list models`")
+    name: str = Field(
+        default="vim_nano",
+        description="model: see `infssm list models`; or hf: and a folder or name of a language model of transformers",
+    )
     weights: PathText | None = Field(
         default=None, description="file or name of pre-trained weights (release: public ImageNet-1k Vim)"
     )

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from infssm.data import Dataset, FileImages, load_dataset
+from infssm.data import Dataset, FileImages, Sequences, WavFiles, load_dataset
 
 _SAMPLED = 64
 """Files whose size is looked up."""
 _TASKS = 5
+_BANDS = 40
 
 
 def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
@@ -38,18 +39,37 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
     dataset = load_dataset(
         str(data["name"]), data.get("root") or data_root, **(options if isinstance(options, Mapping) else {})
     )
-    chosen: dict[str, Any] = {"data": {}}
-    if no_tasks:
-        chosen["data"]["num_tasks"] = max(min(2, dataset.num_classes), min(_TASKS, dataset.num_classes // 2))
-    if no_model:
-        size, chosen["model"] = _choose_model(_short_side(dataset))
-        if data.get("image_size") is None:
-            chosen["data"]["image_size"] = size
-        chosen["train"] = {
-            "threads": 1 if chosen["model"]["name"] == "vim_nano" else None,
-            "batch_size": _batch_size(len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))),
-        }
+    chosen: dict[str, Any] = {"data": {"num_tasks": _tasks(dataset, data.get("by"))} if no_tasks else {}}
+    if not no_model:
+        return chosen
+    if isinstance(dataset.samples, Sequences):
+        fitting = _for_sequences(dataset, dataset.samples, data)
+        return {**chosen, **fitting, "data": {**chosen["data"], **fitting.get("data", {})}}
+    size, chosen["model"] = _choose_model(_short_side(dataset))
+    if data.get("image_size") is None:
+        chosen["data"]["image_size"] = size
+    chosen["train"] = {
+        "threads": 1 if chosen["model"]["name"] == "vim_nano" else None,
+        "batch_size": _batch_size(len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))),
+    }
     return chosen
+
+
+def _tasks(dataset: Dataset, by: Any) -> int:
+    """A task for each domain, where tasks are domains; else two classes or more in each."""
+    if dataset.language or by not in (None, "class"):
+        return max(1, len(dataset.domains))
+    return max(min(2, dataset.num_classes), min(_TASKS, dataset.num_classes // 2))
+
+
+def _for_sequences(dataset: Dataset, sequences: Sequences, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A small Mamba; sounds in frequency bands, which are shorter than waveforms."""
+    if dataset.language:
+        train = {"batch_size": 16, "lr": 2e-3, "weight_decay": 0.01, "threads": 1}
+        return {"model": {"name": "mamba_lm_nano"}, "train": train}
+    bands = {"bands": _BANDS} if isinstance(sequences, WavFiles) and "bands" not in data else {}
+    train = {"batch_size": 32, "lr": 2e-3, "threads": 1}
+    return {"data": bands, "model": {"name": "mamba_nano", "options": {"d_model": 64, "n_layer": 3}}, "train": train}
 
 
 def _batch_size(images: int) -> int:

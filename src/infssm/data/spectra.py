@@ -1,0 +1,99 @@
+"""Sounds as log energies in frequency bands, a step every hundredth of a second: shorter than the waveform."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from infssm.data.facts import Kind
+from infssm.data.sequences import Sequences, WavFiles
+from infssm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infssm.data.dataset import Dataset
+
+_STEP, _WINDOW = 0.01, 0.032
+"""Seconds from one step to the next, and of sound that each step is made of."""
+_QUIET = 1e-6
+"""Energy below which all is silence: the rounding of 16 bits is about there."""
+
+
+class Spectra(Sequences):
+    """Log energies of sounds in ``bands`` frequency bands, equally wide to the ear (mel), read when asked for.
+
+    Args:
+        sounds: the waveforms.
+        bands: numbers per step.
+    """
+
+    kind: Kind = "series"
+
+    def __init__(self, sounds: WavFiles, bands: int) -> None:
+        self.sounds, self.width = sounds, bands
+        self._bank = mel_bank(bands, sounds.rate)
+        self._known: dict[int, Tensor] = {}
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See :class:`Sequences`."""
+        return 1 + (self.sounds.lengths - 1) // step_of(self.sounds.rate)
+
+    def sequence(self, index: int) -> Tensor:
+        """See :class:`Sequences`; computed once."""
+        if index not in self._known:
+            self._known[index] = log_energies(self.sounds.sequence(index)[:, 0], self.sounds.rate, self._bank)
+        return self._known[index]
+
+    def fingerprint(self) -> str:
+        """Digest of the sounds' own and the number of bands."""
+        return hashlib.sha256(f"{self.sounds.fingerprint()} {self.width}".encode()).hexdigest()[:16]
+
+
+def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
+    """A data set of sounds with ``bands`` log energies in the place of the waveform; as it is where that is None."""
+    if bands is None:
+        return dataset
+    if not isinstance(dataset.samples, WavFiles):
+        raise ConfigError(f"data.bands is for audio, and {dataset.name} holds none: leave it out")
+    return replace(dataset, samples=Spectra(dataset.samples, bands))
+
+
+def log_energies(sound: Tensor, rate: int, bank: Tensor) -> Tensor:
+    """A waveform [samples] as log energies float32 [1 + (samples - 1) // step, bands], 0 for silence.
+
+    Args:
+        sound: values from -1 to 1.
+        rate: samples per second.
+        bank: [bands, frequencies], see :func:`mel_bank`.
+    """
+    step, window = step_of(rate), 2 * (bank.shape[1] - 1)
+    frames = 1 + (len(sound) - 1) // step
+    padded = torch.zeros((frames - 1) * step + window)
+    padded[: min(len(sound), len(padded))] = sound[: len(padded)]
+    cut = padded.unfold(0, window, step) * torch.hann_window(window)
+    energy = torch.fft.rfft(cut).abs().square() / window @ bank.T
+    return torch.log10(energy.clamp(min=_QUIET) / _QUIET) / 3
+
+
+def mel_bank(bands: int, rate: int) -> Tensor:
+    """Triangular bands over the frequencies of a window: float32 [bands, window // 2 + 1]."""
+    frequencies = int(_WINDOW * rate) // 2 + 1
+    if not 1 <= bands <= frequencies // 2:
+        raise ConfigError(f"data.bands={bands}: sounds of {rate} samples per second have 1 to {frequencies // 2} bands")
+    mel = 2595 * np.log10(1 + np.linspace(0, rate / 2, frequencies) / 700)
+    edges = np.linspace(0, mel[-1], bands + 2)
+    rising = (mel - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    falling = (edges[2:, None] - mel) / (edges[2:] - edges[1:-1])[:, None]
+    bank = np.clip(np.minimum(rising, falling), 0, None)
+    return torch.from_numpy((bank / np.maximum(bank.sum(axis=1, keepdims=True), 1e-12)).astype(np.float32))
+
+
+def step_of(rate: int) -> int:
+    """Samples from one step to the next."""
+    return max(1, round(_STEP * rate))
