@@ -85,8 +85,8 @@ def command(
     if print_config or dry_run:
         _show(todo, dry_run=dry_run)
         return
-    announced = source is None and benchmark is None and not fast_dev_run
-    if announced and "RANK" not in os.environ:  # not once per process of torchrun
+    own = source is None and benchmark is None
+    if own and not fast_dev_run and "RANK" not in os.environ:  # not once per process of torchrun
         _announce(todo, jobs, quiet=quiet)
     executor, begun = choose_executor(jobs, ray), time.monotonic()
     own = source is None and benchmark is None
