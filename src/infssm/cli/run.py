@@ -89,7 +89,6 @@ def command(
     if own and not fast_dev_run and "RANK" not in os.environ:  # not once per process of torchrun
         _announce(todo, jobs, quiet=quiet)
     executor, begun = choose_executor(jobs, ray), time.monotonic()
-    own = source is None and benchmark is None
     demo = own and len(todo) > 1 and not any(o.startswith("method") for o in overrides or ())
     ends = gather(executor, todo, overwrite=overwrite or (demo and _complete(todo)), quiet=quiet)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
