@@ -118,7 +118,7 @@ class OldModel:
         return own | {_ADAPTERS: adapters} if adapters else own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; what was shared then must have its values already."""
+        """Restore what :meth:`state_dict` returned; what was shared then is loaded with the model, before or after."""
         own = {key: value for key, value in state.items() if key != _ADAPTERS}
         tensors = self.module.state_dict(keep_vars=True)
         for key in own.keys() & tensors.keys():
@@ -128,3 +128,4 @@ class OldModel:
         if unknown := self.module.load_state_dict(own, strict=False).unexpected_keys:
             raise ConfigError(f"this is the old model of another model: unknown tensors {', '.join(unknown[:3])}")
         set_active_adapters(self.module, state.get(_ADAPTERS, {}))
+        self._shared.loaded()

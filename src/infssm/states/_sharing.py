@@ -50,6 +50,7 @@ class SharedTensors:
     def __init__(self, module: nn.Module, twin: nn.Module) -> None:
         self._twin = twin
         self._seen = {id(t): _Seen(t, _version(t), _digest(t)) for t in _frozen(module)}
+        self._loading = False
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._seen
@@ -60,6 +61,11 @@ class SharedTensors:
 
     def follow(self) -> None:
         """Give the copy its own of what trains by now. Cheap enough for every step: values are not read."""
+        if self._loading:
+            self._seen = {
+                id(s.tensor): _Seen(s.tensor, _version(s.tensor), _digest(s.tensor)) for s in self._seen.values()
+            }
+            self._loading = False
         for seen in list(self._seen.values()):
             if (version := _version(seen.tensor)) != seen.version:
                 if _digest(seen.tensor) != seen.digest:
@@ -67,6 +73,10 @@ class SharedTensors:
                 seen.version = version  # written with the same values, as by loading a checkpoint
             if seen.tensor.requires_grad:
                 self.part(seen.tensor)
+
+    def loaded(self) -> None:
+        """The copy was loaded; the model may be loaded after it, so what is shared counts from the next use."""
+        self._loading = True
 
     def part(self, tensor: Tensor) -> None:
         """Give the copy a tensor of its own in the place of a shared one."""
