@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from pathlib import Path
@@ -117,7 +116,6 @@ def _complete(todo: list[Job]) -> bool:
 
 def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
     """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
-    from infssm._memory import memory_here
     from infssm.presets import estimate
 
     config = todo[-1].config
@@ -127,7 +125,7 @@ def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
     options = ", ".join(f"{key} {value}" for key, value in config.model.options.items())
     model = f"{config.model.name} ({options})" if options else config.model.name
     at_once = min(jobs, len(todo))
-    if at_once * found.memory > (memory_here() or math.inf):
+    if not found.fits(at_once):
         runs = f", {at_once} runs at once {at_once * found.memory / 2**30:.1f} GiB" if at_once > 1 else ""
         raise ConfigError(
             f"{model} on {config.data.name} would take {found.memory / 2**30:.1f} GiB of memory{runs}, more than there "

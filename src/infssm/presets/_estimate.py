@@ -42,11 +42,10 @@ class Estimate:
     statistics: int
     word: str = "images"
 
-    @property
-    def fits(self) -> bool:
-        """Whether this machine has the memory, as far as the system tells."""
+    def fits(self, at_once: int = 1) -> bool:
+        """Whether this machine has the memory for so many runs at once, as far as the system tells."""
         there = memory_here()
-        return there is None or self.memory <= there
+        return there is None or at_once * self.memory <= there
 
     @property
     def duration(self) -> str:
