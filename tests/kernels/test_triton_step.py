@@ -39,7 +39,7 @@ def test_a_training_step_is_that_of_the_cpu(name: str, monkeypatch: pytest.Monke
     expected, gradients = step(name, "cpu")
     served = []
     if DEVICE == "cpu":
-        for name_of in ("conv", "distance", "norm", "scan", "states"):
+        for name_of in ("conv", "directions", "distance", "norm", "scan", "states"):
             module = import_module(f"infssm.kernels.{name_of}")
             monkeypatch.setattr(module, "choose", lambda *_, by=name_of: served.append(by) or "triton")
     loss, actual = step(name, DEVICE)

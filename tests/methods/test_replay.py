@@ -45,7 +45,7 @@ def test_the_penalty_is_that_of_the_stream_images(host: str, monkeypatch: pytest
     batches = toys.loader(TASKS[1])
     method.begin_task(TASKS[1], batches)
     method.begin_epoch(0, 1)
-    toys.nudge(method.module)
+    toys.nudge(torch.nn.ParameterList(p for p in method.module.parameters() if p.requires_grad))
     observed: list[Any] = []
     regularizer, states = method.regularizers[0], Context.states
     monkeypatch.setattr(

@@ -146,7 +146,7 @@ def whole_run(fabric: Any, config: RunConfig) -> tuple[list[list[float]], list[l
     loops: list[Loop] = []
     train = Loop.train
     Loop.train = lambda self: (loops.append(self), train(self))[1]  # type: ignore[assignment,func-returns-value,return-value]
-    running._work(fabric, config, running.run_path(config), False, True)
+    running._work(fabric, config, running.run_path(config), overwrite=False, quiet=True, given=None)
     method = loops[0].setup.method
     buffer: Any = method.base.buffer
     digest = torch.stack(

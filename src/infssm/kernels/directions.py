@@ -15,6 +15,7 @@ from torch import Tensor
 
 from infssm.kernels._ops.library import given, native, new, rows
 from infssm.kernels._ops.scan import OutputGrads, Outputs, saved_shape
+from infssm.kernels.backend import choose
 from infssm.kernels.records import ConvInputs, ScanInputs
 
 
@@ -60,7 +61,7 @@ def can_scan_directions(xz: Tensor, weights: Sequence[DirectionWeights]) -> bool
         return False
     tensors = [xz, *(tensor for way in weights for tensor in way)]
     plain = all(type(tensor) in _PLAIN for tensor in tensors)
-    return plain and all(t.dtype == torch.float32 and t.is_cpu and t.numel() > 0 for t in tensors)
+    return plain and choose(None, *tensors) == "cpu"
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
