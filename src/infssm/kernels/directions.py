@@ -61,7 +61,7 @@ def can_scan_directions(xz: Tensor, weights: Sequence[DirectionWeights]) -> bool
         return False
     tensors = [xz, *(tensor for way in weights for tensor in way)]
     plain = all(type(tensor) in _PLAIN for tensor in tensors)
-    return plain and choose(None, *tensors) == "cpu"
+    return plain and all(t.dtype == torch.float32 for t in tensors) and choose(None, *tensors) == "cpu"
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
