@@ -134,14 +134,19 @@ def test_other_adapters(make: Callable[[], Any]) -> None:
     assert_as_with(reference, model, method)
 
 
-def test_an_adapter_for_every_task() -> None:
-    """Stacked: the old ones stay active, and frozen; then the first is trained again."""
+def after_a_task() -> tuple[Any, Any, Any]:
+    """A model with an adapter that has learned task 0, its method, and a deep copy to compare the old model with."""
     model = adapted()
     method = attach(model, NAME, **WEIGHTS)
     method.begin_task(0)
     train(model, method)
     method.end_task(0)
-    reference = copy.deepcopy(model)
+    return model, method, copy.deepcopy(model)
+
+
+def test_an_adapter_for_every_task() -> None:
+    """Stacked: the old ones stay active, and frozen; then the first is trained again."""
+    model, method, reference = after_a_task()
     model.add_adapter("second", config())
     model.base_model.set_adapter(["default", "second"])
     for name, parameter in model.named_parameters():
@@ -160,12 +165,7 @@ def test_an_adapter_for_every_task() -> None:
 @pytest.mark.parametrize("safe", [False, True])
 def test_merging_between_tasks(safe: bool) -> None:
     """Merged weights are what the old model shares: it is taken anew, of the same function."""
-    model = adapted()
-    method = attach(model, NAME, **WEIGHTS)
-    method.begin_task(0)
-    train(model, method)
-    method.end_task(0)
-    reference = copy.deepcopy(model)
+    model, method, reference = after_a_task()
     model.merge_adapter(safe_merge=safe)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith("A_log"))  # merged adapters do not train
@@ -175,12 +175,7 @@ def test_merging_between_tasks(safe: bool) -> None:
 
 
 def test_a_merged_model_with_a_new_adapter() -> None:
-    first = adapted()
-    method = attach(first, NAME, **WEIGHTS)
-    method.begin_task(0)
-    train(first, method)
-    method.end_task(0)
-    reference = copy.deepcopy(first)
+    first, _, reference = after_a_task()
     model = peft.get_peft_model(first.merge_and_unload(), config(init_lora_weights=True)).train()
     method = attach(model, NAME, **WEIGHTS)
     method.begin_task(1)

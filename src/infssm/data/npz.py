@@ -28,6 +28,7 @@ def read_npz(path: Path, required: Collection[str], optional: Collection[str] = 
             wanted = [key for key in (*required, *optional) if key in names]
             _require_room(path, {key: _claimed_bytes(archive, key) for key in wanted})
             return {key: _read(archive, key) for key in wanted}
+    # zipfile raises NotImplementedError for a compression that it does not know.
     except (ValueError, OSError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
 
