@@ -127,7 +127,7 @@ def test_native_input_halves_the_grid_and_upsampling_keeps_it() -> None:
     assert native.module(x).shape == upsampled.module(x).shape == (4, 6)
     with pytest.raises(ConfigError, match="adapt='upsample'"):
         build("clfd", model=toys.vim(img_size=4), adapt="native")
-    with pytest.raises(ConfigError, match="Linear has no forward_features, forward_head, img_size"):
+    with pytest.raises(ConfigError, match="Linear has no embed, encode, pool, img_size"):
         build("clfd", model=torch.nn.Linear(2, 6))
 
 

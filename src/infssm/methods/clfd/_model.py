@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.models.features import find_classifier, require
+from infssm.methods._shared.wrapped import WrappedBackbone, pooled_features
 
 
 class Bands(NamedTuple):
@@ -102,13 +102,11 @@ def largest(features: Tensor, ratio: float) -> Tensor:
     return magnitude > threshold
 
 
-class FrequencyModel(nn.Module):
-    """Encoder, backbone, selection, head; replayed features enter behind the encoder."""
+class FrequencyModel(WrappedBackbone):
+    """Encoder, backbone, selection, classifier; replayed features enter behind the encoder."""
 
     def __init__(self, model: nn.Module, *, ratio: float, adapt: Literal["auto", "native", "upsample"]) -> None:
-        super().__init__()
-        require(model, "clfd", "forward_features", "forward_head", "img_size")
-        self._classifier = find_classifier(model)
+        super().__init__(model, "clfd", "img_size")
         size = model.img_size if isinstance(model.img_size, tuple) else (model.img_size, model.img_size)
         self.image_size: tuple[int, int] = size  # type: ignore[assignment]
         self.upsample = adapt == "upsample" or (adapt == "auto" and not _enough_patches(model))
@@ -116,7 +114,6 @@ class FrequencyModel(nn.Module):
             _halve(model, self.image_size)
         channels = next(child.in_channels for child in model.modules() if isinstance(child, nn.Conv2d))
         self.encoder = FrequencyEncoder(channels, channels)
-        self.model = model
         self.selection = FeatureSelection(ratio)
 
     def forward(self, x: Tensor, *, replayed: Tensor | None = None, allowed: Tensor | None = None) -> Tensor:
@@ -125,15 +122,8 @@ class FrequencyModel(nn.Module):
         maps = encoded.features if replayed is None else torch.cat((encoded.features, replayed))
         if self.upsample:
             maps = F.interpolate(maps, size=self.image_size, mode="bilinear", align_corners=False)
-        model: Any = self.model
-        pooled = model.forward_head(model.forward_features(maps), pre_logits=True)
-        selected: Selected = self.selection(pooled, allowed)
-        logits: Tensor = self._classifier.module(selected.features)
-        return logits
-
-    def get_classifier(self) -> nn.Module:
-        """The backbone's classifier, which is given the selected features."""
-        return self._classifier.module
+        selected: Selected = self.selection(pooled_features(self.model, maps), allowed)
+        return self.classify(selected.features)
 
 
 def _enough_patches(model: nn.Module) -> bool:

@@ -23,7 +23,6 @@ from infssm.methods._shared.passes import evaluating, require_loader
 from infssm.methods._shared.replay import ReplayConfig, StreamReplay, capture, classes_of
 from infssm.methods.clfd import _model as parts
 from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.models.features import find_classifier
 from infssm.replay import ReservoirBuffer
 
 
@@ -70,7 +69,7 @@ class CLFD(StreamReplay):
         wrapped = context.module
         assert isinstance(wrapped, parts.FrequencyModel)
         self.encoder, self.selection = wrapped.encoder, wrapped.selection
-        shape = (context.num_classes, find_classifier(wrapped).in_features)
+        shape = (context.num_classes, wrapped.num_features)
         height, width = wrapped.image_size
         channels = self.encoder.all.in_channels // 4
         self._blank = torch.zeros(1, channels, height, width, dtype=torch.uint8)

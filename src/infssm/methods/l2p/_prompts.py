@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infssm.models.features import find_classifier, require
+from infssm.methods._shared.wrapped import WrappedBackbone, pooled_features
 
 
 class Selection(NamedTuple):
@@ -63,7 +63,7 @@ class _Frozen:
         return self
 
 
-class PromptedModel(nn.Module):
+class PromptedModel(WrappedBackbone):
     """A backbone whose classifier sees the mean of its prompts' outputs.
 
     Selected prompts come before all tokens of the image; the class token stays where it was among these, frozen. The
@@ -71,33 +71,23 @@ class PromptedModel(nn.Module):
     """
 
     def __init__(self, model: nn.Module, *, size: int, length: int, select: int) -> None:
-        super().__init__()
-        require(model, "l2p-r", "embed", "encode", "pool")
-        self._classifier = find_classifier(model)
+        super().__init__(model, "l2p-r")
         self._query = _Frozen(copy.deepcopy(model))
-        self.model = model
-        self.prompt_pool = PromptPool(size, length, self._classifier.in_features, select)
+        self.prompt_pool = PromptPool(size, length, self.num_features, select)
         if isinstance(token := getattr(model, "cls_token", None), nn.Parameter):
             token.requires_grad_(False)
 
     def forward(self, x: Tensor, *, indices: Tensor | None = None) -> Tensor:
         """Images ``[b, ...]`` to logits ``[b, K]``; ``indices: [b, N]`` choose the prompts instead of the query."""
         selection: Selection = self.prompt_pool(None if indices is not None else self.query(x), indices)
-        tokens = torch.cat((selection.tokens, self.model.embed(x)), dim=1)  # type: ignore[operator]
-        features = self.model.encode(tokens)  # type: ignore[operator]
-        logits: Tensor = self._classifier.module(features[:, : selection.tokens.shape[1]].mean(dim=1))
-        return logits
-
-    def get_classifier(self) -> nn.Module:
-        """The backbone's classifier, which is given the mean of the prompts' outputs."""
-        return self._classifier.module
+        tokens = torch.cat((selection.tokens, self.model.embed(x)), dim=1)
+        outputs = self.model.encode(tokens)
+        return self.classify(outputs[:, : selection.tokens.shape[1]].mean(dim=1))
 
     @torch.no_grad()
     def query(self, x: Tensor) -> Tensor:
         """Pooled features ``[b, d]`` of the frozen copy."""
-        frozen: Any = self._query.module
-        query: Tensor = frozen.pool(frozen.encode(frozen.embed(x)))
-        return query
+        return pooled_features(self._query.module, x)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PromptedModel:
         self._query.module._apply(fn)  # type: ignore[no-untyped-call]
