@@ -1,6 +1,6 @@
 """The runs behind docs/results/heads.md: train an arm once and keep features, from which all heads are fitted.
 
-A run is what ``infssm.run`` does (its model, method, loader, optimiser and schedule) without the evaluations inside
+A run is what ``infssm.run`` does (its model, method, loader, optimizer and schedule) without the evaluations inside
 it: a task ends, and the features of its own images under the model before and after it are kept. Validation and test
 features are taken under the last model; runs that search get no test features at all.
 """

@@ -3,7 +3,7 @@
     python -m benchmarks.sequences --out RUNS --data-root DIR      # RUNS keeps the run directories, resumable
 
 All arms of a seed start from the task-0 model that plain training made. Nothing is chosen: every setting that was run
-is in the tables and in the picture. Without --data-root the spoken digits are left out; --text FOLDER adds a stream of
+is in the tables and in the figure. Without --data-root the spoken digits are left out; --text FOLDER adds a stream of
 your own text (a folder per domain, in order of their names).
 """
 
@@ -50,7 +50,7 @@ MODELS = ("mamba_nano", "s4d_nano")
 
 
 class Arm(NamedTuple):
-    """One setting: what it is called, the family whose points are joined in the picture, what it changes."""
+    """One setting: what it is called, the family whose points are joined in the figure, what it changes."""
 
     label: str
     family: str
@@ -141,7 +141,7 @@ def _spread(values: Sequence[float], *, bits: bool) -> str:
     return text if len(values) < 2 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
 
 
-def picture(points: Mapping[str, Sequence[Point]], path: Path) -> None:
+def draw(points: Mapping[str, Sequence[Point]], path: Path) -> None:
     """Forgetting against the newest domain, a line per family; plain training at its learning rates is the curve."""
     import matplotlib
 
@@ -201,7 +201,7 @@ def _all(base: Mapping[str, Any], arms: Sequence[Arm], args: Any) -> dict[str, l
 
 
 def write_page(stored: Mapping[str, Any]) -> None:
-    """The tables between the page's markers, and the picture; the words around them are kept."""
+    """The tables between the page's markers, and the figure; the words around them are kept."""
     page = FOLDER / "sequences.md"
     text = page.read_text() if page.exists() else "# Sequences\n"
     for name, rows in stored.items():
@@ -211,7 +211,7 @@ def write_page(stored: Mapping[str, Any]) -> None:
         bits = "," not in name
         arms = [arm for arm in (ARMS if bits else SPOKEN) if arm.label in points]
         if name == "stdlib-text":
-            picture(points, FOLDER / "sequences.png")
+            draw(points, FOLDER / "sequences.png")
         text = _between(text, name, "\n".join(tables(points, arms, bits=bits)))
     page.write_text(text)
 

@@ -34,7 +34,7 @@ AIMS = {
 
 
 class Trained:
-    """A model with its optimiser, and optionally a method in its second task."""
+    """A model with its optimizer, and optionally a method in its second task."""
 
     def __init__(self, case: dict[str, Any], method: str | None) -> None:
         torch.manual_seed(0)

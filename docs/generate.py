@@ -28,7 +28,7 @@ def methods() -> str:
     rows = []
     for text in map(explain_method, infssm.list_methods()):
         paper = re.sub(r"arXiv:([\d.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", text.paper)
-        rows.append(f"| `{text.name}` | {text.kind} | {text.summary} | {paper or 'baseline'} |")
+        rows.append(f"| `{text.name}` | {text.role} | {text.summary} | {paper or 'baseline'} |")
     return "\n".join(["| method | kind | what it does | paper |", "|---|---|---|---|", *rows])
 
 

@@ -14,7 +14,7 @@ NOTEBOOKS = Path(__file__).resolve().parent.parent / "docs" / "notebooks"
 
 @pytest.fixture
 def outputs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the cells of a notebook printed; pictures by their kind."""
+    """What the cells of a notebook printed; images by their kind."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     book = nbformat.read(NOTEBOOKS / request.param, as_version=4)

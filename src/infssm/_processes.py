@@ -14,14 +14,14 @@ from infssm.errors import ConfigError
 
 @dataclass(frozen=True)
 class Share:
-    """One process's share of the work: it is number ``rank`` of ``world`` processes."""
+    """One process's share of the work: it is number ``number`` of ``world`` processes."""
 
-    rank: int = 0
+    number: int = 0
     world: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world:
-            raise ConfigError(f"there is no process {self.rank} among {self.world}")
+        if not 0 <= self.number < self.world:
+            raise ConfigError(f"there is no process {self.number} among {self.world}")
 
 
 ALONE = Share()

@@ -140,7 +140,7 @@ def test_a_method_is_explained(infssm: Any, name: str) -> None:
         assert meaning, f"{name}.{option} has no description"
         assert f"{meaning} (default {default})" in shown
     (entry,) = json.loads(infssm("list", "methods", name, "--json").out)
-    assert entry["kind"] in ("base", "regularizer", "head")
+    assert entry["role"] in ("base", "regularizer", "head")
     assert [option["name"] for option in entry["options"]] == [option for option, _, _ in text.options]
 
 
@@ -280,7 +280,7 @@ def test_unreadable_images(infssm: Any, tmp_path: Path) -> None:
         for i in range(12):
             pixels = np.full((8, 8, 3), 20 * i, dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{i}.png")
-    (tmp_path / "pets" / "dog" / "5.png").write_bytes(b"not a picture")
+    (tmp_path / "pets" / "dog" / "5.png").write_bytes(b"not an image")
     checked = infssm("data", "check", tmp_path / "pets")
     assert checked.code == 3
     assert "5.png" in checked.err

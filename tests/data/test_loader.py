@@ -45,7 +45,7 @@ def same(a, b):
 
 
 def jitter_recipe(size=8):
-    """A picture recipe that draws from all three global generators."""
+    """An image recipe that draws from all three global generators."""
 
     def train(image):
         values = torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
@@ -160,7 +160,7 @@ def test_going_on_inside_an_epoch(skip):
 @pytest.mark.parametrize("mix", [True, False])
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_share_the_batches_of_one_process(mix, world):
-    """Each picture gets the same augmentation and, mixed, the same partner, weight and box as in a single process."""
+    """Each image gets the same augmentation and, mixed, the same partner, weight and box as in a single process."""
     stream = fake_stream(200)
     options = {
         "recipe": "light",

@@ -1,4 +1,4 @@
-"""Every preset's method trains two tasks of two steps on generated pictures in the real layout of its data set."""
+"""Every preset's method trains two tasks of two steps on generated images in the real layout of its data set."""
 
 import pytest
 

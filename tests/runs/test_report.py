@@ -70,16 +70,16 @@ def test_ticks_are_round_and_inside(low: float, span: float) -> None:
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=20), st.booleans())
 def test_any_numbers_draw(values: list[float], log: bool) -> None:
     series = svg.Series("s", list(range(len(values))), values)
-    picture = svg.line_chart([series], x_label="x", y_label="y", log=log)
-    root = ET.fromstring(picture[: picture.index("</svg>") + 6])
+    chart_html = svg.line_chart([series], x_label="x", y_label="y", log=log)
+    root = ET.fromstring(chart_html[: chart_html.index("</svg>") + 6])
     line = next(root.iter("polyline"))
     shown = [v for v in values if math.isfinite(v) and (not log or v > 0)]
     assert len(line.get("points", "").split()) == len(shown)
 
 
 def test_line_goes_where_it_should() -> None:
-    picture = svg.line_chart([svg.Series("s", [0, 1], [0, 100])], x_label="x", y_label="y", y_range=(0, 100))
-    points = re.search(r'points="([^"]*)"', picture)
+    chart_html = svg.line_chart([svg.Series("s", [0, 1], [0, 100])], x_label="x", y_label="y", y_range=(0, 100))
+    points = re.search(r'points="([^"]*)"', chart_html)
     assert points is not None
     (x0, y0), (x1, y1) = (map(float, p.split(",")) for p in points[1].split())
     assert (x0, y0) == (66.0, 256.0)
@@ -113,8 +113,8 @@ def test_forgetting_below_zero_is_drawn_below_the_axis() -> None:
 
 def test_equal_curves_differ_in_dashes_and_markers() -> None:
     series = [svg.Series(name, [0, 1], [50, 40]) for name in "ab"]
-    picture = svg.line_chart(series, x_label="x", y_label="y")
-    chart = ET.fromstring(picture[: picture.index("</svg>") + 6])
+    chart_html = svg.line_chart(series, x_label="x", y_label="y")
+    chart = ET.fromstring(chart_html[: chart_html.index("</svg>") + 6])
     one, other = chart.iter("polyline")
     assert one.get("points") == other.get("points")
     assert one.get("class") != other.get("class")
@@ -122,10 +122,10 @@ def test_equal_curves_differ_in_dashes_and_markers() -> None:
 
 
 def test_seeds_make_a_band() -> None:
-    picture = svg.line_chart(
+    chart_html = svg.line_chart(
         [svg.Series("s", [0, 1], [50, 40], [45, 35], [55, 60])], x_label="x", y_label="y", y_range=(0, 100)
     )
-    points = re.search(r'band" points="([^"]*)"', picture)
+    points = re.search(r'band" points="([^"]*)"', chart_html)
     assert points is not None
     heights = [float(p.split(",")[1]) for p in points[1].split()]
     scale = [256 - 2.44 * v for v in (55, 60, 35, 45)]

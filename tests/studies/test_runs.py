@@ -105,8 +105,8 @@ def test_latency_times_every_method():
 
 def test_outcomes_are_saved_as_numbers_figure_and_text(tmp_path):
     study = run_study("invariance", systems=2, n=3)
-    picture = study.save(tmp_path)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    figure = study.save(tmp_path)
+    assert figure.read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "invariance.json").read_text()) == study.data
     assert study.text in (tmp_path / "invariance.md").read_text()
 

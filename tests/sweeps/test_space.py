@@ -16,10 +16,10 @@ def test_ranges_and_lists() -> None:
             "model.options.depth=int:1..8",
             "data.recipe=light,none",
             "data.tasks=[[0, 1], [2]]",
-            "data.name=../pictures",
+            "data.name=../images",
         ]
     )
-    assert fixed == ["method=ewc", "data.tasks=[[0, 1], [2]]", "data.name=../pictures"]
+    assert fixed == ["method=ewc", "data.tasks=[[0, 1], [2]]", "data.name=../images"]
     assert space == {
         "method.weight": Range(1e-2, 1e6, log=True),
         "train.lr_scale": Range(0.1, 1.0),

@@ -211,7 +211,7 @@ def test_padding_counts_neither_in_loss_nor_in_penalty(model: str, method: str) 
     sizes = {"vocab_size": 256} if kind == "language" else {"in_dim": 2, "num_classes": 3}
     torch.manual_seed(0)
     learner = create_model(model, d_model=32, n_layer=2, **sizes).double()
-    built = build_method(learner, method, kind=kind, domains=True, **options_of(method))
+    built = build_method(learner, method, data_kind=kind, domains=True, **options_of(method))
     first = batch_of(kind, 9, 0)
     built.begin_task(0)
     built.loss(first)

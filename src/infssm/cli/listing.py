@@ -56,7 +56,7 @@ def _as_json(what: str, name: str, summary: str) -> dict[str, Any]:
 
         text = explain_method(name)
         options = [{"name": key, "default": default, "meaning": meaning} for key, default, meaning in text.options]
-        entry |= {"kind": text.kind, "details": text.details, "paper": text.paper, "options": options}
+        entry |= {"role": text.role, "details": text.details, "paper": text.paper, "options": options}
     return entry
 
 
@@ -64,7 +64,7 @@ def _show_method(name: str) -> None:
     from infssm.methods import explain_method
 
     text = explain_method(name)
-    typer.echo(f"{name}, a {text.kind}\n\n{text.summary}")
+    typer.echo(f"{name}, a {text.role}\n\n{text.summary}")
     if text.details:
         typer.echo(text.details.replace("``", ""))
     typer.echo(f"\npaper: {text.paper or 'none; a baseline'}")

@@ -45,7 +45,7 @@ def command(
     - `infssm sweep -c my.yaml model.options.depth=int:1..8 data.recipe=light,none --time 8h --seed 0 10 --jobs 2`
 
     A search that was interrupted continues by the same command, and loses nothing. The same command on other machines,
-    with the same --out on a shared file system, joins in. It ends with a table, a picture and the winner's command.
+    with the same --out on a shared file system, joins in. It ends with a table, a figure and the winner's command.
     """
     from infssm.cli.run import choose_executor
     from infssm.presets import load_preset

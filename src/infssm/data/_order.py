@@ -36,15 +36,15 @@ def train_slots(count: int, batch_size: int, share: Share, *, pairs: bool, drop_
 
 def eval_slots(count: int, batch_size: int, share: Share) -> list[Indices]:
     """Deal ``count`` images in order: every image to exactly one process, int64 positions per batch."""
-    mine = np.arange(share.rank, count, share.world)
+    mine = np.arange(share.number, count, share.world)
     return [mine[i : i + batch_size] for i in range(0, len(mine), batch_size)]
 
 
 def _part(size: int, share: Share) -> Indices:
     """A process's part of a batch: a stretch from the front and its mirror from the back where that divides evenly."""
-    rank, world = share.rank, share.world
+    number, world = share.number, share.world
     if size % (2 * world):
-        return np.arange(rank * size // world, (rank + 1) * size // world)
+        return np.arange(number * size // world, (number + 1) * size // world)
     half = size // (2 * world)
-    front = np.arange(rank * half, (rank + 1) * half)
+    front = np.arange(number * half, (number + 1) * half)
     return np.concatenate([front, size - 1 - front[::-1]])

@@ -136,7 +136,7 @@ It knows {len(classifier.classes)} classes: {classes}.
 ```python
 from infssm.inference.hub import HubClassifier
 
-HubClassifier.from_pretrained("THIS REPOSITORY").predict("picture.png").label
+HubClassifier.from_pretrained("THIS REPOSITORY").predict("image.png").label
 ```
 
 ## How well it does

@@ -33,7 +33,7 @@ def _plugin_class() -> type:
             strategy.loss = strategy.loss + self.method.penalty(strategy.mb_x)
 
         def after_update(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-            """Tell the method of the optimiser step."""
+            """Tell the method of the optimizer step."""
             self.method.after_step()
 
         def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002

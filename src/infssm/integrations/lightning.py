@@ -47,7 +47,7 @@ def _callback_class() -> type:
             loss.add_(scale * self.method.penalty(self._x).to(loss.dtype))
 
         def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-            """Tell the method of the optimiser step, if this batch made one."""
+            """Tell the method of the optimizer step, if this batch made one."""
             self._x = None
             if trainer.global_step > self._steps:
                 self._steps = trainer.global_step

@@ -102,7 +102,7 @@ def _step_callback(method: Any) -> Any:
     library = require("transformers.trainer_callback", install="pip install 'infssm[hf]'")
 
     class AfterStep(library.TrainerCallback):  # type: ignore[misc, name-defined]
-        """Tells the method of every optimiser step."""
+        """Tells the method of every optimizer step."""
 
         def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
             """Called after the step, before the gradients are zeroed."""

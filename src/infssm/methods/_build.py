@@ -28,11 +28,11 @@ components: Registry[type[Component]] = Registry("method", group="infssm.methods
 class MethodText(NamedTuple):
     """A method in words.
 
-    ``kind`` is base, regularizer or head; ``options`` are (name, default, meaning).
+    ``role`` is base, regularizer or head; ``options`` are (name, default, meaning).
     """
 
     name: str
-    kind: str
+    role: str
     summary: str
     details: str
     paper: str
@@ -59,14 +59,14 @@ def explain_method(name: str) -> MethodText:
     """What a single method is, does and takes: for lists and documentation."""
     cls = components[name]
     text = Text.of(cls.__doc__)
-    kind = "base" if issubclass(cls, Base) else "head" if issubclass(cls, Head) else "regularizer"
+    role = "base" if issubclass(cls, Base) else "head" if issubclass(cls, Head) else "regularizer"
     schemas: list[type[ComponentConfig]] = [cls.Config]
     if issubclass(cls, Regularizer) and cls.needs_states:
         schemas.append(StatesConfig)
     options = [(key, field) for schema in schemas for key, field in schema.model_fields.items()]
     return MethodText(
         name,
-        kind,
+        role,
         *text,
         tuple(
             (key, str(field.get_default(call_default_factory=True)), field.description or "") for key, field in options
@@ -92,7 +92,7 @@ def canonical_name(name: str) -> str:
     return "+".join([*([] if named and base is components["seq"] else [base.name]), *named])
 
 
-class Parts(NamedTuple):
+class Composition(NamedTuple):
     """The components that a name stands for."""
 
     base: type[Base]
@@ -105,7 +105,7 @@ class Parts(NamedTuple):
         return [self.base, *self.regularizers, self.head]
 
 
-def parse_name(name: str) -> Parts:
+def parse_name(name: str) -> Composition:
     """What a name stands for, regularizers sorted; no base means ``seq``, no head ``linear``."""
     classes = [components[part] for part in split_name(name)]
     if len({c.name for c in classes}) < len(classes):
@@ -122,7 +122,7 @@ def parse_name(name: str) -> Parts:
         raise ConfigError(f"{name!r}: the features of {base.name} do not move, so there is nothing to regularize")
     if base.own_classifier and not head.fitted and head in classes:
         raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
-    return Parts(base, regularizers, head)
+    return Composition(base, regularizers, head)
 
 
 def _only(name: str, found: list[type[Component]], default: type[Component], what: str) -> type[Component]:
@@ -147,7 +147,7 @@ def build_method(
     num_classes: int | None = None,
     num_tasks: int | None = None,
     task_sizes: Sequence[int] | None = None,
-    kind: str = "images",
+    data_kind: str = "images",
     domains: bool = False,
     transforms: Transforms | None = None,
     own_loop: bool = False,
@@ -157,12 +157,12 @@ def build_method(
     """Compose the named method on ``model``; see :func:`infssm.attach` for the options.
 
     ``seed`` is the run's: the draws of replay buffers follow from it. ``task_sizes`` are the classes of each task;
-    without them tasks share the classes equally. ``kind`` is what the samples are (see :func:`check_suits`) and
+    without them tasks share the classes equally. ``data_kind`` is what the samples are (see :func:`check_suits`) and
     ``domains`` whether tasks are new domains. ``transforms`` make model input of stored raw images again.
     """
-    parts = parse_name(name)
+    named = parse_name(name)
     configs = method_options(name, options)
-    check_suits(name, kind, domains=domains)
+    check_suits(name, data_kind, domains=domains)
     states = configs.pop("states")
     assert isinstance(states, StatesConfig)
     before = Context(
@@ -170,7 +170,7 @@ def build_method(
         num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
         num_tasks=num_tasks,
         task_sizes=None if task_sizes is None else tuple(task_sizes),
-        kind=kind,
+        data_kind=data_kind,
         states_options=states.model_dump(),
         transforms=transforms or Transforms(),
         own_loop=own_loop,
@@ -178,29 +178,30 @@ def build_method(
         # Away from the seeds of replay buffers, whose draws would otherwise go along with these.
         progress=Progress(generator=torch.Generator().manual_seed(2**32 + seed)),
     )
-    module = parts.base.prepare(configs[parts.base.name], before)
-    parts.head.prepare(configs[parts.head.name], replace(before, module=module))
-    prepared = _watched(replace(before, module=module), parts.regularizers)
-    base = parts.base(configs[parts.base.name], prepared)
+    module = named.base.prepare(configs[named.base.name], before)
+    named.head.prepare(configs[named.head.name], replace(before, module=module))
+    prepared = _watched(replace(before, module=module), named.regularizers)
+    base = named.base(configs[named.base.name], prepared)
     context = replace(prepared, columns=base.columns)
-    head = parts.head(configs[parts.head.name], context)
-    regularizers = [cls(configs[cls.name], context) for cls in parts.regularizers]
+    head = named.head(configs[named.head.name], context)
+    regularizers = [cls(configs[cls.name], context) for cls in named.regularizers]
     return Method(canonical_name(name), context, base, regularizers, head)
 
 
-def check_suits(name: str, kind: str, *, domains: bool) -> None:
+def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
     """Raise for a method that cannot work on a stream, with those that can.
 
-    ``kind``: ``images``, ``series``, ``tokens`` (with classes) or ``language``. ``domains``: tasks are new domains.
+    ``data_kind``: ``images``, ``series``, ``tokens`` (with classes) or ``language``. ``domains``: whether
+    tasks are new domains.
     """
 
     def suits(component: type[Component]) -> bool:
-        return kind in component.takes and (component.takes_domains or not domains)
+        return data_kind in component.takes and (component.takes_domains or not domains)
 
     bad = [component for component in parse_name(name).classes if not suits(component)]
     if not bad:
         return
-    what = f"{kind}{' whose tasks are new domains' if domains and kind in bad[0].takes else ''}"
+    what = f"{data_kind}{' whose tasks are new domains' if domains and data_kind in bad[0].takes else ''}"
     known = ", ".join(other for other in components if suits(components[other]))
     raise ConfigError(f"method {bad[0].name!r} does not work on {what}; these do: {known}")
 

@@ -107,7 +107,7 @@ class Context:
     num_tasks: int | None = None
     task_sizes: tuple[int, ...] | None = None
     """Classes of each task, where they are known beforehand; tasks may be unequal."""
-    kind: str = "images"
+    data_kind: str = "images"
     """What the samples are: ``images``, ``series``, ``tokens`` (with classes) or ``language``."""
     seed: int = 0
     """Seed of the run; what components draw at random follows from it, alike on all processes."""

@@ -150,7 +150,7 @@ class Method:
         return {f"{r.name}/{key}": value for r, pair in pairs.items() for key, value in r.penalty(pair).items()}
 
     def after_step(self) -> None:
-        """Call after every optimiser step."""
+        """Call after every optimizer step."""
         for component in self.components:
             component.after_step()
 
@@ -175,7 +175,7 @@ class Method:
         self.head.install()  # last, so that the old model keeps the classifier that is trained
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Let the components rewrite the optimiser's parameter groups."""
+        """Let the components rewrite the optimizer's parameter groups."""
         for component in self.components:
             groups = component.param_groups(groups)
         return groups

@@ -73,7 +73,7 @@ class Component:
         self.context = context
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Called before the optimiser of a task exists."""
+        """Called before the optimizer of a task exists."""
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Called before each epoch."""
@@ -82,13 +82,13 @@ class Component:
         """Called after each epoch."""
 
     def after_step(self) -> None:
-        """Called after each optimiser step."""
+        """Called after each optimizer step."""
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Called after the best weights of the task were restored, before its evaluation."""
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rewrite the optimiser's parameter groups."""
+        """Rewrite the optimizer's parameter groups."""
         return groups
 
     def state_dict(self) -> dict[str, Any]:

@@ -56,16 +56,16 @@ class ER(StreamReplay):
         self.remember(**self.rows_of(batch))
         stream = len(batch.y)
         logits = self.context.forward(model_input(both), current_rows=stream)
-        if self.context.kind == "language":
+        if self.context.data_kind == "language":
             return {"ce": cross_entropy(logits, both, slice(None))}
         mask = self.config.mask
         return {"ce": masked_cross_entropy(logits, both.y, current_rows=stream, classes=self._classes, mask=mask)}
 
     def _with_replayed(self, batch: BatchLike) -> BatchLike:
         """The batch, and after it rows of the buffer."""
-        if self.context.kind != "images":
+        if self.context.data_kind != "images":
             drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
-            return joined(batch, drawn, self.context.kind)
+            return joined(batch, drawn, self.context.data_kind)
         found = self.replay(len(batch.y))
         labels = self.to_device(found.entries["label"])
         return Batch(torch.cat((batch.x, found.x)), torch.cat((batch.y, labels)))

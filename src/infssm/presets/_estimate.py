@@ -29,7 +29,7 @@ _PATIENCE = 0.5
 class Estimate:
     """Cost of a run on this machine's CPU. Measuring passes of methods (Fisher, buffers) are not counted.
 
-    tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimiser,
+    tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimizer,
     activations of a step and the head's statistics. seconds: training and evaluation. head: name of the head that keeps
     ``statistics`` bytes from task to task, in checkpoints too. word: what the samples are called.
     """
@@ -54,7 +54,7 @@ class Estimate:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the whole run."""
+        """Optimizer steps of the whole run."""
         return sum(task[-1] for task in self.tasks)
 
     def __str__(self) -> str:

@@ -82,10 +82,10 @@ class Buffer:
     def fresh_generator(self, *, per_process: bool = True) -> torch.Generator:
         """A generator seeded from the buffer's, one stream per process (or one for all), such as for augmentation."""
         seed = int(torch.randint(2**62, (), generator=self.generator))
-        return torch.Generator().manual_seed(seed + (this_share().rank if per_process else 0))
+        return torch.Generator().manual_seed(seed + (this_share().number if per_process else 0))
 
     def gather(self, **rows: Tensor) -> dict[str, Tensor]:
-        """Rows of all processes in rank order, on the CPU in the buffer's types: what every process should write."""
+        """Rows of all processes in their order, on the CPU in the buffer's types: what every process should write."""
         if set(rows) != set(self.stores):
             raise ConfigError(f"this buffer stores {', '.join(self.stores)}; got {', '.join(rows)}")
         typed = {field: _as(FIELDS[field], field, values.detach()) for field, values in rows.items()}

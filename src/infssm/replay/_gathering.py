@@ -12,7 +12,7 @@ from infssm._processes import message_device, this_share
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """Rows of all processes, ``[b_0 + b_1 + ..., ...]`` in rank order; processes may have different numbers of rows."""
+    """Rows of all processes, ``[b_0 + b_1 + ..., ...]`` process by process; their numbers may differ."""
     world = this_share().world
     if world == 1:
         return rows
@@ -44,13 +44,13 @@ def gather_in_graph(rows: Tensor) -> Tensor:
     the gradient of a single process.
     """
     share = this_share()
-    return rows if share.world == 1 else cast(Tensor, _GatherInGraph.apply(rows, share.rank, share.world))  # type: ignore[no-untyped-call]
+    return rows if share.world == 1 else cast(Tensor, _GatherInGraph.apply(rows, share.number, share.world))  # type: ignore[no-untyped-call]
 
 
 class _GatherInGraph(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, rank: int, world: int) -> Tensor:
-        ctx.first = sum(_counts(rows, world)[:rank])
+    def forward(ctx: Any, rows: Tensor, number: int, world: int) -> Tensor:
+        ctx.first = sum(_counts(rows, world)[:number])
         ctx.count, ctx.world = len(rows), world
         return gather_rows(rows)
 
@@ -63,4 +63,4 @@ class _GatherInGraph(torch.autograd.Function):
 def process_slice(items: Tensor) -> Tensor:
     """This process's share of ``items: [m, ...]``, a contiguous piece; the shares differ by at most one item."""
     share = this_share()
-    return items.tensor_split(share.world)[share.rank]
+    return items.tensor_split(share.world)[share.number]

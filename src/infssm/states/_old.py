@@ -123,7 +123,7 @@ class OldModel:
         tensors = self.module.state_dict(keep_vars=True)
         for key in own.keys() & tensors.keys():
             if tensors[key] in self._shared:
-                self._shared.part(tensors[key])
+                self._shared.separate(tensors[key])
         # What is missing was shared with the model, whose values this copy was made of.
         if unknown := self.module.load_state_dict(own, strict=False).unexpected_keys:
             raise ConfigError(f"this is the old model of another model: unknown tensors {', '.join(unknown[:3])}")

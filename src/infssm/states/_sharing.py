@@ -14,7 +14,7 @@ from infssm.errors import ConfigError
 
 M = TypeVar("M", bound=nn.Module)
 
-_PART = 1 << 20
+_PIECE = 1 << 20
 """Elements that a digest adds up at once: a sum of other integers in int64 makes a copy of them first."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -72,13 +72,13 @@ class SharedTensors:
                     raise ConfigError(self._was_changed(seen.tensor))
                 seen.version = version  # written with the same values, as by loading a checkpoint
             if seen.tensor.requires_grad:
-                self.part(seen.tensor)
+                self.separate(seen.tensor)
 
     def loaded(self) -> None:
         """The copy was loaded; the model may be loaded after it, so what is shared counts from the next use."""
         self._loading = True
 
-    def part(self, tensor: Tensor) -> None:
+    def separate(self, tensor: Tensor) -> None:
         """Give the copy a tensor of its own in the place of a shared one."""
         own = nn.Parameter(tensor.detach().clone(), requires_grad=False)
         for name, parameter in list(self._twin.named_parameters(remove_duplicate=False)):
@@ -110,6 +110,6 @@ def _digest(tensor: Tensor) -> int | None:
         return None
     bits = tensor.data.reshape(-1).view(_BITS.get(tensor.element_size(), torch.uint8))
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in torch.split(bits, _PART):
-        total += part.sum(dtype=torch.int64)
+    for piece in torch.split(bits, _PIECE):
+        total += piece.sum(dtype=torch.int64)
     return int(total)

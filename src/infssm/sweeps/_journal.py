@@ -67,7 +67,7 @@ class Journal:
             params = propose(self._space, trials, self._seed)
             if params is None:
                 return None
-            distributions = {key: part.distribution() for key, part in self._space.items()}
+            distributions = {key: dimension.distribution() for key, dimension in self._space.items()}
             self._study.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=distributions))
             trial = self.trials()[-1]
             if trial.number != len(trials) or not self._claim(trial.number):

@@ -1,4 +1,4 @@
-"""What a search found: a table, a picture of the objective against each setting, and the winner's command."""
+"""What a search found: a table, a figure of the objective against each setting, and the winner's command."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def write_findings(sweep: Sweep, trials: Sequence[FrozenTrial], command: str | N
     path = sweep.folder / "sweep.md"
     write_text(path, "\n".join(lines) + "\n")
     with atomic_file(sweep.folder / "sweep.png") as file:
-        file.write(picture(sweep, trials))
+        file.write(draw(sweep, trials))
     return path
 
 
-def picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> bytes:
+def draw(sweep: Sweep, trials: Sequence[FrozenTrial]) -> bytes:
     """AA against each setting, a panel each, as PNG; the best is marked."""
     from matplotlib.figure import Figure
 
@@ -77,18 +77,18 @@ def picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> bytes:
     figure = Figure(figsize=(3.2 * len(sweep.space), 3), layout="constrained")
     panels: Any = figure.subplots(1, len(sweep.space), sharey=True, squeeze=False)[0]
     best = sweep.best()
-    for panel, (key, part) in zip(panels, sweep.space.items(), strict=True):
+    for panel, (key, dimension) in zip(panels, sweep.space.items(), strict=True):
         for trial in complete:
             mark = (
                 {"color": "tab:red", "zorder": 3}
                 if best and trial.number == best.number
                 else {"color": "tab:blue", "alpha": 0.6}
             )
-            panel.plot([_place(part, trial.params[key])], [100 * (trial.value or 0)], "o", **mark)
-        if isinstance(part, Range) and part.log:
+            panel.plot([_place(dimension, trial.params[key])], [100 * (trial.value or 0)], "o", **mark)
+        if isinstance(dimension, Range) and dimension.log:
             panel.set_xscale("log")
-        if isinstance(part, Choice):
-            panel.set_xticks(range(len(part.values)), part.values, rotation=30)
+        if isinstance(dimension, Choice):
+            panel.set_xticks(range(len(dimension.values)), dimension.values, rotation=30)
         panel.set_xlabel(key)
     panels[0].set_ylabel("AA on validation images, %")
     content = io.BytesIO()
@@ -96,5 +96,5 @@ def picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> bytes:
     return content.getvalue()
 
 
-def _place(part: Range | Choice, value: Any) -> float:
-    return float(part.values.index(value)) if isinstance(part, Choice) else float(value)
+def _place(dimension: Range | Choice, value: Any) -> float:
+    return float(dimension.values.index(value)) if isinstance(dimension, Choice) else float(value)

@@ -99,4 +99,4 @@ def _range(override: str, kind: str | None, low: str, high: str) -> Range:
 
 def overrides_of(space: Space, params: Mapping[str, Any]) -> list[str]:
     """The values of a trial as settings."""
-    return [f"{key}={part.text(params[key])}" for key, part in space.items()]
+    return [f"{key}={dimension.text(params[key])}" for key, dimension in space.items()]

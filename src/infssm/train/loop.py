@@ -1,7 +1,7 @@
 """The one training loop, top to bottom: tasks, epochs, steps.
 
-Order of a task (methods rely on it): learning rate -> ``begin_task`` -> optimiser -> epochs of (``begin_epoch``, steps
-of (``loss``, backward, optimiser, ``after_step``), ``end_epoch``, validation) -> best epoch restored -> ``end_task`` ->
+Order of a task (methods rely on it): learning rate -> ``begin_task`` -> optimizer -> epochs of (``begin_epoch``, steps
+of (``loss``, backward, optimizer, ``after_step``), ``end_epoch``, validation) -> best epoch restored -> ``end_task`` ->
 test.
 """
 
@@ -87,7 +87,7 @@ class Loop:
         return self.setup.statistics_loader(task)
 
     def train_task(self, task: Task, epochs: int) -> None:
-        """A fresh optimiser, all epochs, and the best of them at the end."""
+        """A fresh optimizer, all epochs, and the best of them at the end."""
         method, train = self.setup.method, self.setup.config.train
         optimizer = build_optimizer(method.param_groups(decay_groups(method.module, train.weight_decay)))
         if self.progress.optimizer is not None:

@@ -220,7 +220,7 @@ def build_learner(
         num_classes=facts.num_outputs,
         num_tasks=len(facts.task_sizes),
         task_sizes=facts.task_sizes,
-        kind=facts.kind,
+        data_kind=facts.kind,
         domains=bool(facts.domains),
         transforms=None if recipe is None else _transforms(facts.images, recipe),
         seed=config.seed,

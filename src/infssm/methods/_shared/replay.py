@@ -40,7 +40,7 @@ class Replayed(NamedTuple):
 
 
 class Replay(Base):
-    """A base with a buffer. Rows given to :meth:`remember` during a step enter it after the optimiser's step."""
+    """A base with a buffer. Rows given to :meth:`remember` during a step enter it after the optimizer's step."""
 
     Config: ClassVar[type[ComponentConfig]] = ReplayConfig
     config: ReplayConfig
@@ -57,7 +57,7 @@ class Replay(Base):
 
     def make_buffer(self) -> Buffer:
         """The buffer, empty."""
-        return ReservoirBuffer(self.config.buffer_size, fields_of(self.context.kind), seed=self.context.seed)
+        return ReservoirBuffer(self.config.buffer_size, fields_of(self.context.data_kind), seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
         """All of them, as most reference implementations of replay."""
@@ -151,9 +151,9 @@ class StreamReplay(Replay):
 
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
         """What the buffer stores of a batch that is not trained on."""
-        if self.context.kind == "images":
+        if self.context.data_kind == "images":
             return {"image": raw_images(batch, self.name), "label": batch.y}
-        return sequence_rows(batch, self.context.kind)
+        return sequence_rows(batch, self.context.data_kind)
 
 
 def raw_images(batch: BatchLike, method: str) -> Tensor:

@@ -12,32 +12,32 @@ from infssm._batch import next_tokens
 from infssm.methods.contract import Batch, BatchLike
 
 
-def fields_of(kind: str) -> tuple[str, ...]:
+def fields_of(data_kind: str) -> tuple[str, ...]:
     """What a buffer stores of samples of a kind."""
-    return ("image", "label") if kind == "images" else (_values(kind), "length", "label")
+    return ("image", "label") if data_kind == "images" else (_values(data_kind), "length", "label")
 
 
-def sequence_rows(batch: BatchLike, kind: str) -> dict[str, Tensor]:
+def sequence_rows(batch: BatchLike, data_kind: str) -> dict[str, Tensor]:
     """The rows of a batch as a buffer stores them; language has no labels of its own."""
     labels = batch.y if batch.y.ndim == 1 else batch.y.new_zeros(len(batch.y))
-    return {_values(kind): batch.x, "length": _mask(batch).sum(dim=1), "label": labels}
+    return {_values(data_kind): batch.x, "length": _mask(batch).sum(dim=1), "label": labels}
 
 
-def joined(batch: BatchLike, stored: Mapping[str, Tensor], kind: str) -> Batch:
+def joined(batch: BatchLike, stored: Mapping[str, Tensor], data_kind: str) -> Batch:
     """A batch and after it rows of a buffer, ``[b + m, ...]`` padded to the longest, on the batch's device."""
-    values, lengths = stored[_values(kind)], stored["length"]
+    values, lengths = stored[_values(data_kind)], stored["length"]
     rows = [x[:length].to(batch.x.device) for x, length in zip(values, lengths.tolist(), strict=True)]
     own = [x[:length] for x, length in zip(batch.x, _mask(batch).sum(dim=1).tolist(), strict=True)]
     x = pad_sequence([*own, *rows], batch_first=True)
     ends = torch.tensor([len(row) for row in (*own, *rows)], device=x.device)
     mask = torch.arange(x.shape[1], device=x.device) < ends[:, None]
-    if kind == "language":
+    if data_kind == "language":
         return Batch(x, next_tokens(x, mask), mask=mask)
     return Batch(x, torch.cat((batch.y, stored["label"].to(batch.y.device))), mask=mask)
 
 
-def _values(kind: str) -> str:
-    return "series" if kind == "series" else "tokens"
+def _values(data_kind: str) -> str:
+    return "series" if data_kind == "series" else "tokens"
 
 
 def _mask(batch: BatchLike) -> Tensor:

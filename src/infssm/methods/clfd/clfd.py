@@ -21,7 +21,7 @@ from infssm.errors import ConfigError
 from infssm.methods._build import register_method
 from infssm.methods._shared.passes import evaluating, require_loader
 from infssm.methods._shared.replay import ReplayConfig, StreamReplay, capture, classes_of
-from infssm.methods.clfd import _model as parts
+from infssm.methods.clfd import _model
 from infssm.methods.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.replay import ReservoirBuffer
 
@@ -67,7 +67,7 @@ class CLFD(StreamReplay):
         self._comparing = False
         self._ready = False
         wrapped = context.module
-        assert isinstance(wrapped, parts.FrequencyModel)
+        assert isinstance(wrapped, _model.FrequencyModel)
         self.encoder, self.selection = wrapped.encoder, wrapped.selection
         shape = (context.num_classes, wrapped.num_features)
         height, width = wrapped.image_size
@@ -87,7 +87,7 @@ class CLFD(StreamReplay):
     def prepare(cls, config: CLFDConfig, context: Context) -> nn.Module:
         """Wrap the model between encoder and selection."""
         like = next(context.module.parameters())
-        wrapped = parts.FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
+        wrapped = _model.FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
         wrapped.encoder.to(like.device, like.dtype)
         return wrapped
 
@@ -103,7 +103,7 @@ class CLFD(StreamReplay):
         self._ready = True
         if epoch == 0 and index == 0:
             self.probabilities[block] = 0.0
-            self.probabilities[block, : parts.share_of(self.config.ratio, self.counts.shape[1])] = 1.0
+            self.probabilities[block, : _model.share_of(self.config.ratio, self.counts.shape[1])] = 1.0
         elif epoch == 0:
             self.probabilities[block] = self.config.ratio
         self._comparing = epoch == (epochs - 1 if index == 0 else 0)
@@ -141,7 +141,7 @@ class CLFD(StreamReplay):
         if self.frozen is not None:
             with torch.no_grad():
                 blank = self.encoder(self.context.normalized(self._blank)).features[0, :, 0, 0]
-            maps = parts.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
+            maps = _model.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
         return self.to_device(maps).to(next(self.encoder.parameters()).dtype), self.to_device(entries["label"])
 
     def _allowed(self, labels: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class CLFD(StreamReplay):
         return self.to_device(drawn < self.probabilities[labels])
 
     def after_step(self) -> None:
-        """Offer the maps, and take back what the optimiser did to a final encoder."""
+        """Offer the maps, and take back what the optimizer did to a final encoder."""
         super().after_step()
         if self.frozen is not None and self.context.current.index == 0:
             self.encoder.load_state_dict(self.frozen)
@@ -164,7 +164,7 @@ class CLFD(StreamReplay):
             self._compare()
         if epoch + 1 > self.config.warmup * epochs:
             counted = self.counts.amax(dim=1) > 0
-            self.probabilities[counted] = parts.later_probabilities(self.counts[counted])
+            self.probabilities[counted] = _model.later_probabilities(self.counts[counted])
 
     def _compare(self) -> None:
         self._comparing = False
@@ -176,7 +176,7 @@ class CLFD(StreamReplay):
         looks = F.normalize(self.looks, dim=1)
         for label in classes:
             similarity = looks[: classes.start] @ looks[label]
-            self.probabilities[label] = parts.first_probabilities(similarity, self.counts[: classes.start])
+            self.probabilities[label] = _model.first_probabilities(similarity, self.counts[: classes.start])
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """After the first task: buffer and encoder agree, and the reservoir has seen all of its images."""
@@ -202,12 +202,12 @@ class CLFD(StreamReplay):
         self.looks.zero_()
         with evaluating(self.context.module):
             for batch in loader:
-                encoded: parts.Encoded = self.encoder(self.to_device(batch.x))
+                encoded: _model.Encoded = self.encoder(self.to_device(batch.x))
                 self._add_looks(encoded, batch.y.cpu())
                 self.buffer.offer(features=encoded.features, label=batch.y)
         self.looks = sum_over_processes([self.looks])[0]
 
-    def _add_looks(self, encoded: parts.Encoded, labels: Tensor) -> None:
+    def _add_looks(self, encoded: _model.Encoded, labels: Tensor) -> None:
         self.looks.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())
 
     def state_dict(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class RanPAC(FittedHead):
         world = this_share().world
         shapes = [(self.width, self.width), (self.width, self.num_classes)] * 2
         sums = [torch.zeros(shape, dtype=torch.float64, device=projection.device) for shape in shapes]
-        position = this_share().rank  # of the row among those of all processes, which are dealt in turn
+        position = this_share().number  # of the row among those of all processes, which are dealt in turn
         for row in rows:
             hidden = F.relu(row.new.to(projection.dtype) @ projection).double()
             targets = F.one_hot(row.y, self.num_classes).double()

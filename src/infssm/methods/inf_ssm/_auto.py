@@ -93,7 +93,7 @@ class AutoWeight:
 
 
 class _Step:
-    """Gradients of one optimiser step, added up over its batches: the penalty's own, and the loss's."""
+    """Gradients of one optimizer step, added up over its batches: the penalty's own, and the loss's."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters

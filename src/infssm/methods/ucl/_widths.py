@@ -1,6 +1,6 @@
 """Gaussian weights of a mixer: one width per output unit, drawn in training forwards, the mean in evaluation.
 
-The means are the model's own parameters under their own names, so checkpoints, optimisers and copies of the model see
+The means are the model's own parameters under their own names, so checkpoints, optimizers and copies of the model see
 nothing new. For the length of a training forward of the mixer its weights are replaced by samples, which reaches
 weights that the mixer uses directly (``A_log``, ``dt_proj``) as well as those used through a submodule.
 """

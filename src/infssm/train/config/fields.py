@@ -181,7 +181,7 @@ class MethodConfig(_Named):
 
 
 class TrainConfig(Section):
-    """Optimiser, schedule, start, devices."""
+    """Optimizer, schedule, start, devices."""
 
     epochs: Size = Field(default=4, description="epochs per task (Tables 12-19: 20 or 40)")
     batch_size: Size = Field(default=32, description="images per step over all processes (Tables 12-19: 32, 64 or 128)")

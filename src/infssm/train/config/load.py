@@ -111,9 +111,9 @@ def config_hash(config: RunConfig) -> str:
             section = section[parent]
         section.pop(key)
     for path, value in BEFORE:
-        part, key = path.split(".")
-        if values[part][key] == value:
-            del values[part][key]
+        group, key = path.split(".")
+        if values[group][key] == value:
+            del values[group][key]
     start = config.train.task0
     if start != "train" and os.path.isfile(start):  # what the weights are, not where they lie
         values["train"]["task0"] = _digest(Path(start))

@@ -1,4 +1,4 @@
-"""How weights move: the optimiser, its learning rate, and a guard against steps that are not finite."""
+"""How weights move: the optimizer, its learning rate, and a guard against steps that are not finite."""
 
 from infssm.train.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.train.optim.schedule import learning_rate, task_lr
