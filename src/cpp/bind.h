@@ -14,7 +14,13 @@ namespace infssm {
 extern const Kernels* active;  // of the instruction set in use
 
 void bind_layers(nb::module_& m);     // scan, mean states, convolution, norm
+void bind_heads(nb::module_& m);      // Mamba-2's scan
 void bind_distances(nb::module_& m);  // distances and the lattice of rotations
+
+inline Tokens tokens(const View& v) { return {v.data, v.stride[0], v.stride[1], 0}; }  // [batch, tokens(, channels)]
+inline Tokens grouped(const View& v) {  // [batch, tokens, groups(, n)]
+    return {v.data, v.stride[0], v.stride[1], v.stride[2]};
+}
 
 inline float* flat(nb::handle object, int ndim, const char* name) { return view(object, ndim, name).data; }
 

@@ -6,9 +6,6 @@ namespace {
 
 constexpr int64_t EXPONENTIALS = 1 << 17, ELEMENTS = 1 << 15;
 
-Tokens tokens(const View& v) { return {v.data, v.stride[0], v.stride[1], 0}; }  // [batch, tokens(, channels)]
-Tokens grouped(const View& v) { return {v.data, v.stride[0], v.stride[1], v.stride[2]}; }  // [batch, tokens, groups(, n)]
-
 ScanInputs scan_inputs(nb::handle x, int threads) {
     const View u = field<"u">(x, 3), A = field<"A">(x, 2), B = field<"B">(x, 4);
     ScanSizes size{.batch = u.shape[0],

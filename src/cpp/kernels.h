@@ -51,6 +51,30 @@ struct ScanBackward {
     bool add;                           // dz is added to what is there
 };
 
+struct HeadsInputs {  // Mamba-2's scan: one transition per head; channels = heads x size
+    int64_t batch, tokens, heads, size, groups, n;
+    bool softplus;
+    int threads;
+    Tokens u, delta, z, B, C, seq;  // delta: [batch, tokens, heads]
+    const float *A, *D, *bias;      // [heads]
+};
+
+struct HeadsForward {
+    HeadsInputs in;
+    Tokens y;
+    Tokens plain;  // y before skip and gate, or null
+    float* saved;  // [batch, chunks - 1, heads * padded head size * padded n]: the state before each chunk, or null
+};
+
+struct HeadsBackward {
+    HeadsInputs in;
+    Tokens plain;
+    const float* saved;
+    Tokens grad_y;
+    Tokens du, ddelta, dz, dB, dC;
+    float *dA, *dD, *dbias;  // [heads]
+};
+
 struct MeanStates {  // forward: fills a, mean_delta, zoh. backward: reads them as gradients, fills ddelta, dA, dbias
     ScanSizes size;
     Tokens delta;
@@ -120,6 +144,9 @@ struct Kernels {
     int lanes;
     void (*scan_forward)(const ScanForward&);
     void (*scan_backward)(const ScanBackward&);
+    int heads_span, heads_rows;  // tokens of a chunk, and what n is rounded up to
+    void (*heads_forward)(const HeadsForward&);
+    void (*heads_backward)(const HeadsBackward&);
     void (*mean_states_forward)(const MeanStates&);
     void (*mean_states_backward)(const MeanStates&);
     void (*conv_forward)(const Conv&);

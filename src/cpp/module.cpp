@@ -69,5 +69,6 @@ NB_MODULE(_native, m) {
     m.def("exp_rate", [](int64_t repeats, int threads) { return active->exp_rate(repeats, threads); },
           "Compute repeats * threads * 4096 exponentials.");
     bind_layers(m);
+    bind_heads(m);
     bind_distances(m);
 }

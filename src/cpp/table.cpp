@@ -10,6 +10,9 @@ namespace INFSSM_ISA {
 
 void scan_forward(const ScanForward&);
 void scan_backward(const ScanBackward&);
+void heads_forward(const HeadsForward&);
+void heads_backward(const HeadsBackward&);
+extern const int heads_span, heads_rows;
 void mean_states_forward(const MeanStates&);
 void mean_states_backward(const MeanStates&);
 void conv_forward(const Conv&);
@@ -25,6 +28,8 @@ double exp_rate(int64_t repeats, int threads);
 extern const Kernels kernels;
 const Kernels kernels{INFSSM_TEXT(INFSSM_ISA), W,
                       scan_forward,            scan_backward,
+                      heads_span,              heads_rows,
+                      heads_forward,           heads_backward,
                       mean_states_forward,     mean_states_backward,
                       conv_forward,            conv_backward,
                       norm_forward,            norm_backward,

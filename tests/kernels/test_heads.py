@@ -1,14 +1,39 @@
-"""Mamba-2's scan in chunks against the scan token by token."""
+"""Mamba-2's scan in chunks, compiled and by PyTorch's products, against the scan token by token."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from infssm.errors import ConfigError
 from infssm.kernels import ScanInputs, scan_heads
+from infssm.kernels.backend import NATIVE
 from tests.kernels.cases import assert_near
+from tests.kernels.conftest import VARIANTS
 
-# (tokens, heads, head size, states, groups): one chunk, an incomplete one, several; sizes that are no power of two
-SHAPES = [(1, 1, 1, 1, None), (64, 2, 3, 5, None), (65, 4, 2, 3, 2), (200, 6, 5, 17, 3), (150, 2, 64, 32, 1)]
+# (tokens, heads, head size, states, groups): one chunk, an incomplete one, several; sizes that are no power of two;
+# more heads than one block of the compiled kernel holds
+SHAPES = [
+    (1, 1, 1, 1, None),
+    (64, 2, 3, 5, None),
+    (65, 4, 2, 3, 2),
+    (200, 6, 5, 17, 3),
+    (150, 2, 64, 32, 1),
+    (97, 7, 70, 20, None),
+]
+
+
+@pytest.fixture(params=[variant.removeprefix("cpu-") for variant in VARIANTS])
+def single(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.dtype]:
+    """float32, served by the compiled kernel of one instruction set, or by PyTorch's products."""
+    if request.param == "reference":
+        monkeypatch.setattr("infssm.kernels.heads.choose", lambda *_: "reference")
+        yield torch.float32
+        return
+    before = NATIVE.isa()
+    NATIVE.use_isa(request.param)
+    yield torch.float32
+    NATIVE.use_isa(before)
 
 
 def inputs(shape, *, packed: bool, dtype=torch.float64, seed: int = 0) -> ScanInputs:
@@ -30,16 +55,58 @@ def value_and_grads(x: ScanInputs, *, chunked: bool) -> list[torch.Tensor]:
     return [y.detach(), *torch.autograd.grad(y, x[:8], grad)]
 
 
+def assert_equal_to_the_scan(shape, packed: bool, dtype: torch.dtype, tolerance: float) -> None:
+    exact = value_and_grads(inputs(shape, packed=packed), chunked=False)
+    found = value_and_grads(inputs(shape, packed=packed, dtype=dtype), chunked=True)
+    for name, actual, expected in zip(("y", *ScanInputs._fields[:8]), found, exact, strict=True):
+        # The transition of a single token reaches nothing: what is left is the rounding of two equal sums.
+        none = shape[0] == 1 and name == "A"
+        assert_near(actual + none, expected + none, tolerance, f"{name} {dtype}")
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_the_scan(shape, packed: bool) -> None:
-    exact = value_and_grads(inputs(shape, packed=packed), chunked=False)
-    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
-        found = value_and_grads(inputs(shape, packed=packed, dtype=dtype), chunked=True)
-        for name, actual, expected in zip(("y", *ScanInputs._fields[:8]), found, exact, strict=True):
-            # The transition of a single token reaches nothing: what is left is the rounding of two equal sums.
-            none = shape[0] == 1 and name == "A"
-            assert_near(actual + none, expected + none, tolerance, f"{name} {dtype}")
+    assert_equal_to_the_scan(shape, packed, torch.float64, 1e-11)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_the_scan_in_single_precision(shape, packed: bool, single: torch.dtype) -> None:
+    assert_equal_to_the_scan(shape, packed, single, 1e-4)
+
+
+def test_without_skip_gate_and_softplus(single: torch.dtype) -> None:
+    results = []
+    for dtype, chunked in ((torch.float64, False), (single, True)):
+        x = inputs((130, 4, 6, 9, 2), packed=True, dtype=dtype)
+        bare = ScanInputs(*x[:5], seq_idx=x.seq_idx)
+        y = scan_heads(bare, chunked=chunked).y
+        results.append([y, *torch.autograd.grad(y.square().sum(), bare[:5])])
+    for name, actual, expected in zip(("y", *ScanInputs._fields[:5]), *results[::-1], strict=True):
+        assert_near(actual, expected, 1e-4, name)
+
+
+def test_strong_decay_and_long_rows(single: torch.dtype) -> None:
+    """Transitions that forget within a token beside some that keep for the whole row: sums of steps in the hundreds."""
+    results = []
+    for dtype, chunked in ((torch.float64, False), (single, True)):
+        x = inputs((700, 4, 8, 12, 1), packed=False, dtype=dtype)
+        A = torch.tensor([-1e-4, -0.1, -16.0, -200.0], dtype=dtype, requires_grad=True)
+        results.append(value_and_grads(x._replace(A=A), chunked=chunked))
+    for name, actual, expected in zip(("y", *ScanInputs._fields[:8]), *results[::-1], strict=True):
+        assert_near(actual, expected, 1e-4, name)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(threads: int, single: torch.dtype) -> None:
+    before, results = torch.get_num_threads(), []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        results.append(value_and_grads(inputs((130, 12, 64, 32, 2), packed=True, dtype=single), chunked=True))
+    torch.set_num_threads(before)
+    for name, actual, expected in zip(("y", *ScanInputs._fields[:8]), *results, strict=True):
+        assert_near(actual, expected, 1e-6, name)
 
 
 @pytest.mark.parametrize("packed", [False, True])

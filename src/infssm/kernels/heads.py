@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from infssm.errors import ConfigError
+from infssm.kernels import _ops
 from infssm.kernels._checks import compute_dtype, expect_floats, expect_rank, expect_shape, split_groups
 from infssm.kernels._chunked import chunked_scan
+from infssm.kernels.backend import choose, maybe_single, single
 from infssm.kernels.records import ScanInputs, ScanOutput, runs
 from infssm.kernels.scan import scan
 
-LEAST_STATES = 96
-"""From this many states on the chunked form is the faster one on CPUs, with AVX-512; with less, from fewer."""
+LEAST_STATES = {"cpu": 8, "reference": 96}
+"""From this many states on the chunked form is the faster one on CPUs: compiled, and by PyTorch's matrix products."""
 
 
 def _per_channel(x: ScanInputs, per_head: Tensor) -> Tensor:
@@ -38,12 +42,29 @@ def scan_heads(x: ScanInputs, *, last_state: bool = False, chunked: bool | None 
     """
     _check(x)
     whole = last_state or x.reverse or x.initial_state is not None
+    tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
+    chosen = choose(None, *tensors)
     if chunked is None:
-        chunked = not whole and x.u.device.type == "cpu" and x.B.shape[-1] >= LEAST_STATES
+        chunked = not whole and x.u.is_cpu and x.B.shape[-1] >= LEAST_STATES.get(chosen, sys.maxsize)
     if not chunked or x.u.numel() == 0:
         return _by_scan(x, last_state)
     if whole:
         raise ConfigError("the chunked form has no last state, initial state or reverse; leave chunked to None")
+    return _by_kernel(x, tensors) if chosen == "cpu" else _by_products(x)
+
+
+def _by_kernel(x: ScanInputs, tensors: list[Tensor]) -> ScanOutput:
+    """Chunks in the compiled kernel."""
+    u, delta, A = (single(tensor) for tensor in x[:3])
+    B, C = (single(rows if rows.dim() == 4 else rows.unsqueeze(2)) for rows in (x.B, x.C))
+    D, z, bias = (maybe_single(tensor) for tensor in (x.D, x.z, x.delta_bias))
+    save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    y, *_ = _ops.heads(u, delta, A, B, C, D, z, bias, x.delta_softplus, runs(x.seq_idx), save)
+    return ScanOutput(y.to(x.u.dtype))
+
+
+def _by_products(x: ScanInputs) -> ScanOutput:
+    """Chunks in PyTorch's matrix products."""
     dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
     B, C = ((rows if rows.dim() == 4 else rows.unsqueeze(2)).to(dtype) for rows in (x.B, x.C))
     with torch.autocast(x.u.device.type, enabled=False):

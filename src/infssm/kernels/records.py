@@ -30,6 +30,25 @@ class ScanInputs(NamedTuple):
     seq_idx: Tensor | None = None
 
 
+class HeadInputs(NamedTuple):
+    """What Mamba-2's scan in chunks reads.
+
+    u, z: [batch, tokens, channels], the channels of the heads one after the other; delta: [batch, tokens, heads];
+    A, D, delta_bias: [heads]; B, C: [batch, tokens, groups, n]; seq_idx: [batch, tokens] as of `ScanInputs`.
+    """
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None = None
+    z: Tensor | None = None
+    delta_bias: Tensor | None = None
+    delta_softplus: bool = False
+    seq_idx: Tensor | None = None
+
+
 class ScanStates(NamedTuple):
     """Means over the channels (of each group) of what a selective layer discretises, in token order.
 

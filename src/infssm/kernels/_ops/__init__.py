@@ -2,6 +2,7 @@
 
 from infssm.kernels._ops.conv import conv
 from infssm.kernels._ops.distance import distance
+from infssm.kernels._ops.heads import heads
 from infssm.kernels._ops.norm import norm
 from infssm.kernels._ops.scan import scan
 from infssm.kernels._ops.states import mean_states
@@ -10,6 +11,7 @@ from infssm.kernels._ops.subspace import lattice
 __all__ = [
     "conv",
     "distance",
+    "heads",
     "lattice",
     "mean_states",
     "norm",

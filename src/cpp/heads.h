@@ -1,0 +1,256 @@
+// What the forward and the backward of Mamba-2's scan share: heads with one transition each, in chunks of tokens.
+//
+// Within a chunk, with s the running sum of delta A, y_i = sum_{j <= i} exp(s_i - s_j) (C_i . B_j) delta_j u_j; between
+// chunks one state [n, head size] is carried. So nearly all work is in products of small matrices, which are cut into
+// tiles of ROWS x (1 or 2 vectors) that stay in registers. Everything a tile reads by vectors lies in panels: columns
+// of one tile's width, row after row, so that rows are never a power of two apart.
+//
+// Heads of a group are cut into blocks, and a work item is one (batch, group, block). The cut depends on the shape
+// alone, never on the number of threads, so results do not either.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "simd.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+// Rows of a tile: with two vectors per row, as many sums as registers allow. SPAN is a multiple of ROWS and of PAIR.
+constexpr int ROWS = W == 16 ? 8 : W == 8 ? 6 : 4;
+constexpr int SPAN = W == 8 ? 48 : 64;  // tokens of a chunk
+constexpr int PAIR = 2 * W;             // columns of a panel of tokens
+static_assert(SPAN % ROWS == 0 && SPAN % PAIR == 0);
+
+struct HeadsCut {
+    int64_t per_group, size, n, in_block, blocks, items, chunks;  // size, n: rounded up to whole vectors and tiles
+
+    explicit HeadsCut(const HeadsInputs& in) {
+        constexpr int64_t wide = 256;  // channels of a block: its states and inputs fit the second-level cache
+        per_group = in.heads / in.groups;
+        size = round_up(in.size, W);
+        n = round_up(in.n, ROWS);
+        blocks = ceil_div(per_group, size < wide ? wide / size : 1);
+        in_block = ceil_div(per_group, blocks);
+        blocks = ceil_div(per_group, in_block);
+        items = in.batch * in.groups * blocks;
+        chunks = ceil_div(in.tokens, SPAN);
+    }
+    int64_t state() const { return size * n; }  // floats of one head's state
+};
+
+struct HeadsItem {
+    int64_t batch, group, block, first, count;  // heads [first, first + count)
+
+    HeadsItem(const HeadsCut& cut, int64_t groups, int64_t index) {
+        block = index % cut.blocks;
+        group = index / cut.blocks % groups;
+        batch = index / cut.blocks / groups;
+        const int64_t skipped = block * cut.in_block;
+        first = group * cut.per_group + skipped;
+        count = skipped + cut.in_block < cut.per_group ? cut.in_block : cut.per_group - skipped;
+    }
+};
+
+// acc[i] += sum over k < depth of a(i, k) times row k of the panel b. ALONG: a(i, k) = a[i stride + k], else
+// a[i + k stride].
+template <bool ALONG, int N>
+INFSSM_INLINE void multiply(vf (&acc)[ROWS][N], const float* a, int64_t stride, const float* b, int64_t depth) {
+    for (int64_t k = 0; k < depth; ++k, b += N * W, a += ALONG ? 1 : stride) {
+        vf columns[N];
+#pragma GCC unroll 2
+        for (int j = 0; j < N; ++j) columns[j] = load(b + j * W);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i) {
+            const float factor = ALONG ? a[i * stride] : a[i];
+#pragma GCC unroll 2
+            for (int j = 0; j < N; ++j) acc[i][j] += factor * columns[j];
+        }
+    }
+}
+
+template <int N>
+INFSSM_INLINE void clear(vf (&acc)[ROWS][N]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+        for (int j = 0; j < N; ++j) acc[i][j] = vf{};
+}
+
+template <int unit, bool UPPER, int... L>
+INFSSM_INLINE vf exchange(vf a, vf b, std::integer_sequence<int, L...>) {
+    constexpr auto even = [](int lane) { return (lane / unit) % 2 == 0; };
+    if constexpr (UPPER) return shuffle(a, b, std::integer_sequence<int, (even(L) ? L : W + L - unit)...>{});
+    else return shuffle(a, b, std::integer_sequence<int, (even(L) ? L + unit : W + L)...>{});
+}
+
+template <int unit = 1>
+INFSSM_INLINE void transpose(vf (&v)[W]) {
+    if constexpr (unit < W) {
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) {
+            if ((i / unit) % 2 != 0) continue;
+            const vf a = v[i], b = v[i + unit];
+            v[i] = exchange<unit, true>(a, b, std::make_integer_sequence<int, W>{});
+            v[i + unit] = exchange<unit, false>(a, b, std::make_integer_sequence<int, W>{});
+        }
+        transpose<unit * 2>(v);
+    }
+}
+
+// A block of W x W, rows `from` floats apart, into columns `to` floats apart.
+INFSSM_INLINE void transpose_block(const float* source, int64_t from, float* target, int64_t to) {
+    vf v[W];
+    for (int i = 0; i < W; ++i) v[i] = load(source + i * from);
+    transpose(v);
+    for (int i = 0; i < W; ++i) store(target + i * to, v[i]);
+}
+
+// Rows of B or C of a chunk: [SPAN][n], filled up with 0.
+inline void pack_rows(const Tokens& x, const HeadsItem& item, int64_t first, int length, int64_t n, int64_t padded,
+                      float* rows) {
+    for (int l = 0; l < length; ++l) {
+        memcpy(rows + l * padded, x.data + item.batch * x.batch + (first + l) * x.token + item.group * x.group,
+               n * sizeof(float));
+        memset(rows + l * padded + n, 0, (padded - n) * sizeof(float));
+    }
+    memset(rows + length * padded, 0, (SPAN - length) * padded * sizeof(float));
+}
+
+// What the tokens of a chunk decay by, for each head of a block: [heads][SPAN].
+struct Decays {
+    float *delta, *slope;     // delta, and its derivative after softplus
+    float *high, *low;        // s log2(e) as a sum of two, so that differences are as exact as if it were small
+    float *enter, *leave;     // from the state before the chunk, and to the state after it
+    float* through;           // [heads]: from the one state to the other
+    int begins[SPAN];         // the chunk's token at which a token's packed sequence begins; -1: before the chunk
+
+    static int64_t floats(int64_t heads) { return 6 * heads * SPAN + round_up(heads, W); }
+    float* place(float* memory, int64_t heads) {
+        for (float** part : {&delta, &slope, &high, &low, &enter, &leave}) *part = memory, memory += heads * SPAN;
+        through = memory;
+        return memory + round_up(heads, W);
+    }
+
+    void find_begins(const HeadsInputs& in, const HeadsItem& item, int64_t first, int length) {
+        const float* const seq = in.seq.data ? in.seq.data + item.batch * in.seq.batch : nullptr;
+        const auto number = [&](int64_t t) { return seq[t * in.seq.token]; };
+        int begin = -1;
+        for (int l = 0; l < SPAN; ++l) {
+            if (seq && l < length && first + l > 0 && number(first + l) != number(first + l - 1)) begin = l;
+            begins[l] = begin;
+        }
+    }
+
+    void fill(const HeadsInputs& in, const HeadsItem& item, int64_t first, int length) {
+        find_begins(in, item, first, length);
+        const int last_begin = begins[SPAN - 1];
+        for (int64_t h = 0; h < item.count; ++h) {
+            float *const dt = delta + h * SPAN, *const hi = high + h * SPAN, *const lo = low + h * SPAN;
+            const float* raw = in.delta.data + item.batch * in.delta.batch + first * in.delta.token + item.first + h;
+            const float bias = in.bias ? in.bias[item.first + h] : 0.f;
+            for (int l = 0; l < length; ++l) dt[l] = raw[l * in.delta.token] + bias;
+            for (int l = length; l < SPAN; ++l) dt[l] = 0;
+            for (int l = 0; l < SPAN; l += W) {
+                vf rate = splat(1.f);
+                if (in.softplus) store(dt + l, softplus(load(dt + l), rate));
+                store(slope + h * SPAN + l, rate);
+            }
+            for (int l = length; l < SPAN; ++l) dt[l] = 0;
+            const double A = in.A[item.first + h] * 1.4426950408889634;
+            double s = 0;
+            for (int l = 0; l < SPAN; ++l) {
+                s += dt[l] * A;
+                hi[l] = static_cast<float>(s), lo[l] = static_cast<float>(s - hi[l]);
+            }
+            const float end_high = hi[SPAN - 1], end_low = lo[SPAN - 1];
+            for (int l = 0; l < SPAN; l += W) {
+                const vf high_part = load(hi + l), low_part = load(lo + l);
+                store(enter + h * SPAN + l, exp2(high_part + low_part));
+                store(leave + h * SPAN + l, exp2((end_high - high_part) + (end_low - low_part)));
+            }
+            through[h] = last_begin < 0 ? enter[h * SPAN + SPAN - 1] : 0.f;
+            for (int l = 0; l < SPAN && last_begin >= 0; ++l) {
+                if (begins[l] >= 0) enter[h * SPAN + l] = 0;
+                if (l < last_begin) leave[h * SPAN + l] = 0;
+            }
+        }
+    }
+
+    // exp(s_row - s_column) for W columns from `column` on; 0 where the column does not reach the row.
+    inline __attribute__((always_inline)) vf inside(int64_t h, int row, int column, vf lanes) const {
+        const float *const hi = high + h * SPAN, *const lo = low + h * SPAN;
+        const vf decay = exp2((hi[row] - load(hi + column)) + (lo[row] - load(lo + column)));
+        const vf place = lanes + static_cast<float>(column);
+        const vf kept = place <= splat(static_cast<float>(row)) ? decay : vf{};
+        return place >= splat(static_cast<float>(begins[row])) ? kept : vf{};
+    }
+};
+
+INFSSM_INLINE vf counting() {
+    vf lanes;
+    for (int i = 0; i < W; ++i) lanes[i] = static_cast<float>(i);
+    return lanes;
+}
+
+// C B^T where a column is not after its row: panels [SPAN / PAIR][SPAN][PAIR]. turned: room for B in panels [n][PAIR].
+inline void pair_products(const float* B, const float* C, int64_t n, float* turned, float* products) {
+    for (int column = 0; column < SPAN; column += PAIR) {
+        for (int64_t j = 0; j < n; j += W)
+            for (int half = 0; half < PAIR; half += W)
+                transpose_block(B + (column + half) * n + j, n, turned + j * PAIR + half, PAIR);
+        for (int row = column / ROWS * ROWS; row < SPAN; row += ROWS) {
+            vf acc[ROWS][2];
+            clear(acc);
+            multiply<true>(acc, C + row * n, n, turned, n);
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < 2; ++j) store(products + (column / PAIR * SPAN + row + i) * PAIR + j * W, acc[i][j]);
+        }
+    }
+}
+
+// One vector of a head's channels: where it is in panels of N vectors and in a row, and its lanes in use.
+struct Slice {
+    int64_t head, panel, channel;
+    int count;
+
+    Slice(int64_t vector, int N, const HeadsInputs& in, const HeadsCut& cut, const HeadsItem& item) {
+        const int64_t per_head = cut.size / W, inside = vector % per_head * W;
+        head = vector / per_head;
+        panel = vector / N * SPAN * N * W + vector % N * W;
+        channel = (item.first + head) * in.size + inside;
+        count = static_cast<int>(in.size - inside < W ? in.size - inside : W);
+    }
+};
+
+// A token's row of a tensor (null: absent) and the lines of a later row, which lies too far away for the hardware to
+// foresee it.
+struct Row {
+    float* data;
+    int64_t ahead;
+
+    Row(const Tokens& x, int64_t batch, int64_t token)
+        : data(x.data ? x.data + batch * x.batch + token * x.token : nullptr), ahead(2 * x.token) {}
+    vf get(const Slice& slice) const {
+        __builtin_prefetch(data + ahead + slice.channel);
+        return load(data + slice.channel, slice.count);
+    }
+    void put(const Slice& slice, vf value) const {
+        __builtin_prefetch(data + ahead + slice.channel, 1);
+        store(data + slice.channel, value, slice.count);
+    }
+};
+
+// All vectors of an item in the order of a row: rows are read and written whole, as memory likes it.
+using Slices = std::vector<Slice>;
+inline void find_slices(Slices& slices, int N, const HeadsInputs& in, const HeadsCut& cut, const HeadsItem& item) {
+    slices.clear();
+    for (int64_t v = 0; v < item.count * cut.size / W; ++v) slices.emplace_back(v, N, in, cut, item);
+}
+
+}  // namespace
+}  // namespace INFSSM_ISA
+}  // namespace infssm

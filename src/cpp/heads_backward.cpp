@@ -1,0 +1,318 @@
+// Mamba-2's scan in chunks, backward: chunks from last to first, each from the state that the forward saved before it.
+//
+// Names: `later` is the gradient of the state after the chunk. Turned: channels as rows, tokens as columns.
+#include "heads.h"
+
+namespace infssm {
+namespace INFSSM_ISA {
+namespace {
+
+struct Scratch {
+    Decays decays;
+    float *B, *C, *turned, *products, *weights;  // as of the forward
+    float *dproducts, *dproducts_turned;         // panels [SPAN / PAIR][SPAN][PAIR], sums over the heads
+    float *dy, *entered;                         // panels [SPAN][N W]: gradient of y, and as the state before receives it
+    float *dx;                                   // panels [SPAN][N W]: delta u, then its gradient
+    float *x_turned, *leaving_turned, *entered_turned;  // panels [SPAN / PAIR][channels][PAIR]
+    float *later;                                // panels [n][N W]
+    float *rows;                                 // [n][SPAN], of dB or dC, turned
+    float *block;                                // [W][W]
+    vf *dots_y, *dots_u;                         // [heads][SPAN]: dy y, and dx u
+    vf* dots_D;                                  // [heads]
+    float* passed;                               // [heads]: later times the state after the chunk
+    float *sums_y, *sums_u;                      // [SPAN]
+    Slices slices;
+
+    static int64_t each(const HeadsCut& cut, float* memory, Scratch* s) {
+        const int64_t channels = cut.in_block * cut.size, rows = SPAN * cut.n + W, heads = cut.in_block;
+        int64_t used = 0;
+        const auto take = [&](float** part, int64_t floats) {
+            if (s) *part = memory + used;
+            used += round_up(floats, W);
+        };
+        Scratch none;
+        Scratch& t = s ? *s : none;
+        for (float** part : {&t.B, &t.C}) take(part, rows);
+        take(&t.turned, round_up(cut.n, W) * PAIR);
+        for (float** part : {&t.products, &t.weights, &t.dproducts, &t.dproducts_turned}) take(part, SPAN * SPAN);
+        for (float** part : {&t.dy, &t.entered, &t.dx, &t.x_turned, &t.leaving_turned, &t.entered_turned})
+            take(part, SPAN * channels);
+        take(&t.later, channels * cut.n);
+        take(&t.rows, round_up(cut.n, W) * SPAN);
+        take(&t.block, W * W);
+        for (vf** part : {&t.dots_y, &t.dots_u}) take(reinterpret_cast<float**>(part), heads * SPAN * W);
+        take(reinterpret_cast<float**>(&t.dots_D), heads * W);
+        take(&t.passed, heads);
+        for (float** part : {&t.sums_y, &t.sums_u}) take(part, SPAN);
+        if (s) s->decays.place(memory + used, heads);
+        return used + round_up(Decays::floats(heads), W);
+    }
+};
+
+struct Totals {  // of one batch element: [heads]
+    float *A, *D, *bias;
+};
+
+// Gradient of y before the gate, the gate's own, and delta u.
+template <int N>
+__attribute__((noinline)) void pack_inputs(const HeadsBackward& f, const HeadsItem& item, int64_t first, int length, Scratch& s) {
+    memset(s.dots_D, 0, item.count * sizeof(vf));
+    memset(s.dots_y, 0, item.count * SPAN * sizeof(vf));
+    for (int l = 0; l < length; ++l) {
+        const auto row = [&](const Tokens& x) { return Row(x, item.batch, first + l); };
+        const Row u = row(f.in.u), z = row(f.in.z), grad = row(f.grad_y), plain = row(f.plain), dz = row(f.dz);
+        for (const Slice& slice : s.slices) {
+            const int64_t place = slice.panel + l * N * W, decay = slice.head * SPAN + l;
+            const vf input = u.get(slice), y = plain.get(slice);
+            vf value = grad.get(slice);
+            if (z.data) {
+                const float D = f.in.D ? f.in.D[item.first + slice.head] : 0.f;
+                const vf gate = z.get(slice), rate = sigmoid(gate);
+                dz.put(slice, value * (y + D * input) * (rate * (1.f + gate * (1.f - rate))));
+                value *= gate * rate;
+            }
+            s.dots_y[decay] += value * y;
+            s.dots_D[slice.head] += value * input;
+            store(s.dy + place, value);
+            store(s.entered + place, value * s.decays.enter[decay]);
+            store(s.dx + place, input * s.decays.delta[decay]);
+        }
+    }
+    for (int l = length; l < SPAN; ++l)
+        for (const Slice& slice : s.slices)
+            for (float* rows : {s.dy, s.entered, s.dx}) store(rows + slice.panel + l * N * W, vf{});
+}
+
+// What is read with tokens as columns; dx holds delta u.
+template <int N>
+__attribute__((noinline)) void turn_inputs(const HeadsCut& cut, Scratch& s) {
+    const int64_t channels = cut.in_block * cut.size;
+    int64_t channel = 0;
+    for (const Slice& slice : s.slices) {
+        for (int column = 0; column < SPAN; column += W) {
+            const int64_t from = slice.panel + column * N * W, to = (column / PAIR * channels + channel) * PAIR + column % PAIR;
+            transpose_block(s.entered + from, N * W, s.entered_turned + to, PAIR);
+            transpose_block(s.dx + from, N * W, s.x_turned + to, PAIR);
+            const vf leave = load(s.decays.leave + slice.head * SPAN + column);
+            for (int i = 0; i < W; ++i) store(s.leaving_turned + to + i * PAIR, load(s.x_turned + to + i * PAIR) * leave);
+        }
+        channel += W;
+    }
+}
+
+// A head's weights, and its share of the gradient of the products C B^T.
+template <int N>
+__attribute__((noinline)) void pull_weights(const HeadsCut& cut, int64_t h, Scratch& s) {
+    const int64_t panels = cut.size / (N * W), channels = cut.in_block * cut.size;
+    const vf lanes = counting();
+    for (int column = 0; column < SPAN; column += PAIR)
+        for (int row = column / ROWS * ROWS; row < SPAN; row += ROWS) {
+            vf acc[ROWS][2];
+            clear(acc);
+            const float* const x = s.x_turned + (column / PAIR * channels + h * cut.size) * PAIR;
+            for (int64_t q = 0; q < panels; ++q)
+                multiply<true>(acc, s.dy + ((h * panels + q) * SPAN + row) * N * W, N * W, x + q * N * W * PAIR, N * W);
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < 2; ++j) {
+                    const int64_t place = (column / PAIR * SPAN + row + i) * PAIR + j * W;
+                    const vf inside = s.decays.inside(h, row + i, column + j * W, lanes);
+                    const vf share = acc[i][j] * inside;
+                    store(s.dproducts + place, h ? load(s.dproducts + place) + share : share);
+                    store(s.weights + (row + i) * SPAN + column + j * W, inside * load(s.products + place));
+                }
+        }
+}
+
+// Gradients of delta u into dx; `later` null: 0.
+template <int N>
+__attribute__((noinline)) void pull_inputs(const HeadsCut& cut, int64_t h, int length, const float* later, Scratch& s) {
+    const int64_t panels = cut.size / (N * W);
+    const float* const leave = s.decays.leave + h * SPAN;
+    for (int64_t q = h * panels; q < (h + 1) * panels; ++q)
+        for (int row = 0; row < length; row += ROWS) {
+            vf acc[ROWS][N];
+            clear(acc);
+            if (later) multiply<true>(acc, s.B + row * cut.n, cut.n, later + q * cut.n * N * W, cut.n);
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < N; ++j) acc[i][j] *= leave[row + i];
+            const int64_t place = (q * SPAN + row) * N * W;
+            multiply<false>(acc, s.weights + row * SPAN + row, SPAN, s.dy + place, SPAN - row);
+            for (int i = 0; i < ROWS * N; ++i) store(s.dx + place + i * W, acc[i / N][i % N]);
+        }
+}
+
+// Gradients of u from those of delta u.
+template <int N>
+__attribute__((noinline)) void finish(const HeadsBackward& f, const HeadsItem& item, int64_t first, int length, Scratch& s) {
+    memset(s.dots_u, 0, item.count * SPAN * sizeof(vf));
+    for (int l = 0; l < length; ++l) {
+        const Row u(f.in.u, item.batch, first + l), du(f.du, item.batch, first + l);
+        for (const Slice& slice : s.slices) {
+            const int64_t place = slice.panel + l * N * W, decay = slice.head * SPAN + l;
+            const float D = f.in.D ? f.in.D[item.first + slice.head] : 0.f;
+            const vf dx = load(s.dx + place);
+            s.dots_u[decay] += dx * u.get(slice);
+            du.put(slice, dx * s.decays.delta[decay] + D * load(s.dy + place));
+        }
+    }
+}
+
+// dB or dC of the chunk into rows of n: what goes through states (state and turned inputs; null: nothing), and what
+// goes through products. `other` is C for dB; LATER: whose tokens are not before the column, else not after it.
+template <int N, bool LATER>
+__attribute__((noinline)) void pull_rows(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, int64_t first, int length,
+               const float* state, const float* turned, const float* other, const float* dproducts, const Tokens& out,
+               Scratch& s) {
+    const int64_t panels = item.count * cut.size / (N * W), channels = cut.in_block * cut.size;
+    for (int column = 0; column < SPAN; column += PAIR)
+        for (int64_t j = 0; j < cut.n; j += ROWS) {
+            vf acc[ROWS][2];
+            clear(acc);
+            for (int64_t q = 0; state && q < panels; ++q)
+                multiply<true>(acc, state + (q * cut.n + j) * N * W, N * W,
+                               turned + (column / PAIR * channels + q * N * W) * PAIR, N * W);
+            const int begin = LATER ? column / ROWS * ROWS : 0, end = LATER ? SPAN : column + PAIR;
+            multiply<false>(acc, other + begin * cut.n + j, cut.n, dproducts + (column / PAIR * SPAN + begin) * PAIR, end - begin);
+            for (int i = 0; i < ROWS; ++i)
+                for (int half = 0; half < 2; ++half) store(s.rows + (j + i) * SPAN + column + half * W, acc[i][half]);
+        }
+    float* const target = out.data + item.batch * out.batch + first * out.token + item.group * out.group;
+    for (int l = 0; l < length; l += W)
+        for (int64_t j = 0; j < f.in.n; j += W) {
+            transpose_block(s.rows + j * SPAN + l, SPAN, s.block, W);
+            const int count = static_cast<int>(f.in.n - j < W ? f.in.n - j : W);
+            for (int i = 0; i < W && l + i < length; ++i) store(target + (l + i) * out.token + j, load(s.block + i * W), count);
+        }
+}
+
+// The gradient of the state before the chunk in the place of that after it; `fresh`: that was 0.
+template <int N>
+__attribute__((noinline)) void pull_state(const HeadsCut& cut, const HeadsItem& item, bool fresh, Scratch& s) {
+    const int64_t panels = cut.size / (N * W);
+    for (int64_t q = 0; q < item.count * panels; ++q)
+        for (int64_t j = 0; j < cut.n; j += ROWS) {
+            float* const later = s.later + (q * cut.n + j) * N * W;
+            vf acc[ROWS][N];
+            clear(acc);
+            if (!fresh)
+                for (int i = 0; i < ROWS * N; ++i) acc[i / N][i % N] = load(later + i * W) * s.decays.through[q / panels];
+            multiply<false>(acc, s.C + j, cut.n, s.entered + q * SPAN * N * W, SPAN);
+            for (int i = 0; i < ROWS * N; ++i) store(later + i * W, acc[i / N][i % N]);
+        }
+}
+
+// Gradients of delta, A and the bias. s_i raises all that token i receives and lowers all that it sends; the last s
+// raises what leaves the chunk. Nothing passes from one packed sequence to another.
+void pull_steps(const HeadsBackward& f, const HeadsItem& item, int64_t first, int length, const Totals& totals, Scratch& s) {
+    for (int64_t h = 0; h < item.count; ++h) {
+        const int64_t head = item.first + h;
+        const float *const delta = s.decays.delta + h * SPAN, *const slope = s.decays.slope + h * SPAN;
+        float* const ddelta = f.ddelta.data + item.batch * f.ddelta.batch + first * f.ddelta.token + head;
+        sum_lanes(s.dots_y + h * SPAN, SPAN, s.sums_y);
+        sum_lanes(s.dots_u + h * SPAN, SPAN, s.sums_u);
+        double decay = s.passed[h], dA = 0, dbias = 0;
+        for (int l = length - 1; l >= 0; --l) {
+            decay += static_cast<double>(s.sums_y[l]) - static_cast<double>(delta[l]) * s.sums_u[l];
+            if (s.decays.begins[l] == l) decay = 0;
+            const double value = (decay * f.in.A[head] + s.sums_u[l]) * slope[l];
+            dA += decay * delta[l], dbias += value;
+            ddelta[l * f.ddelta.token] = static_cast<float>(value);
+        }
+        totals.A[head] += static_cast<float>(dA);
+        totals.bias[head] += static_cast<float>(dbias);
+        totals.D[head] += sum_lanes(s.dots_D[h]);
+    }
+}
+
+template <int N>
+void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, const Tokens& dB, const Tokens& dC,
+         const Totals& totals, Scratch& s) {
+    const auto state_before = [&](int64_t chunk) -> const float* {
+        const int64_t slot = (item.batch * (cut.chunks - 1) + chunk - 1) * f.in.heads + item.first;
+        return chunk > 0 ? f.saved + slot * cut.state() : nullptr;
+    };
+    find_slices(s.slices, N, f.in, cut, item);
+    for (int64_t chunk = cut.chunks - 1; chunk >= 0; --chunk) {
+        const int64_t first = chunk * SPAN, rest = f.in.tokens - first;
+        const int length = static_cast<int>(rest < SPAN ? rest : SPAN);
+        const float *const before = state_before(chunk), *const later = chunk + 1 < cut.chunks ? s.later : nullptr;
+        s.decays.fill(f.in, item, first, length);
+        pack_rows(f.in.B, item, first, length, f.in.n, cut.n, s.B);
+        pack_rows(f.in.C, item, first, length, f.in.n, cut.n, s.C);
+        pack_inputs<N>(f, item, first, length, s);
+        turn_inputs<N>(cut, s);
+        pair_products(s.B, s.C, cut.n, s.turned, s.products);
+        for (int64_t h = 0; h < item.count; ++h) {
+            pull_weights<N>(cut, h, s);
+            pull_inputs<N>(cut, h, length, later, s);
+            vf passed = {};
+            for (int64_t i = h * cut.state(); later && i < (h + 1) * cut.state(); i += W)
+                passed += load(later + i) * load(state_before(chunk + 1) + i);
+            s.passed[h] = sum_lanes(passed);
+        }
+        finish<N>(f, item, first, length, s);
+        for (int row = 0; row < SPAN; row += W)
+            for (int column = 0; column <= row; column += W) {
+                const int64_t from = (column / PAIR * SPAN + row) * PAIR + column % PAIR;
+                const int64_t to = (row / PAIR * SPAN + column) * PAIR + row % PAIR;
+                transpose_block(s.dproducts + from, PAIR, s.dproducts_turned + to, PAIR);
+            }
+        pull_rows<N, true>(f, cut, item, first, length, later, s.leaving_turned, s.C, s.dproducts, dB, s);
+        pull_rows<N, false>(f, cut, item, first, length, before, s.entered_turned, s.B, s.dproducts_turned, dC, s);
+        if (chunk > 0) pull_state<N>(cut, item, later == nullptr, s);
+        pull_steps(f, item, first, length, totals, s);
+    }
+}
+
+}  // namespace
+
+void heads_backward(const HeadsBackward& f) {
+    const HeadsInputs& in = f.in;
+    const HeadsCut cut(in);
+    const int64_t scratch = Scratch::each(cut, nullptr, nullptr);
+    const Buffer memory(scratch * in.threads), parts(3 * in.batch * in.heads);
+    memset(parts.get(), 0, 3 * in.batch * in.heads * sizeof(float));
+    // Blocks after the first keep their shares of dB and dC apart, to be added in a fixed order.
+    const int64_t rows = in.batch * in.tokens * in.groups * in.n;
+    const Buffer apart(2 * rows * (cut.blocks - 1));
+    const auto share = [&](const Tokens& out, int64_t block, int64_t which) {
+        if (block == 0) return out;
+        const int64_t token = in.groups * in.n;
+        return Tokens{apart.get() + (2 * (block - 1) + which) * rows, in.tokens * token, token, in.n};
+    };
+#pragma omp parallel num_threads(in.threads)
+    {
+        const FlushToZero flush;
+        Scratch s;
+        Scratch::each(cut, memory.get() + thread_index() * scratch, &s);
+        memset(s.dproducts_turned, 0, SPAN * SPAN * sizeof(float));  // half of it is never written
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < cut.items; ++i) {
+            const HeadsItem item(cut, in.groups, i);
+            float* const sums = parts.get() + 3 * item.batch * in.heads;
+            const Totals totals{sums, sums + in.heads, sums + 2 * in.heads};
+            (cut.size % PAIR == 0 ? run<2> : run<1>)(f, cut, item, share(f.dB, item.block, 0), share(f.dC, item.block, 1),
+                                                     totals, s);
+        }
+    }
+    for (int64_t block = 1; block < cut.blocks; ++block)
+        for (int64_t row = 0; row < in.batch * in.tokens * in.groups; ++row) {
+            const int64_t batch = row / in.groups / in.tokens, token = row / in.groups % in.tokens, group = row % in.groups;
+            for (int64_t which = 0; which < 2; ++which) {
+                const Tokens &out = which ? f.dC : f.dB, part = share(out, block, which);
+                float* const to = out.data + batch * out.batch + token * out.token + group * out.group;
+                for (int64_t j = 0; j < in.n; ++j) to[j] += part.data[row * in.n + j];
+            }
+        }
+    for (int64_t h = 0; h < in.heads; ++h) {
+        double sums[3] = {};
+        for (int64_t b = 0; b < in.batch; ++b)
+            for (int k = 0; k < 3; ++k) sums[k] += parts.get()[(3 * b + k) * in.heads + h];
+        if (f.dA) f.dA[h] = static_cast<float>(sums[0]);
+        if (f.dD) f.dD[h] = static_cast<float>(sums[1]);
+        if (f.dbias) f.dbias[h] = static_cast<float>(sums[2]);
+    }
+}
+
+}  // namespace INFSSM_ISA
+}  // namespace infssm
