@@ -29,7 +29,7 @@ def methods() -> str:
     for text in map(explain_method, infssm.list_methods()):
         paper = re.sub(r"arXiv:([\d.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", text.paper)
         rows.append(f"| `{text.name}` | {text.role} | {text.summary} | {paper or 'baseline'} |")
-    return "\n".join(["| method | kind | what it does | paper |", "|---|---|---|---|", *rows])
+    return "\n".join(["| method | role | what it does | paper |", "|---|---|---|---|", *rows])
 
 
 def works() -> str:

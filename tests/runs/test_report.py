@@ -86,6 +86,20 @@ def test_line_goes_where_it_should() -> None:
     assert (x1, y1) == pytest.approx((546.0, 12.0))
 
 
+def test_a_term_that_a_logarithm_cannot_show_is_named() -> None:
+    terms = [svg.Series("ce", [0, 1], [1.0, 0.5]), svg.Series("penalty", [0, 1], [0.0, 0.0])]
+    assert "penalty (never above 0)" in svg.line_chart(terms, x_label="x", y_label="y", log=True)
+    assert "never" not in svg.line_chart(terms, x_label="x", y_label="y")
+
+
+def test_numbers_of_a_heat_map_stay_inside_their_cells() -> None:
+    chart = ET.fromstring(
+        svg.heat_map([[100.0, 0.04], [99.94, 7.0]], x_label="x", y_label="y", where=lambda i, j: f"{i} {j}")
+    )
+    texts = [text.text for text in chart.iter("text")]
+    assert {"100", "0", "99.9", "7.0"} <= set(texts)
+
+
 def test_classes_and_what_they_are_taken_for(tmp_path: Path) -> None:
     html = render_report(fake_run(tmp_path / "a"))
     titles = [e.findtext("title") for e in charts(html)[6].iter("rect")]

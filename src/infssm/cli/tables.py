@@ -31,12 +31,21 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         spread = any(len(row.seeds) > 1 for row in rows)  # takes the place of the last digit
         digits = measure.digits - spread
         for i, row in enumerate(rows):
-            cells = [row.measures[key].format(scale=measure.scale, digits=digits) for key in shown]
+            cells = [_spelled(row.measures[key].format(scale=measure.scale, digits=digits), console) for key in shown]
             marked = [f"[bold]{cell}[/]" if (i, j) in best else cell for j, cell in enumerate(cells, start=2)]
             table.add_row(escape(row.label), str(len(row.seeds)), *marked)
         console.print(table)
         if measure != ACCURACY:
             console.print(_matrices(rows), highlight=False)
+
+
+def _spelled(cell: str, console: Console) -> str:
+    """``+-`` on a terminal that has no ``±``."""
+    try:
+        cell.encode(console.encoding)
+    except UnicodeEncodeError:
+        return cell.replace("±", "+-")
+    return cell
 
 
 def _matrices(rows: Sequence[Row]) -> Table:

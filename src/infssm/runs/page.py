@@ -69,6 +69,11 @@ def bars(values: Sequence[tuple[str, float]]) -> str:
     return f'<div class="classes">{"".join(rows)}</div>'
 
 
+def _kept(cell: str) -> str:
+    """A cell's text; where it has to break, the spread stays with its sign."""
+    return escape(cell).replace("± ", "±&nbsp;")
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], best: Iterable[tuple[int, int]] = ()) -> str:
     """A table; ``best`` are (row, column) cells to mark."""
     marked = set(best)
@@ -76,7 +81,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], best: Iterable[t
     body = ""
     for i, row in enumerate(rows):
         cells = (
-            f'<td class="best">{escape(c)}</td>' if (i, j) in marked else f"<td>{escape(c)}</td>"
+            f'<td class="best">{_kept(c)}</td>' if (i, j) in marked else f"<td>{_kept(c)}</td>"
             for j, c in enumerate(row)
         )
         body += f"<tr>{''.join(cells)}</tr>"

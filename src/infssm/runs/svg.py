@@ -55,7 +55,9 @@ def line_chart(
     parts += [_band(line, number, x_scale, y_scale) for number, line in enumerate(lines)]
     for number, line in enumerate(lines):
         parts.append(_polyline(line, number, x_scale, y_scale, markers=markers, log=log))
-    return _svg(parts, _WIDTH, _HEIGHT, f"{y_label} over {x_label}") + legend([s.name for s in series])
+    missing = "never above 0" if log else "no values"
+    names = [line.name if len(line.x) else f"{line.name} ({missing})" for line in lines]
+    return _svg(parts, _WIDTH, _HEIGHT, f"{y_label} over {x_label}") + legend(names)
 
 
 def bar_chart(
@@ -118,11 +120,17 @@ def heat_map(
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             if not math.isnan(value):
-                said = f"{where(i, j)}: {value:.{short + 1}f} {unit}", f"{value:.{short}f}"
+                said = f"{where(i, j)}: {value:.{short + 1}f} {unit}", _number(value, short)
                 parts.append(_cell(left + j * cell, above + i * height, cell, height, value / top, *said))
     parts.append(_label(left + columns * cell / 2, total - 8, x_label))
     parts.append(_label(16, above + rows * height / 2, y_label, turned=True))
     return _svg(parts, width, total, f"{y_label} by {x_label}")
+
+
+def _number(value: float, digits: int) -> str:
+    """As short as it can be said, so that it stays inside its cell: 0 and 100 without digits."""
+    text = f"{value:.{digits}f}"
+    return text.partition(".")[0] if float(text) in (0.0, 100.0) else text
 
 
 def _head(x: float, y: float, text: str, *, slanted: bool) -> str:
