@@ -1,16 +1,18 @@
 """The order of jobs and their ends, with processes that are played."""
 
+import io
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infssm.executors import Finished, Job, LostError
-from infssm.executors._display import ManyDisplay, PlainLines
-from infssm.executors._messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone
+from infssm.executors._messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone, show
 from infssm.executors._schedule import Schedule
 from infssm.train import Interrupted
+from infssm.train.display import LiveScreen, PlainScreen, Screen
 from tests.train.tiny import tiny_config
 
 
@@ -55,11 +57,9 @@ FIRST: list[Message] = [Started(2, 0), TaskDone(0, 0.5), Stepped(1, "", {}, 1.0)
 DEAD: list[Message] = [Started(2, 0), Died("killed")]
 
 
-def ends(
-    crew: Played, jobs: list[Job] | Iterator[Job], display: ManyDisplay | None = None, **options
-) -> list[Finished]:
+def ends(crew: Played, jobs: list[Job] | Iterator[Job], screen: Screen | None = None, **options) -> list[Finished]:
     chosen = {"overwrite": False, "retries": 2, "watch": None} | options
-    return list(Schedule(crew, display or ManyDisplay(), **chosen).run(jobs))
+    return list(Schedule(crew, screen or Screen(), **chosen).run(jobs))
 
 
 def make(out: Path, count: int, needs: Job | None = None) -> list[Job]:
@@ -130,7 +130,7 @@ def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
 def test_leaving_early_stops_all(tmp_path: Path) -> None:
     jobs = make(tmp_path, 2)
     crew = Played({jobs[0]: [FAIL], jobs[1]: [[Started(2, 0)] * 9]})
-    running = Schedule(crew, ManyDisplay(), overwrite=False, retries=0, watch=None).run(jobs)
+    running = Schedule(crew, Screen(), overwrite=False, retries=0, watch=None).run(jobs)
     assert next(running).job is jobs[0]
     running.close()
     assert crew.stopped
@@ -138,13 +138,42 @@ def test_leaving_early_stops_all(tmp_path: Path) -> None:
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = PlainLines(every=0.0)
-    lines.begin(1, "ewc seed 0")
-    for message in (Started(9, 0), Noted("hello"), Stepped(3, "task 1/2", {"ce": 1.0}, 5.0), TaskDone(0, 0.5)):
-        lines.take(1, message)
-    lines.end(1)
+    screen = PlainScreen(every=0.0)
+    one, other, alone = screen.open("ewc seed 0"), screen.open("si seed 0"), screen.open()
+    show(Started(4, 2), other)
+    for message in (Started(9, 0), Noted("hello"), Stepped(9, "task 1/2", {"ce": 1.0}, 5.0), TaskDone(0, 0.5)):
+        show(message, one)
+    one.stop()
+    show(Stepped(4, "task 1/1", {"ce": 0.5}, 2000.0), other)
+    alone.start("lwf seed 1", 3)
+    alone.note("alone")
     assert capsys.readouterr().err.splitlines() == [
+        "si seed 0: continuing at step 2 of 4",
         "ewc seed 0: 9 steps",
         "ewc seed 0: hello",
-        "0 runs over; ewc seed 0 task 1/2, step 3/9",
+        "si seed 0: continuing at step 2 of 4",
+        "ewc seed 0: task 1/2, step 9/9, ce 1, 5 images/s, 0 s left",
+        "si seed 0: task 1/1, step 4/4, ce 0.5, 2,000 images/s, 0 s left",
+        "lwf seed 1: 3 steps",
+        "alone",
     ]
+
+
+def test_live_lines_are_named_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    screen = LiveScreen()
+    one, other = screen.open("ewc seed 0"), screen.open()
+    one.start("", 9, 3)
+    other.start("si seed 1", 4)
+    one.step(5, "task 1/2", {"ce": 1.0}, 5.0)
+    assert [(task.description, task.completed, task.total) for task in screen.bars.tasks] == [
+        ("ewc seed 0", 5, 9),
+        ("si seed 1", 0, 4),
+    ]
+    other.stop()
+    other.stop()
+    assert screen.bars.live.is_started
+    one.note("hello")
+    one.stop()
+    assert not screen.bars.live.is_started
+    assert "ewc seed 0: hello" in sys.stderr.getvalue()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from infssm.executors._job import Finished, Job, StoppedError, Watch, needed_failed
 from infssm.train import Interrupted, run
-from infssm.train.display import Display, choose_display
+from infssm.train.display import Display, choose_screen
 
 
 class InProcess:
@@ -20,7 +20,7 @@ class InProcess:
             try:
                 if not job.ready:
                     raise needed_failed(job)
-                display = None if watch is None else _Watched(choose_display(quiet), job, watch)
+                display = None if watch is None else _Watched(choose_screen(quiet).open(), job, watch)
                 finished = Finished(job, run(job.settled, overwrite=overwrite, quiet=quiet, display=display))
             except Interrupted:
                 raise
@@ -38,8 +38,8 @@ class _Watched(Display):
     def start(self, title: str, steps: int, done: int = 0) -> None:
         self._display.start(title, steps, done)
 
-    def step(self, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
-        self._display.step(where, terms, images_per_s)
+    def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
+        self._display.step(done, where, terms, images_per_s)
 
     def task_done(self, task: int, aa: float) -> None:
         if not self._watch(self._job, task, aa):

@@ -15,12 +15,12 @@ import torch
 
 from infssm._memory import RUNS_AT_ONCE
 from infssm.errors import ConfigError
-from infssm.executors._display import choose_many_display
 from infssm.executors._job import Finished, Job, Watch
 from infssm.executors._messages import Died, Done, Failed, Message
 from infssm.executors._schedule import Schedule
 from infssm.executors._working import TellingDisplay, carry_out
 from infssm.train import RunConfig
+from infssm.train.display import choose_screen
 
 _MOMENT = 0.2
 """Seconds to wait for a message before looking at signals."""
@@ -45,8 +45,8 @@ class LocalProcesses:
         self, jobs: Iterable[Job], *, overwrite: bool = False, quiet: bool = False, watch: Watch | None = None
     ) -> Iterator[Finished]:
         """See :class:`Executor`."""
-        crew, display = _Processes(self._processes), choose_many_display(quiet)
-        return Schedule(crew, display, overwrite=overwrite, retries=self._retries, watch=watch).run(jobs)
+        crew, screen = _Processes(self._processes), choose_screen(quiet)
+        return Schedule(crew, screen, overwrite=overwrite, retries=self._retries, watch=watch).run(jobs)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infssm.train.display import Display
+
 
 @dataclass(frozen=True)
 class Started:
@@ -59,3 +61,13 @@ class Died:
 
 
 Message = Started | Stepped | Noted | TaskDone | Done | Failed | Died
+
+
+def show(message: Message, display: Display) -> None:
+    """Show a message here as the run would show itself."""
+    if isinstance(message, Started):
+        display.start("", message.steps, message.done)
+    elif isinstance(message, Stepped):
+        display.step(message.done, message.where, message.terms, message.images_per_s)
+    elif isinstance(message, Noted):
+        display.note(message.text)

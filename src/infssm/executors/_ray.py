@@ -15,7 +15,6 @@ from typing import Any
 
 from infssm._memory import RUNS_AT_ONCE
 from infssm.errors import ConfigError
-from infssm.executors._display import choose_many_display
 from infssm.executors._job import Finished, Job, Watch
 from infssm.executors._messages import Died, Done, Failed, Message
 from infssm.executors._schedule import Schedule
@@ -23,6 +22,7 @@ from infssm.executors._working import TellingDisplay, carry_out
 from infssm.runs import RunDirectory
 from infssm.runs.parcel import pack, unpack
 from infssm.train import RunConfig, run_path, to_yaml
+from infssm.train.display import choose_screen
 
 _MOMENT = 0.2
 """Seconds between two looks at the cluster."""
@@ -53,8 +53,8 @@ class RayExecutor:
         if own:
             self._connect()
         try:
-            crew, display = _Cluster(self._ray), choose_many_display(quiet)
-            yield from Schedule(crew, display, overwrite=overwrite, retries=self._retries, watch=watch).run(jobs)
+            crew, screen = _Cluster(self._ray), choose_screen(quiet)
+            yield from Schedule(crew, screen, overwrite=overwrite, retries=self._retries, watch=watch).run(jobs)
         finally:
             if own:
                 self._ray.shutdown()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infssm.errors import InfssmError
-from infssm.executors._display import ManyDisplay
 from infssm.executors._job import Finished, Job, Watch, needed_failed
-from infssm.executors._messages import Died, Done, Failed, Message, Started, TaskDone
+from infssm.executors._messages import Died, Done, Failed, Message, Started, TaskDone, show
 from infssm.runs import RunDirectory, write_report
 from infssm.train import Interrupted, Result
+from infssm.train.display import Display, Screen
 from infssm.train.signals import Signals
 
 
@@ -46,14 +46,14 @@ class Crew(Protocol):
 @dataclass
 class _Attempt:
     job: Job
-    started: bool = False
+    display: Display
 
 
 class Schedule:
     """Jobs on their way through a crew."""
 
-    def __init__(self, crew: Crew, display: ManyDisplay, *, overwrite: bool, retries: int, watch: Watch | None) -> None:
-        self._crew, self._display, self._watch = crew, display, watch
+    def __init__(self, crew: Crew, screen: Screen, *, overwrite: bool, retries: int, watch: Watch | None) -> None:
+        self._crew, self._screen, self._watch = crew, screen, watch
         self._overwrite, self._retries = overwrite, retries
         self._waiting: list[Job] = []
         self._running: dict[int, _Attempt] = {}
@@ -82,7 +82,7 @@ class Schedule:
             finally:
                 self._leave()
                 self._crew.close()
-                self._display.stop()
+                self._screen.stop()
 
     def _fill(self, source: Iterator[Job]) -> Iterator[Finished]:
         """Start what can be; yield jobs that never can."""
@@ -92,12 +92,11 @@ class Schedule:
         while len(self._running) < self._crew.slots and (job := self._next(source)) is not None:
             overwrite = self._overwrite and job not in self._begun
             if not overwrite and RunDirectory(job.path).complete:
-                self._display.note(f"{job.name}: already complete: {job.path} (repeat it with --overwrite)")
+                self._screen.note(f"{job.name}: already complete: {job.path} (repeat it with --overwrite)")
                 yield self._completed(job)
                 continue
             self._numbers += 1
-            self._running[self._numbers] = _Attempt(job)
-            self._display.begin(self._numbers, job.name)
+            self._running[self._numbers] = _Attempt(job, self._screen.open(job.name))
             self._crew.start(self._numbers, job, overwrite=overwrite, asks=self._watch is not None)
 
     def _next(self, source: Iterator[Job]) -> Job | None:
@@ -128,10 +127,10 @@ class Schedule:
             if self._watch is not None:
                 self._crew.reply(number, self._watch(job, message.task, message.aa))
         if not isinstance(message, Done | Failed | Died):
-            self._display.take(number, message)
+            show(message, attempt.display)
             return None
         del self._running[number]
-        self._display.end(number)
+        attempt.display.stop()
         return self._conclude(job, message)
 
     def _conclude(self, job: Job, message: Done | Failed | Died) -> Finished | None:
@@ -141,7 +140,7 @@ class Schedule:
             return self._end(Finished(job, error=message.error))
         self._deaths[job] += 1
         if self._deaths[job] <= self._retries:
-            self._display.note(f"{job.name}: {message.reason}; it continues from its checkpoint")
+            self._screen.note(f"{job.name}: {message.reason}; it continues from its checkpoint")
             self._waiting.insert(0, job)
             return None
         reason = (

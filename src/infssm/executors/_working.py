@@ -39,7 +39,7 @@ class TellingDisplay(Display):
     def __init__(self, line: Line, *, asks: bool, send: Callable[[], None] = lambda: None) -> None:
         """``asks``: wait after each task for the word to go on. ``send``: sends the files of the run before that."""
         self._line, self._asks, self._send = line, asks, send
-        self._done, self._told = 0, 0.0
+        self._told = 0.0
 
     @property
     def stopping(self) -> bool:  # type: ignore[override]
@@ -48,16 +48,14 @@ class TellingDisplay(Display):
 
     def start(self, title: str, steps: int, done: int = 0) -> None:  # noqa: ARG002 - the other side has names
         """See :class:`Display`."""
-        self._done = done
         self._line.tell(Started(steps, done))
 
-    def step(self, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
+    def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
         """See :class:`Display`."""
-        self._done += 1
         now = time.monotonic()
         if now - self._told >= _OFTEN:
             self._told = now
-            self._line.tell(Stepped(self._done, where, dict(terms), images_per_s))
+            self._line.tell(Stepped(done, where, dict(terms), images_per_s))
 
     def task_done(self, task: int, aa: float) -> None:
         """See :class:`Display`."""

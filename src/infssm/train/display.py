@@ -1,18 +1,15 @@
-"""What a run shows while it works: a live line on a terminal, plain lines elsewhere, nothing when quiet."""
+"""What runs show while they work: live lines on a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from typing import Any, TextIO
 
 
 class Display:
-    """Base: shows nothing. Steps are counted over the whole run, so the remaining time is that of the run."""
+    """What one run shows. Base: nothing. Steps are counted over the whole run, so the time left is that of the run."""
 
     stopping = False
     """Whether whoever looks on wants the run to save and leave, as after Ctrl-C."""
@@ -20,8 +17,8 @@ class Display:
     def start(self, title: str, steps: int, done: int = 0) -> None:
         """A run of ``steps`` steps begins, ``done`` of them finished earlier."""
 
-    def step(self, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
-        """One step is done; ``terms`` are recent loss terms."""
+    def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
+        """So many steps are done; ``terms`` are recent loss terms."""
 
     def task_done(self, task: int, aa: float) -> None:
         """A task is over and saved; ``aa`` is the average accuracy after it. An error raised here ends the run."""
@@ -33,55 +30,83 @@ class Display:
         """The run is over or interrupted."""
 
 
-class PlainDisplay(Display):
-    """One line per event, and at most one line of progress every ``every`` seconds."""
+class Screen:
+    """Where any number of runs are shown. Base: nowhere."""
+
+    def open(self, name: str | None = None) -> Display:  # noqa: ARG002
+        """The display of one run; with a ``name``, that stands before all it says."""
+        return Display()
+
+    def note(self, text: str) -> None:
+        """Say something that stays."""
+
+    def stop(self) -> None:
+        """All runs are over."""
+
+
+class PlainScreen(Screen):
+    """One line per event, and every ``every`` seconds at most a line of progress for each run at work."""
 
     def __init__(self, stream: TextIO | None = None, every: float = 10.0) -> None:
         self._stream = stream or sys.stderr
         self._every = every
+        self._last = time.monotonic()
+        self.lines: list[_PlainLine] = []
 
-    def start(self, title: str, steps: int, done: int = 0) -> None:
-        """See :class:`Display`."""
-        self._title, self._steps, self._done, self._first = title, steps, done, done
-        self._begun = self._last = time.monotonic()
-        self.note(f"{title}: {steps} steps" if not done else f"{title}: continuing at step {done} of {steps}")
-
-    def step(self, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
-        """See :class:`Display`."""
-        self._done += 1
-        now = time.monotonic()
-        if now - self._last < self._every:
-            return
-        self._last = now
-        left = (now - self._begun) / (self._done - self._first) * (self._steps - self._done)
-        self.note(
-            f"{self._title}: {where}, step {self._done}/{self._steps}, {format_terms(terms)}, "
-            f"{images_per_s:,.0f} images/s, {left:.0f} s left"
-        )
+    def open(self, name: str | None = None) -> Display:
+        """See :class:`Screen`."""
+        return _PlainLine(self, name)
 
     def note(self, text: str) -> None:
-        """See :class:`Display`."""
+        """See :class:`Screen`."""
         print(text, file=self._stream, flush=True)
 
+    def progress(self) -> None:
+        """Say where every run is, if it is time to."""
+        if time.monotonic() - self._last >= self._every:
+            self._last = time.monotonic()
+            for line in self.lines:
+                self.note(line.status)
 
-class RichDisplay(Display):
-    """A live progress line at the foot of the terminal."""
+
+class _PlainLine(Display):
+    def __init__(self, screen: PlainScreen, name: str | None) -> None:
+        self._screen, self._name = screen, name
+        self.status = ""
+
+    def start(self, title: str, steps: int, done: int = 0) -> None:
+        self._title, self._steps, self._first = self._name or title, steps, done
+        self._begun = time.monotonic()
+        self.status = f"{self._title}: " + (f"continuing at step {done} of {steps}" if done else f"{steps} steps")
+        self._screen.lines.append(self)
+        self._screen.note(self.status)
+
+    def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
+        left = (time.monotonic() - self._begun) / max(done - self._first, 1) * (self._steps - done)
+        self.status = (
+            f"{self._title}: {where}, step {done}/{self._steps}, {format_terms(terms)}, {images_per_s:,.0f} images/s, "
+            f"{left:.0f} s left"
+        )
+        self._screen.progress()
+
+    def note(self, text: str) -> None:
+        self._screen.note(_named(self._name, text))
+
+    def stop(self) -> None:
+        if self in self._screen.lines:
+            self._screen.lines.remove(self)
+
+
+class LiveScreen(Screen):
+    """A live line per run at the foot of the terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
-
-        self._console = Console(stderr=True)
-        self._progress: Progress | None = None
-        self._bar: Any = None
-        self._title = ""
-
-    def start(self, title: str, steps: int, done: int = 0) -> None:
-        """See :class:`Display`."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._title = title
-        self._progress = Progress(
-            TextColumn("[bold]{task.fields[title]}[/] {task.fields[where]}"),
+        self._console = Console(stderr=True)
+        self.bars = Progress(
+            TextColumn("[bold]{task.description}[/] {task.fields[where]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -89,34 +114,62 @@ class RichDisplay(Display):
             console=self._console,
             transient=True,
         )
-        self._bar = self._progress.add_task("", total=steps, completed=done, title=title, where="", speed=0.0, terms="")
-        self._progress.start()
 
-    def step(self, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
-        """See :class:`Display`."""
-        if self._progress is not None:
-            self._progress.update(self._bar, advance=1, where=where, speed=images_per_s, terms=format_terms(terms))
+    def open(self, name: str | None = None) -> Display:
+        """See :class:`Screen`."""
+        return _LiveLine(self, name)
 
     def note(self, text: str) -> None:
-        """See :class:`Display`."""
+        """See :class:`Screen`."""
         self._console.print(text, highlight=False, markup=False)
 
     def stop(self) -> None:
-        """See :class:`Display`."""
-        if self._progress is not None:
-            self._progress.stop()
+        """See :class:`Screen`."""
+        self.bars.stop()
 
 
-def choose_display(quiet: bool = False) -> Display:
-    """A live display on a terminal, lines in a pipe or without rich, nothing when quiet."""
+class _LiveLine(Display):
+    def __init__(self, screen: LiveScreen, name: str | None) -> None:
+        self._screen, self._name = screen, name
+        self._bar: Any = None
+
+    def start(self, title: str, steps: int, done: int = 0) -> None:
+        from rich.markup import escape
+
+        bars = self._screen.bars
+        shown = escape(self._name or title)
+        self._bar = bars.add_task(shown, total=steps, completed=done, where="", speed=0.0, terms="")
+        bars.start()
+
+    def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
+        shown = format_terms(terms)
+        self._screen.bars.update(self._bar, completed=done, where=where, speed=images_per_s, terms=shown)
+
+    def note(self, text: str) -> None:
+        self._screen.note(_named(self._name, text))
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._screen.bars.remove_task(self._bar)
+            self._bar = None
+        if not self._screen.bars.tasks:
+            self._screen.stop()
+
+
+def choose_screen(quiet: bool = False) -> Screen:
+    """A live one on a terminal, plain lines in a pipe or without rich, nothing when quiet."""
     if quiet:
-        return Display()
+        return Screen()
     if sys.stderr.isatty():
         try:
-            return RichDisplay()
+            return LiveScreen()
         except ImportError:
             pass
-    return PlainDisplay()
+    return PlainScreen()
+
+
+def _named(name: str | None, text: str) -> str:
+    return text if name is None else f"{name}: {text}"
 
 
 def format_terms(terms: Mapping[str, float]) -> str:

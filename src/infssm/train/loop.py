@@ -233,7 +233,7 @@ class Loop:
             )
         where = f"task {task.index + 1}/{task.num_tasks} epoch {epoch + 1}/{epochs}"
         speed = self.images / max(time.monotonic() - self.started, 1e-9)
-        self.display.step(where, self.shown, speed)
+        self.display.step(at, where, self.shown, speed)
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""

@@ -26,7 +26,7 @@ from infssm.train.config import (
     to_yaml,
 )
 from infssm.train.devices import launch
-from infssm.train.display import Display, choose_display
+from infssm.train.display import Display, choose_screen
 from infssm.train.log import Log
 from infssm.train.loop import Loop
 from infssm.train.result import Result
@@ -74,7 +74,7 @@ def run_path(config: RunConfig) -> Path:
 
 def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet: bool, given: Display | None) -> Path:
     """The run, on each process."""
-    display = given if given and fabric.world_size == 1 else choose_display(quiet or not fabric.is_global_zero)
+    display = given if given and fabric.world_size == 1 else choose_screen(quiet or not fabric.is_global_zero).open()
     run = RunDirectory(path)
     if fabric.broadcast(run.complete and not overwrite):
         display.note(f"already complete: {path} (repeat it with --overwrite)")
