@@ -21,6 +21,12 @@ def wav_length(path: Path, rate: int) -> int:
         return _resampled_length(file.getnframes(), file.getframerate(), rate)
 
 
+def wav_rate(path: Path) -> int:
+    """Samples per second of a file, by its header; DataError where it cannot be read."""
+    with _open(path) as file:
+        return file.getframerate()
+
+
 def read_wav(path: Path, rate: int) -> NDArray[np.float32]:
     """A file as float32 [samples] from -1 to 1 at ``rate`` per second; several channels are averaged.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import wave
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from infssm.data.audio import wav_rate
 from infssm.data.dataset import Dataset
 from infssm.data.images import EXTENSIONS, FileImages
 from infssm.data.sequences import WavFiles
@@ -53,7 +54,7 @@ def _dataset(root: Path, name: str, found: _Found, num_test: int = 0) -> Dataset
     return Dataset(
         name,
         tuple(classes),
-        WavFiles(root, paths, _rate(root / paths[0])) if sounds else FileImages(root, paths),
+        WavFiles(root, paths, _rate(root, paths)) if sounds else FileImages(root, paths),
         np.array([classes.index(label) for _, label, _ in found]),
         num_test=num_test,
         stratified=True,
@@ -62,10 +63,9 @@ def _dataset(root: Path, name: str, found: _Found, num_test: int = 0) -> Dataset
     )
 
 
-def _rate(path: Path) -> int:
-    """Samples per second of the first file, which all are brought to."""
-    try:
-        with wave.open(str(path), "rb") as file:
-            return file.getframerate()
-    except (wave.Error, EOFError, OSError) as error:
-        raise DataError(f"cannot read {path}: {error or 'it is empty'}; save it as 16-bit PCM wav") from error
+def _rate(root: Path, paths: tuple[str, ...]) -> int:
+    """Samples per second of the first file that can be read, which all are brought to."""
+    for path in paths:
+        with suppress(DataError):
+            return wav_rate(root / path)
+    return wav_rate(root / paths[0])  # says what is wrong

@@ -30,7 +30,8 @@ def text_folder(path: Path, *, length: int = 256, tokenizer: str | None = None) 
     """A folder with one folder of text files per domain.
 
     Args:
-        path: the folder; every file below a domain's folder is read, sorted by name.
+        path: the folder; every file below a domain's folder is read, sorted by name. Bytes of any kind are text; for
+            a tokenizer, files must be UTF-8.
         length: tokens of a sample.
         tokenizer: a file of the ``tokenizers`` library; bytes are the tokens unless given.
     """
@@ -39,7 +40,8 @@ def text_folder(path: Path, *, length: int = 256, tokenizer: str | None = None) 
     domains = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not domains:
         raise DataError(f"{path} holds no folders; expected one folder of text files per domain")
-    contents = {domain.name: [file.read_bytes() for file in _files(domain)] for domain in domains}
+    read = Path.read_bytes if tokenizer is None else _characters
+    contents = {domain.name: [read(file) for file in _files(domain)] for domain in domains}
     return text_dataset(path.name, contents, length=length, tokenizer=tokenizer)
 
 
@@ -108,6 +110,19 @@ def _tokenizer(path: str | None) -> tuple[Callable[[bytes], _Array], int]:
         return np.array(loaded.encode(content.decode("utf-8", "replace")).ids, dtype=np.int64)
 
     return encode, int(loaded.get_vocab_size())
+
+
+def _characters(path: Path) -> bytes:
+    """A file for a tokenizer, which reads characters: bytes that are none would become others without a word."""
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8: byte {error.start + 1:,} belongs to no character; convert the file (iconv -t utf-8) "
+            "or leave the tokenizer out, so that bytes are the tokens"
+        ) from error
+    return content
 
 
 def _files(folder: Path) -> Iterable[Path]:
