@@ -9,6 +9,8 @@ from infssm.states import record_states
 from tests.states.hf import FAMILIES, VOCAB, make
 
 CASES = [(family, fast) for family in FAMILIES for fast in (False, True) if not (fast and family == "zamba")]
+EXPERTS = ("jamba", "granite-moe-hybrid")
+"""Their mixture of experts has no float64."""
 
 
 @pytest.mark.parametrize(("family", "fast"), CASES, ids=[f"{name}{'-fast' if fast else ''}" for name, fast in CASES])
@@ -16,6 +18,8 @@ CASES = [(family, fast) for family in FAMILIES for fast in (False, True) if not 
 @pytest.mark.parametrize("method", ["inf-ssm", "inf-ssm-exact", "lwf-ac"])
 def test_penalty_is_unchanged_by_padding(family: str, fast: bool, method: str) -> None:
     model = make(family).eval()
+    if family not in EXPERTS:
+        model = model.double()
     if fast:
         accelerate(model)
     attached = infssm.attach(model, method, weight=1.0)
@@ -24,7 +28,9 @@ def test_penalty_is_unchanged_by_padding(family: str, fast: bool, method: str) -
     attached.begin_task(1)
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+            parameter += 0.1 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(index), dtype=parameter.dtype
+            )
     ids = torch.randint(1, VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
     padded = torch.cat([ids, torch.zeros(2, 15, dtype=torch.long)], dim=1)
     mask = torch.cat([torch.ones_like(ids), torch.zeros(2, 15, dtype=torch.long)], dim=1)
@@ -34,7 +40,7 @@ def test_penalty_is_unchanged_by_padding(family: str, fast: bool, method: str) -
         penalties.append(attached.penalty({**inputs, "use_cache": False}).detach())
     plain, with_padding = penalties
     assert plain.item() > 0
-    torch.testing.assert_close(with_padding, plain, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(with_padding, plain, rtol=1e-5 if family in EXPERTS else 1e-6, atol=0)
 
 
 def test_states_say_which_tokens_are_padding() -> None:
