@@ -165,6 +165,8 @@ def test_stopping_computes_states_without_any_scan(name: str, monkeypatch):
         *(infssm.models._selective, "scan_directions"),
         lambda xz, ways, *a, **k: scans.extend(ways) or together(xz, ways, *a, **k),
     )
+    whole = infssm.models.mamba2.scan_projected
+    monkeypatch.setattr(infssm.models.mamba2, "scan_projected", lambda *a, **k: scans.append(a) or whole(*a, **k))
     with pytest.raises(Stopped):
         model(x)
     directions = 4 if name.startswith("vmamba") else 2 if name.startswith("vim") else 1

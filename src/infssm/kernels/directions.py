@@ -51,6 +51,11 @@ class DirectionStates(NamedTuple):
 
 def can_scan_directions(xz: Tensor, weights: Sequence[DirectionWeights]) -> bool:
     """Whether `scan_directions` serves: compiled kernels, plain float32 CPU tensors, and nothing tracing the model."""
+    return is_plain([xz, *(tensor for way in weights for tensor in way)])
+
+
+def is_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether the compiled kernels may be called directly: float32 CPU tensors, and nothing traces or wraps them."""
     if native is None or torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
         return False
     if (
@@ -59,7 +64,6 @@ def can_scan_directions(xz: Tensor, weights: Sequence[DirectionWeights]) -> bool
         or torch._C._len_torch_dispatch_stack() > 0
     ):
         return False
-    tensors = [xz, *(tensor for way in weights for tensor in way)]
     plain = all(type(tensor) in _PLAIN for tensor in tensors)
     return plain and all(t.dtype == torch.float32 for t in tensors) and choose(None, *tensors) == "cpu"
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.kernels import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
+from infssm.kernels.projected import HeadWeights, can_scan_projected, scan_projected
 from infssm.models import _init
 from infssm.models._registry import register_model
 from infssm.models._selective import depthwise_conv
@@ -76,20 +77,44 @@ class Mamba2Mixer(SSMMixer):
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """hidden: [batch, tokens, d_model]; mask: [batch, tokens], False where padded at the end."""
-        z, xbc, dt = self.in_proj(hidden).split([self.d_inner, self.conv1d.in_channels, self.nheads], dim=-1)
-        xbc = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias)
-        width = self.ngroups * self.d_state
-        x, b, c = torch.split(xbc, [self.d_inner, width, width], dim=-1)
-        if self.ngroups > 1:
-            grouped = (*b.shape[:-1], self.ngroups, self.d_state)
-            b, c = b.view(grouped), c.view(grouped)
-        a = -torch.exp(at_least_float32(self.A_log))
-        if self.tap is not None:
-            with beside_checkpoint():
-                self.emit([self._states(dt, a, b, c, self.tap)._replace(mask=mask)])
-        y = scan_heads(ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
+        projected: Tensor = self.in_proj(hidden)
+        conv, stop = self.conv1d, self.tap is not None and self.tap.stop
+        weights = HeadWeights(conv.weight, conv.bias, self.A_log, self.D, self.dt_bias)
+        # Whether there is a tap does not matter here: a checkpoint's recomputation takes the way the forward took.
+        if stop or not can_scan_projected(projected, weights, self.d_state):
+            y = self._scan_by_steps(projected, mask)
+        else:
+            y, xbc = scan_projected(projected, weights, inner=self.d_inner, groups=self.ngroups)
+            self._record(projected[..., -self.nheads :], xbc, mask)
         mixed: Tensor = self.out_proj(self.norm(y))
         return mixed
+
+    def _scan_by_steps(self, projected: Tensor, mask: Tensor | None) -> Tensor:
+        """Between the projections by one operation after the other, where one call does not serve."""
+        z, xbc, dt = torch.split(projected, [self.d_inner, self.conv1d.in_channels, self.nheads], dim=-1)
+        xbc = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias)
+        self._record(dt, xbc, mask)
+        x, b, c = self._parts(xbc)
+        a = -torch.exp(at_least_float32(self.A_log))
+        return scan_heads(ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
+
+    def _record(self, dt: Tensor, xbc: Tensor, mask: Tensor | None) -> None:
+        """Hand the states to the tap, if there is one; dt: [batch, tokens, heads], xbc: what was convolved."""
+        if self.tap is None:
+            return
+        with beside_checkpoint():
+            _, b, c = self._parts(xbc)
+            a = -torch.exp(at_least_float32(self.A_log))
+            self.emit([self._states(dt, a, b, c, self.tap)._replace(mask=mask)])
+
+    def _parts(self, xbc: Tensor) -> tuple[Tensor, ...]:
+        """x: [batch, tokens, channels]; B, C: [batch, tokens, n], with a group axis where there is more than one."""
+        width = self.ngroups * self.d_state
+        x, b, c = torch.split(xbc, [self.d_inner, width, width], dim=-1)
+        if self.ngroups == 1:
+            return x, b, c
+        grouped = (*b.shape[:-1], self.ngroups, self.d_state)
+        return x, b.view(grouped), c.view(grouped)
 
     def _states(self, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, tap: StateTap) -> RawStates:
         """States from the heads: the mean over a head's channels is the head's own value."""
