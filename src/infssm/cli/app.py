@@ -29,7 +29,7 @@ from infssm.errors import InfssmError
 
 app = typer.Typer(
     name="infssm",
-    help="Train state space models on task after task without forgetting, and measure it.",
+    help="Train state space models on one task after another with less forgetting, and measure it.",
     epilog="Start with `infssm run`: five methods on five tasks of digits, a table and a report in under a minute.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

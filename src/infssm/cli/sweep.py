@@ -36,7 +36,7 @@ def command(
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
-    """Search for the settings with the best AA on validation images; test images are not looked at.
+    """Search for the settings with the best average accuracy (AA) on validation images; test images are not looked at.
 
     Examples:
 

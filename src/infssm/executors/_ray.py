@@ -277,9 +277,9 @@ def _work_apart(line: _ToDesk, order: _Order, folder: Path) -> Done | Failed | D
     before, weights = received
     changes: dict[str, Any] = {"out": str(folder / "runs")}
     if weights is not None:
-        (folder / "task_00.safetensors").write_bytes(weights)
-        start = {"task0": str(folder / "task_00.safetensors")}
-        changes["train"] = order.config.train.model_copy(update=start)
+        start = folder / "start.safetensors"
+        start.write_bytes(weights)
+        changes["train"] = order.config.train.model_copy(update={"task0": str(start)})
     config = order.config.model_copy(update=changes)
     run, sent = RunDirectory(run_path(config)), dict[str, str]()
     if before is not None:

@@ -46,7 +46,7 @@ def selective_scan(  # type: ignore[misc] # the overloads say what is returned, 
     return_states: States = False,
     backend: str | None = None,
     seq_idx: Tensor | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor | ScanStates, ...]:
     """Run `h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t`, `y_t = (C_t h_t + D u_t) silu(z_t)` over the tokens.
 
     u, delta, z: [batch, tokens, channels]; A: [channels, n] real; B, C: [batch, tokens, n] or

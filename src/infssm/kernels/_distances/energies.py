@@ -27,7 +27,7 @@ _of_grams = partial(kind, sees="ac", unchanged_by="permutation, signs and scale 
 
 @_of_grams(
     "simplified",
-    summary="1 - tr(G3 G4) / (tr G1 tr G2), the paper's training loss; not 0 at equality",
+    summary="the paper's training loss, 1 - tr(G3 G4) / (tr G1 tr G2); not 0 at equality. To reproduce.",
 )
 def simplified(pair: Pair, *, equality: str = "token") -> Tensor:
     """The paper's distance ``1 - tr(G3 G4) / (tr G1 tr G2)``, written as eq. 20, which has no cancellation.
@@ -60,7 +60,7 @@ def _mean_gap(pair: Pair) -> Tensor:
 
 @_of_grams(
     "aligned",
-    summary="1 - cos of the angle between the Gram operators O O^T of the two systems",
+    summary="1 - cos of the angle between the Gram operators O O^T of the two systems; sees A and C",
 )
 @in_pieces
 def aligned(pair: Pair) -> Tensor:
@@ -96,7 +96,7 @@ def aligned(pair: Pair) -> Tensor:
     sees="acb",
     unchanged_by="any change of coordinates of the state",
     backends=("cpu", "triton"),
-    summary="energy of the difference of the two impulse responses over infinite time",
+    summary="how far the outputs after one impulse differ, squared and summed over all time; sees A, B, C. To use.",
 )
 @in_pieces
 def output(pair: Pair) -> Tensor:

@@ -24,7 +24,7 @@ _of_subspaces = partial(kind, sees="a", unchanged_by="any change of coordinates 
 @_of_subspaces(
     "martin",
     backends=("cpu", "triton"),
-    summary="-log prod cos^2 of the principal angles between the observability subspaces (Martin 2000)",
+    summary="-log prod cos^2 of the principal angles between all that the layers can output (Martin 2000)",
 )
 @in_pieces
 def martin(pair: Pair) -> Tensor:
