@@ -1,4 +1,5 @@
-// How fast this machine computes the exponential the scan uses: the yardstick of the benchmark.
+// How fast this machine computes exponentials by a polynomial: the yardstick of the benchmark. It stays what it was
+// when the scan has a faster one, so that multiples of it compare.
 #include "kernels.h"
 #include "simd.h"
 
@@ -13,7 +14,7 @@ double exp_rate(int64_t repeats, int threads) {
         alignas(64) float x[4096], y[4096];
         for (int i = 0; i < 4096; ++i) x[i] = -0.002f * static_cast<float>(i);
         for (int64_t r = 0; r < repeats; ++r) {
-            for (int i = 0; i < 4096; i += W) store(y + i, exp2_bounded(load(x + i), splat(LOG2E)));
+            for (int i = 0; i < 4096; i += W) store(y + i, exp2_by_polynomial(load(x + i), splat(LOG2E)));
             __asm__ volatile("" ::"r"(y) : "memory");
         }
         total += y[17];

@@ -69,11 +69,12 @@ struct Walk {  // rows of one batch element in scan order
     }
     float* at(int64_t t) const { return row + t * step; }
 
-    // Rows lie far apart, so the hardware does not foresee the next vector of channels; ask for it two tiles ahead.
+    // Rows lie far apart, so the hardware does not foresee the next vector of channels; ask for it one cache line ahead.
     void expect(int64_t t, int64_t channel, bool write = false) const {
+        constexpr int64_t line = 16;
         if (!row) return;
-        if (write) __builtin_prefetch(at(t) + channel + 2 * W, 1);
-        else __builtin_prefetch(at(t) + channel + 2 * W, 0);
+        if (write) __builtin_prefetch(at(t) + channel + line, 1);
+        else __builtin_prefetch(at(t) + channel + line, 0);
     }
 };
 
@@ -194,12 +195,11 @@ INFSSM_INLINE void advance(const Tile& tile, int64_t j) {
             if constexpr (E == Exp::any) a[i] = exp2(dl * A2[i]);
             if constexpr (E == Exp::scalar) a[i] = q.abar[t];
         }
-        if constexpr (KEEP)
-            for (int i = 0; i < G; ++i) q.kept_h[t * G + i] = h[i], q.kept_a[t * G + i] = a[i];
-        if (PACKED && q.starts[t])
-            for (int i = 0; i < G; ++i) h[i] = vf{};
+        const bool starts = PACKED && q.starts[t];
 #pragma GCC unroll 8
         for (int i = 0; i < G; ++i) {
+            if constexpr (KEEP) q.kept_h[t * G + i] = h[i], q.kept_a[t * G + i] = a[i];
+            if (starts) h[i] = vf{};
             h[i] = a[i] * h[i] + x * B[i];
             y += h[i] * C[i];
             if constexpr (S != States::none && !KEEP) q.acc_a[t * q.n + j + i] += a[i] * q.weight;

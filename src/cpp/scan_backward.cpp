@@ -11,18 +11,21 @@ struct Scratch {
     vf dl[CHUNK], x[CHUNK], y[CHUNK], abar[CHUNK], dy[CHUNK], slope[CHUNK], gate[CHUNK];
     vf ddl[CHUNK], dx[CHUNK];  // gradients of delta (but through delta u) and of delta u
     vf kept_a[CHUNK * GROUP], kept_h[(CHUNK + 1) * GROUP];
-    vf* acc;            // [CHUNK * n][2]: of dB and dC, side by side so that they never lie a page apart
+    vf *acc_B, *acc_C;  // [CHUNK * n]
     vf* carry;          // [block_vectors * n] gradient of the state after the chunk
-    float *grad_a, *grad_zoh, *sums;  // [CHUNK * n], twice that for the sums
+    float *grad_a, *grad_zoh, *sums;  // [CHUNK * n]
     float grad_delta[CHUNK];
 
     static int64_t padded(int64_t n) { return ceil_div(CHUNK * n, W) * W; }
+    // From acc_B to acc_C: never whole pages, which would make the processor take a load of one for a store to the other.
+    static int64_t distance(int64_t n) { return padded(n) + 8; }
     static int64_t vectors(const Cut& cut, int64_t n) {
-        return 2 * padded(n) + cut.block_vectors * n + ceil_div(4 * padded(n), W);
+        return 2 * distance(n) + cut.block_vectors * n + ceil_div(3 * padded(n), W);
     }
     void place(vf* memory, const Cut& cut, int64_t n) {
-        acc = memory;
-        carry = acc + 2 * padded(n);
+        acc_B = memory;
+        acc_C = acc_B + distance(n);
+        carry = acc_C + distance(n);
         grad_a = reinterpret_cast<float*>(carry + cut.block_vectors * n);
         grad_zoh = grad_a + padded(n);
         sums = grad_zoh + padded(n);
@@ -38,7 +41,7 @@ struct Totals {
 template <int G, States S, bool PACKED>
 INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, int64_t j) {
     const Tile q = tile;  // as in `advance`
-    vf* const all = s.acc;
+    vf *const all_B = s.acc_B, *const all_C = s.acc_C;
     const float *const grad_a = s.grad_a, *const grad_zoh = s.grad_zoh;
     vf k[G], dA[G], A[G], after[G];  // `after`: h_t
     for (int i = 0; i < G; ++i) {
@@ -49,14 +52,14 @@ INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, in
         const float *B = q.B + t * q.B_step + j, *C = q.C + t * q.C_step + j;
         const vf dy = s.dy[t], x = q.x[t], dl = q.dl[t];
         vf ddl = s.ddl[t], dx = s.dx[t];
-        vf* acc = all + 2 * (t * q.n + j);
+        vf *acc_B = all_B + t * q.n + j, *acc_C = all_C + t * q.n + j;
 #pragma GCC unroll 8
         for (int i = 0; i < G; ++i) {
             const vf a = q.kept_a[t * G + i];
             const vf g = k[i] + dy * C[i];  // gradient of h_t
             const vf before = q.kept_h[t * G + i];
-            acc[2 * i] += x * g;
-            acc[2 * i + 1] += dy * after[i];
+            acc_C[i] += dy * after[i];
+            acc_B[i] += x * g;
             dx += g * B[i];
             k[i] = g * a;
             if (PACKED && q.starts[t]) k[i] = vf{};
@@ -177,17 +180,12 @@ void read_grads(const ScanBackward& f, const Cut& cut, const Item& item, int64_t
     }
 }
 
-// Add up the lanes of dB and dC, which lie side by side in `acc`.
-void write_sums(const Tokens& dB, const Tokens& dC, const ScanBackward& f, const Item& item, int64_t first, int length,
-                const Scratch& s) {
+void write_sums(const vf* acc, const Tokens& out, const ScanBackward& f, const Item& item, int64_t first, int length,
+                float* sums) {
     const int64_t n = f.in.size.n;
-    const Walk B(dB, f.in.size, item.batch, item.group, first), C(dC, f.in.size, item.batch, item.group, first);
-    sum_lanes(s.acc, 2 * length * n, s.sums);
-    for (int t = 0; t < length; ++t) {
-        float *b = B.at(t), *c = C.at(t);
-        const float* sums = s.sums + 2 * t * n;
-        for (int64_t j = 0; j < n; ++j) b[j] = sums[2 * j], c[j] = sums[2 * j + 1];
-    }
+    const Walk rows(out, f.in.size, item.batch, item.group, first);
+    sum_lanes(acc, length * n, sums);
+    for (int t = 0; t < length; ++t) memcpy(rows.at(t), sums + t * n, n * sizeof(float));
 }
 
 void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& item, const Tokens& dB, const Tokens& dC,
@@ -211,7 +209,7 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
         bool begins[CHUNK];
         const bool* starts = find_starts(f.in, item.batch, first, length, begins);
         read_grads(f, cut, item, first, length, s);
-        memset(s.acc, 0, 2 * Scratch::padded(n) * sizeof(vf));
+        memset(s.acc_B, 0, 2 * Scratch::distance(n) * sizeof(vf));
         for (int64_t v = item.first; v < item.last; ++v) {
             const Lanes lanes(cut, item, v);
             const vf *A2 = A.scaled.vectors() + lanes.vector * n, *plain = A.plain.vectors() + lanes.vector * n;
@@ -244,7 +242,8 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
             pick(exp, states, starts != nullptr)(q, s, carry(v), totals.A + lanes.vector * n);
             (full ? finish<true> : finish<false>)(f, item, lanes, first, length, s, totals.bias[lanes.vector]);
         }
-        write_sums(dB, dC, f, item, first, length, s);
+        write_sums(s.acc_B, dB, f, item, first, length, s.sums);
+        write_sums(s.acc_C, dC, f, item, first, length, s.sums);
     }
     for (int64_t v = item.first; f.dinitial && v < item.last; ++v)
         unpack_state(carry(v), Lanes(cut, item, v), n, f.dinitial + item.batch * f.in.size.channels * n);

@@ -45,6 +45,33 @@ INFSSM_INLINE float add_up(vf v) {
     else return add_up<STEP / 2>(v);
 }
 
+struct Two {
+    float first, second;
+};
+
+template <int... L>
+INFSSM_INLINE vf join_halves(vf a, vf b, std::integer_sequence<int, L...>) {  // sums of two lanes: of a, then of b
+    constexpr int half = W / 2;
+    return shuffle(a, b, std::integer_sequence<int, (L < half ? L : L + half)...>{}) +
+           shuffle(a, b, std::integer_sequence<int, (L < half ? L + half : L + W)...>{});
+}
+template <int STEP, int... L>
+INFSSM_INLINE vf rotate_halves(vf v, std::integer_sequence<int, L...>) {
+    constexpr int half = W / 2;
+    return shuffle(v, v, std::integer_sequence<int, (L / half * half + (L + STEP) % half)...>{});
+}
+template <int STEP>
+INFSSM_INLINE vf add_halves(vf v) {
+    if constexpr (STEP == 0) return v;
+    else return add_halves<STEP / 2>(v + rotate_halves<STEP>(v, std::make_integer_sequence<int, W>{}));
+}
+
+// Both sums of lanes for little more than the price of one.
+INFSSM_INLINE Two add_up(vf a, vf b) {
+    const vf sums = add_halves<W / 4>(join_halves(a, b, std::make_integer_sequence<int, W>{}));
+    return {sums[0], sums[W / 2]};
+}
+
 // Half-plane poles r, s and s - r with its own precision.
 struct HalfPlane {
     vf r, s, shift;

@@ -9,21 +9,16 @@ namespace {
 // One side of the comparison.
 struct Side {
     const vf *r, *weight;   // poles, squares of the rows
-    vf *mass, *moment;      // p, and 4 p r
+    vf *lift, *mass;        // (1 + r)^2 / r, and p
     vf *mean, *slope;       // per pole: the sum over the other side of p g^2, and its slope in x
     float total = 0;        // of the masses
 
     Side(Arrays& arrays, const vf* poles, const vf* weights)
-        : r(poles), weight(weights), mass(arrays.take()), moment(arrays.take()), mean(arrays.take()), slope(arrays.take()) {}
+        : r(poles), weight(weights), lift(arrays.take()), mass(arrays.take()), mean(arrays.take()), slope(arrays.take()) {}
 
-    void weigh(int64_t n) {
-        vf sum = {};
-        for (int64_t v = 0; v * W < n; ++v) {
-            const vf half = weight[v] * (1.f + r[v]) * (1.f + r[v]);
-            mass[v] = half * reciprocal(r[v]), moment[v] = 4.f * half;
-            sum += mass[v];
-        }
-        total = add_up(sum);
+    vf weigh(int64_t v) const {
+        lift[v] = (1.f + r[v]) * (1.f + r[v]) * reciprocal(r[v]);
+        return mass[v] = weight[v] * lift[v];
     }
 };
 
@@ -50,6 +45,7 @@ INFSSM_INLINE bool all_close(const Token& t, const Distance& f) {
         const vf r = t.poles.r[v], s = t.poles.s[v];
         apart |= ~(2.f * absolute(t.poles.shift[v]) <= (1.f + r) * (1e-8f * (1.f + s) + 1e-5f * absolute(1.f - s)));
     }
+    if (any(apart)) return false;
     const Weights& w = t.weights;
     const vf bound = splat(1e-8f * w.new_scale);
     for (int64_t v = 0; v * W < f.n; ++v) apart |= ~(absolute(w.rows.gap[v]) <= bound + 1e-5f * absolute(w.rows.y[v]));
@@ -59,23 +55,25 @@ INFSSM_INLINE bool all_close(const Token& t, const Distance& f) {
 // COUNT vectors of states of `mine` from the v-th on, as `spread`.
 template <bool SLOPE, int COUNT>
 INFSSM_INLINE vf spread(const Side& other, const Side& mine, const vf* shift, float sign, int64_t n, int64_t v) {
-    const float *poles = scalars(other.r), *masses = scalars(other.mass), *moments = scalars(other.moment);
+    const float *poles = scalars(other.r), *masses = scalars(other.mass);
     vf x[COUNT], value[COUNT] = {}, slope[COUNT] = {}, sum = {};
     for (int k = 0; k < COUNT; ++k) x[k] = mine.r[v + k];
     for (int64_t i = 0; i < n; ++i)
         for (int k = 0; k < COUNT; ++k) {
             const vf inverse = reciprocal(x[k] + poles[i]), gap = (x[k] - poles[i]) * inverse;
-            value[k] += masses[i] * gap * gap;
-            if constexpr (SLOPE) slope[k] += (moments[i] * gap) * (inverse * inverse);
+            const vf first = masses[i] * gap, second = first * gap;
+            value[k] += second;
+            if constexpr (SLOPE) slope[k] += first - second * gap;  // dg / dx = -(1 - g^2) / 2 for x = -log r
         }
     for (int k = 0; k < COUNT; ++k) {
         // Between states of equal index the gap has its own precision.
         const vf their = other.r[v + k], inverse = reciprocal(x[k] + their), rounded = (x[k] - their) * inverse;
         const vf gap = sign * shift[v + k] * inverse, error = gap - rounded;
         value[k] += other.mass[v + k] * error * (gap + rounded);
-        if constexpr (SLOPE) slope[k] += other.moment[v + k] * error * (inverse * inverse);
+        // (gap - gap^3) - (rounded - rounded^3)
+        if constexpr (SLOPE) slope[k] += other.mass[v + k] * error * (1.f - gap * gap - rounded * (gap + rounded));
         mine.mean[v + k] = value[k];
-        if constexpr (SLOPE) mine.slope[v + k] = -(x[k] * slope[k]);
+        if constexpr (SLOPE) mine.slope[v + k] = -slope[k];
         sum += mine.mass[v + k] * value[k];
     }
     return sum;
@@ -98,7 +96,7 @@ bool write(const Distance& f, const Token& t, const Side& side, float other, flo
     vf largest = {}, error = {};
     for (int64_t v = 0; v * W < f.poles; ++v) {
         const vf r = side.r[v], by_mass = side.mean[v] * by_both - rest;
-        t.by_weight[v] = by_mass * (1.f + r) * (1.f + r) * reciprocal(r);
+        t.by_weight[v] = by_mass * side.lift[v];
         // d log mass / dx = (1 - r) / (1 + r), the pole itself
         t.by_x[v] = side.mass[v] * (side.slope[v] * by_both + (1.f - r) * reciprocal(1.f + r) * by_mass);
         const vf slope = by_state(t.by_x[v], r, f.soft);
@@ -119,7 +117,10 @@ void simplified(const Distance& f, Token& t, int64_t i) {
         return;
     }
     Side &past = t.old_side, &now = t.new_side;
-    past.weigh(f.poles), now.weigh(f.poles);
+    vf old_mass = {}, new_mass = {};
+    for (int64_t v = 0; v * W < f.poles; ++v) old_mass += past.weigh(v), new_mass += now.weigh(v);
+    const Two totals = add_up(old_mass, new_mass);
+    past.total = totals.first, now.total = totals.second;
     const float sum = to_new.a ? spread<true>(past, now, t.poles.shift, 1, f.poles)
                                : spread<false>(past, now, t.poles.shift, 1, f.poles);
     const float value = sum / (past.total * now.total);

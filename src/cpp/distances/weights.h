@@ -19,7 +19,7 @@ struct Weights {
     bool read(const Distance& f, int64_t i) {
         rows.read<NEAR>(f.old_states.c + i * f.n, f.new_states.c + i * f.n, f.n, f.soft);
         old_scale = new_scale = 1;
-        const float old_sum = square(rows.x, old_weight, f), new_sum = square(rows.y, new_weight, f);
+        const auto [old_sum, new_sum] = square(f);
         const auto fine = [](float x) { return x > 1e-12f && x < 1e12f; };
         if (fine(old_sum) && fine(new_sum) && new_sum < 4 * old_sum && old_sum < 4 * new_sum) return true;
         return balance(f);
@@ -37,11 +37,14 @@ struct Weights {
     }
 
   private:
-    float square(const vf* values, vf* weight, const Distance& f) const {
-        vf sum = {};
-        for (int64_t v = 0; v * W < f.n; ++v) weight[v] = values[v] * values[v], sum += weight[v];
-        const float total = add_up(sum);
-        if (f.poles == 1) weight[0] = splat(total, 1);
+    Two square(const Distance& f) const {  // fills the weights; returns their sums
+        vf x = {}, y = {};
+        for (int64_t v = 0; v * W < f.n; ++v) {
+            old_weight[v] = rows.x[v] * rows.x[v], new_weight[v] = rows.y[v] * rows.y[v];
+            x += old_weight[v], y += new_weight[v];
+        }
+        const Two total = add_up(x, y);
+        if (f.poles == 1) old_weight[0] = splat(total.first, 1), new_weight[0] = splat(total.second, 1);
         return total;
     }
 
@@ -60,7 +63,7 @@ struct Weights {
             rows.x[v] *= old_scale, rows.y[v] *= new_scale;
             rows.gap[v] = old_scale == new_scale ? rows.gap[v] * old_scale : rows.x[v] - rows.y[v];
         }
-        square(rows.x, old_weight, f), square(rows.y, new_weight, f);
+        square(f);
         return true;
     }
 };

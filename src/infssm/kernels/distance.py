@@ -11,7 +11,7 @@ from infssm.errors import ConfigError
 from infssm.kernels import _ops
 from infssm.kernels._checks import expect_shape
 from infssm.kernels._distances import KINDS, Kind, Pair
-from infssm.kernels.backend import choose, single
+from infssm.kernels.backend import choose, maybe_single
 
 
 def fused_distance(
@@ -40,16 +40,18 @@ def fused_distance(
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
     row = KINDS[kind]
-    pair = Pair(old_a, old_c, new_a, new_c, old_b, new_b, soft=soft_normalize)
-    _check(row, pair)
-    if "b" not in row.sees:
+    if "b" in row.sees:
+        pair = Pair(old_a, old_c, new_a, new_c, old_b, new_b, soft=soft_normalize)
+    else:
         pair = Pair(old_a, old_c, new_a, new_c, soft=soft_normalize)
-    found = choose(backend, *pair.tensors)
+    _check(row, pair)
+    tensors = pair.tensors
+    found = choose(backend, *tensors)
     if found not in row.backends or _needs_formula(row, options):
         return row.reference(pair, **options)
-    pair = pair.map(single)
     to_old, to_new = (_needs_grad(*side) for side in pair.sides)
-    value: Tensor = _ops.distance(*pair.tensors, kind, soft_normalize, to_old, to_new, found == "triton")[0]
+    floats = map(maybe_single, tensors)
+    value: Tensor = _ops.distance(*floats, kind, soft_normalize, to_old, to_new, found == "triton")[0]
     return value
 
 
@@ -57,9 +59,11 @@ def _check(row: Kind, pair: Pair) -> None:
     n = pair.old_c.shape[-1]
     if n == 0:
         raise ConfigError("distance: the systems have no states (n = 0); there is nothing to compare")
-    expect_shape("old_a", pair.old_a, (*pair.old_c.shape[:-1], 1 if pair.old_a.shape[-1] == 1 else n))
-    expect_shape("new_a", pair.new_a, pair.old_a.shape)
-    expect_shape("new_c", pair.new_c, pair.old_c.shape)
+    shape = pair.old_c.shape
+    if not pair.old_a.shape == pair.new_a.shape == pair.new_c.shape == shape:
+        expect_shape("old_a", pair.old_a, (*shape[:-1], 1 if pair.old_a.shape[-1] == 1 else n))
+        expect_shape("new_a", pair.new_a, pair.old_a.shape)
+        expect_shape("new_c", pair.new_c, shape)
     if "b" in row.sees:
         if pair.old_b is None or pair.new_b is None:
             raise ConfigError(f"kind={row.name!r} needs old_b and new_b")

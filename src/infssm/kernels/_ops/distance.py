@@ -103,10 +103,11 @@ def _autograd_inside() -> Any:
 
 def _autograd(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     """The gradients, from that of the value and the derivatives that were computed with it."""
-    slopes = zip((given(slope) for slope in ctx.saved_tensors), ctx.needs_input_grad, strict=False)
-    found = (
-        None if grad is None or not need or slope is None else grad.unsqueeze(-1) * slope for slope, need in slopes
-    )
+    if grad is None:
+        return (None,) * len(ctx.needs_input_grad)
+    rows = grad.unsqueeze(-1)
+    slopes = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+    found = (rows * slope if need and slope.numel() else None for slope, need in slopes)
     return *found, None, None, None, None, None
 
 

@@ -109,7 +109,9 @@ def flat(tensor: Any) -> Any:
 
 def matrix(tensor: Tensor | None) -> Tensor | None:
     """The tensor as contiguous rows [-1, last dimension], or None."""
-    return None if tensor is None else tensor.contiguous().view(-1, tensor.shape[-1])
+    if tensor is None or (tensor.dim() == 2 and tensor.is_contiguous()):
+        return tensor
+    return tensor.contiguous().view(-1, tensor.shape[-1])
 
 
 def new(like: Tensor, *shape: int) -> Tensor:
