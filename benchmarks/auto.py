@@ -71,13 +71,13 @@ A byte-level Mamba (width 64, two layers) on the text that comes with Python: {"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once")
     parser.add_argument("--regimes", nargs="+", choices=list(_KINDS), default=list(_KINDS))
     parser.add_argument("--language-seeds", nargs="+", type=int, default=[0, 1])
     args = parser.parse_args()
     out: Path = args.out.resolve()
     language = {seed: [_language_cached(out, name, seed) for name in ("seq", NAME)] for seed in args.language_seeds}
-    regimes = {label: _compare(label, out, args.workers) for label in args.regimes}
+    regimes = {label: _compare(label, out, args.jobs) for label in args.regimes}
     folder = ROOT / "docs" / "results"
     (folder / "auto.md").write_text(_page(regimes, language), encoding="utf-8")
     data = {

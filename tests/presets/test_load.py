@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 
 from infssm.data import write_synthetic
 from infssm.errors import ConfigError
 from infssm.methods import method_options
+from infssm.models import find_weights
+from infssm.models._weights import read_state_dict
 from infssm.presets import list_presets, load_preset, plan
 from infssm.train import load_config, to_dict
-from infssm.train.setup import check_config, load_stream
+from infssm.train.setup import build, check_config, load_stream
 
 
 def test_variants_settle_the_divergences_as_one_choice():
@@ -131,3 +134,15 @@ def test_the_main_job_starts_from_weights_that_fit(change: str, starts: bool) ->
     for config in (job.config for job in plan(None, [change])):
         assert (config.model.weights == "omniglot") is starts
         assert config.train.lr == (1e-4 if starts else 1e-3)
+
+
+@pytest.mark.parametrize("name", ["b50-5", "b50-10"])
+def test_a_learned_base_of_the_package_stands_for_task_0(tmp_path, name):
+    """The recommended method on a large first task: a prior over tasks, weights named as `model.weights` are."""
+    write_synthetic("cifar100", tmp_path, per_class=3)
+    changes = [f"data.root={tmp_path}", "train.task0=cifar100-base"]
+    config = load_config(load_preset(f"cifar100/{name}/frozen+gda").values, changes)
+    assert config.method.options["prior"] == "task"
+    setup = build(config, torch.device("cpu"))
+    stored = read_state_dict(find_weights("cifar100-base"))
+    assert torch.equal(setup.method.module.state_dict()["head.weight"], stored["head.weight"].float())

@@ -3,7 +3,7 @@
 from infssm.models._backbone import Backbone, create_model, from_pretrained, kinds_of_model
 from infssm.models._registry import describe_model, list_models, register_model
 from infssm.models._sequence import LanguageModel, SequenceClassifier
-from infssm.models._weights import check_weights
+from infssm.models._weights import check_weights, find_weights
 from infssm.models.features import Classifier, find_classifier
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
@@ -34,6 +34,7 @@ __all__ = [
     "create_model",
     "describe_model",
     "find_classifier",
+    "find_weights",
     "from_pretrained",
     "kinds_of_model",
     "list_models",

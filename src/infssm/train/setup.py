@@ -38,7 +38,7 @@ from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
 from infssm.metrics import Measure
-from infssm.models import check_weights
+from infssm.models import check_weights, find_weights
 from infssm.models.features import training_weights
 from infssm.runs import read_checked
 from infssm.train.config import DataConfig, RunConfig, TrainConfig
@@ -213,7 +213,7 @@ def build_learner(
     elif (resize := getattr(model, "set_input_size", None)) is not None:
         resize(recipe.size)
     if weights and train.task0 != "train":
-        load_weights(model, Path(train.task0))
+        load_weights(model, _found(train.task0))
     method = build_method(
         model.to(device),
         config.method.name,
@@ -228,6 +228,14 @@ def build_learner(
     )
     method.module.to(device)
     return method, recipe
+
+
+def _found(task0: str) -> Path:
+    """The file of weights after task 0, which may be named as ``model.weights`` may."""
+    try:
+        return find_weights(task0)
+    except CheckpointError as error:
+        raise CheckpointError(f"train.task0: cannot read the weights: {error}") from None
 
 
 def _recipe(data: DataConfig, facts: StreamFacts, model: nn.Module) -> Recipe:

@@ -220,7 +220,7 @@ class TrainConfig(Section):
     )
     task0: PathText = Field(
         default="train",
-        description="'train', or weights to start from, in which case task 0 is only evaluated (release)",
+        description="'train', or file or name of weights to start from: task 0 is then only evaluated (release)",
     )
     task0_epochs: Size | None = Field(default=None, description="epochs of task 0 where trained; null: epochs")
     limit_batches: Size | None = Field(
