@@ -343,6 +343,6 @@ def test_a_loop_of_accelerate() -> None:
 
 def test_the_automatic_weight() -> None:
     model = adapted(lora_dropout=0.0)
-    method = attach(model, "inf-ssm-exact", measure_every=2)
+    method = attach(model, "inf-ssm-exact", measure_at=2)
     method.begin_task(1)
     assert float(train(model, method, range(5))[-1]) > 0

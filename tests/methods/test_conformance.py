@@ -53,7 +53,7 @@ COMPOSED = [
 METHODS = [*list_methods(), *COMPOSED]
 KINDS = {kind: [n for n in list_methods() if issubclass(components[n], kind)] for kind in (Base, Regularizer, Head)}
 STEPS = 3
-SMALL = {"buffer_size": 8, "measure_every": 1, "fisher_samples": 3, "samples": 4}
+SMALL = {"buffer_size": 8, "measure_at": 1, "fisher_samples": 3, "samples": 4}
 
 
 def start(name: str, seed: int = 0, **options: Any) -> Method:

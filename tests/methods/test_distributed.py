@@ -25,7 +25,7 @@ def share(batch: Batch, rank: int, world: int) -> Batch:
 def statistics(rank: int, world: int) -> dict[str, Any]:
     """Two tasks of plain SGD with averaged gradients; what the methods know afterwards."""
     model = toys.vim()
-    method = build_method(model, NAME, **{"inf-ssm-exact.measure_every": 2})
+    method = build_method(model, NAME, **{"inf-ssm-exact.measure_at": 2})
     terms: dict[str, Tensor] = {}
     for task in TASKS[:2]:
         batches = toys.loader(task)

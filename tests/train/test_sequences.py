@@ -108,7 +108,7 @@ def test_interrupted_and_resumed_is_bit_exact(tmp_path: Path, method: str, kind:
 @pytest.mark.parametrize("by", ["class", "domain"])
 def test_series_by_class_and_by_domain(tmp_path: Path, model: str, by: str) -> None:
     changes = {"data": {"by": by}, "model": {"name": model, "options": {"d_model": 16, "n_layer": 1}}}
-    chosen = config(str(series_file(tmp_path)), tmp_path, "inf-ssm-exact", {"measure_every": 2}, **changes)
+    chosen = config(str(series_file(tmp_path)), tmp_path, "inf-ssm-exact", {"measure_at": 2}, **changes)
     found = run(chosen, quiet=True)
     assert found.matrix.of_domains == (by == "domain")
     assert len(infssm.load(found.path, task=0).classes) == (4 if by == "domain" else 2)

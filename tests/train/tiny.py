@@ -27,7 +27,7 @@ TINY: dict[str, Any] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "clfd": {"buffer_size": 20},
     "ewc": {"fisher_samples": 8},
-    "inf-ssm-exact": {"measure_every": 2},
+    "inf-ssm-exact": {"measure_at": 2},
 }
 
 

@@ -1,15 +1,17 @@
 """`AutoWeight`: a penalty that pulls with a set share of the loss's strength.
 
-The rule: ``weight = SHARE · |∇loss| / |∇penalty|``, the lengths taken over the parameters that the penalty reaches. By
-Cauchy and Schwarz a step along both gradients still goes down the loss, by at least ``1 - SHARE`` of what the loss's
-gradient alone would give: whatever the model, the data, the distance and the learning rate, the penalty cannot take
-over. Between measurements the penalty may grow; then the weight falls with its square root, because near its minimum
-a penalty's gradient grows so.
+The rule: ``weight = SHARE · |∇loss| / |∇penalty|``, the lengths taken over the parameters that the penalty reaches,
+root mean squares of all measurements of the task so far. By Cauchy and Schwarz a step along both gradients still goes
+down the loss, by at least ``1 - SHARE`` of what the loss's gradient alone would give, as long as the loss pulls as it
+did on average: whatever the model, the data, the distance and the learning rate, the penalty cannot keep a task from
+being learned. Once it is, and the loss pulls less, the penalty may bring the states back. Between measurements the
+penalty may grow; then the weight falls with its square root, because near its minimum a penalty's gradient grows so.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,43 +20,50 @@ import torch
 from torch import Tensor
 
 from infssm._processes import sum_over_processes, this_share
+from infssm.errors import ConfigError
 from infssm.methods.contract import Context
 
 SHARE = 0.2
 """Small enough to do no harm where we looked; at 0.3 a language model's new domain was 3 % worse."""
-_KEPT = 0.75
-"""What a measurement leaves of the sums of those before it: the last four or so count."""
+
+
+_COMPILED = (
+    "weight='auto' measures with a backward pass of its own, for which torch.compile has not kept the tensors: set "
+    "torch._functorch.config.donated_buffer = False before the compiled model first runs, or weight to a number"
+)
 
 
 class AutoWeight:
-    """Measures both gradients ``every`` steps of a task; the weight is 0 before the first measurement.
+    """Measures both gradients at step ``first`` of a task, and whenever the steps have doubled since.
 
-    A step's gradients are those of all its batches on all processes. No random numbers are drawn, and the step that is
-    measured is like any other.
+    Until the first measurement of a task the weight is the last task's, on the first of all 0. A step's gradients are
+    those of all its batches on all processes. No random numbers are drawn, and the step that is measured is like any
+    other.
     """
 
-    def __init__(self, context: Context, every: int) -> None:
+    def __init__(self, context: Context, first: int) -> None:
         self.weight = 0.0
+        self._level = 0.0  # the penalty at the measurements
         self._context = context
-        self._every = every
+        self._first = first
         self._task = 0
         self._steps = 0
         self._sums = [0.0] * 4
         self._step: _Step | None = None
 
-    @property
-    def _level(self) -> float:
-        """The penalty at the measurements."""
-        *_, penalty, count = self._sums
-        return penalty / count if count else 0.0
-
     def begin_task(self, task: int) -> None:
-        """Measure next when the model has moved away from the new old model, where the penalty has no gradient.
+        """Measure anew, when the model has moved away from the new old model, where the penalty has no gradient.
 
         A task that is begun again, as after a checkpoint in its middle, has the old model it had.
         """
         if task != self._task:
-            self._task, self._steps = task, 0
+            self._task, self._steps, self._sums = task, 0, [0.0] * 4
+
+    @property
+    def _due(self) -> bool:
+        """Whether the step in work is one to measure."""
+        times, rest = divmod(self._steps + 1, self._first)
+        return rest == 0 and times.bit_count() == 1
 
     def weigh(self, penalty: Tensor) -> Tensor:
         """The weighted penalty, to be added to the loss."""
@@ -62,7 +71,7 @@ class AutoWeight:
         grown = self._level / (value / this_share().world).clamp(min=torch.finfo(value.dtype).tiny)
         weight = self.weight * grown.clamp(max=1).sqrt()
         weighted = weight * penalty
-        if (self._steps + 1) % self._every == 0 and penalty.requires_grad:
+        if self._due and penalty.requires_grad:
             if self._step is None:
                 self._step = _Step([p for p in self._context.module.parameters() if p.requires_grad])
             self._step.add(penalty, weight, weighted)
@@ -79,16 +88,32 @@ class AutoWeight:
         lengths = torch.linalg.vector_norm(gradients / this_share().world, dim=1, dtype=wide)
         found = [float(lengths[0]) ** 2, float(lengths[1]) ** 2, float(value) / this_share().world, 1.0]
         if found[1] > 0 and all(map(math.isfinite, found)):  # at the old model itself there is nothing to hold yet
-            self._sums = [_KEPT * before + new for before, new in zip(self._sums, found, strict=True)]
-            self.weight = SHARE * math.sqrt(self._sums[0] / self._sums[1])
+            loss, own, level, count = self._sums = [a + b for a, b in zip(self._sums, found, strict=True)]
+            self.weight, self._level = SHARE * math.sqrt(loss / own), level / count
+
+    def end_task(self) -> None:
+        """Say so where a whole task was too short to be measured and nothing was held in it."""
+        if 0 < self._steps < self._first and not self.weight:
+            warnings.warn(
+                f"weight='auto' held nothing: it measures at step {self._first} of a task, and this one had "
+                f"{self._steps}; set measure_at to a lower number",
+                stacklevel=2,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The weight, and what the next one follows from."""
-        return {"weight": self.weight, "task": self._task, "steps": self._steps, "sums": list(self._sums)}
+        return {
+            "weight": self.weight,
+            "level": self._level,
+            "task": self._task,
+            "steps": self._steps,
+            "sums": list(self._sums),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self.weight, self._task, self._steps = state["weight"], state["task"], state["steps"]
+        self.weight, self._level = state["weight"], state["level"]
+        self._task, self._steps = state["task"], state["steps"]
         self._sums = list(state["sums"])
 
 
@@ -107,8 +132,14 @@ class _Step:
     def add(self, penalty: Tensor, weight: Tensor, weighted: Tensor) -> None:
         """The gradient of ``penalty``; ``weighted`` is what goes into the loss of it."""
         self._own_backward = True  # hooks see this one too
-        found = torch.autograd.grad(penalty, self._parameters, retain_graph=True, allow_unused=True)
-        self._own_backward = False
+        try:
+            found = torch.autograd.grad(penalty, self._parameters, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            if "donated" not in str(error):
+                raise
+            raise ConfigError(_COMPILED) from None
+        finally:
+            self._own_backward = False
         for index, part in enumerate(found):
             if part is not None:
                 self._own[index] += part

@@ -109,10 +109,10 @@ class InfSSMExactConfig(PairConfig):
         description="a kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
     )
     weight: float | Literal["auto"] = Field(
-        "auto", description="a number, or 'auto': the penalty's gradient is a fifth as long as the loss's"
+        "auto", description="a number, or 'auto': the penalty's gradient a fifth as long as the loss's in this task"
     )
-    measure_every: int = Field(
-        16, gt=0, description="steps of a task from one measurement of 'auto' to the next; each takes about half a step"
+    measure_at: int = Field(
+        16, gt=0, description="step of a task at which 'auto' measures first; then at twice, four times, ... that"
     )
 
     @field_validator("distance", mode="before")
@@ -150,7 +150,7 @@ class InfSSMExact(Regularizer):
 
     def __init__(self, config: InfSSMExactConfig, context: Context) -> None:
         super().__init__(config, context)
-        self.auto = AutoWeight(context, config.measure_every) if config.weight == "auto" else None
+        self.auto = AutoWeight(context, config.measure_at) if config.weight == "auto" else None
 
     def drift(self, states: StatePair) -> Tensor:
         """The unweighted penalty."""
@@ -168,6 +168,11 @@ class InfSSMExact(Regularizer):
         """Let ``auto`` take in what the step showed."""
         if self.auto is not None:
             self.auto.after_step()
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Let ``auto`` say where it held nothing."""
+        if self.auto is not None and task.index > 0:
+            self.auto.end_task()
 
     def penalty(self, states: StatePair | None) -> Terms:
         """The term ``distance``."""
