@@ -1,9 +1,11 @@
 """Images per second of the loader on JPEG files at 224 pixels, beside what the model takes.
 
-    python -m benchmarks.loading [--images 512] [--batch 16] [--folder DIR]
+    python -m benchmarks.loading [--images 512] [--batch 16] [--width 500] [--folder DIR]
 
-Without a folder, photograph-like JPEGs of 500 x 375 are made in a temporary one. Each row is one epoch over all images;
-`decoded` is a second epoch, from the decoded copies that the first has kept.
+Without a folder, photograph-like JPEGs, 4 wide to 3 high, are made in a temporary one. `decode` is reading alone, on
+one thread: every pixel, and at the half, quarter or eighth that still has the pixels asked for (a JPEG's draft mode,
+which the loader uses). The other rows are epochs over all images, with 0, 1 and 2 loader processes: `light` resizes and
+keeps decoded copies, `decoded` is a second epoch from these copies, `deit` augments each image anew.
 """
 
 from __future__ import annotations
@@ -20,20 +22,19 @@ import torch.nn.functional as F
 from PIL import Image
 
 from infssm.data import Recipe, TaskStream, load_dataset, make_loader, make_recipe, make_split
+from infssm.data.images import FileImages
 from infssm.models import create_model
 
 SIZE = 224
 
 
-def make_folder(root: Path, count: int) -> Path:
+def make_folder(root: Path, count: int, width: int) -> Path:
     """``count`` images in two classes: coarse shapes, finer texture and noise, as a camera's JPEGs have."""
-    rng = np.random.default_rng(0)
+    rng, shape = np.random.default_rng(0), (width, width * 3 // 4)
     for number in range(count):
         layers = [
-            np.asarray(
-                Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).resize((500, 375)), np.float64
-            )
-            for side in (5, 40, 375)
+            np.asarray(Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).resize(shape), np.float64)
+            for side in (5, 40, shape[1])
         ]
         pixels = sum(weight * layer for weight, layer in zip((0.6, 0.3, 0.1), layers, strict=True))
         target = root / f"class{number % 2}"
@@ -48,6 +49,21 @@ def epoch(stream: TaskStream, recipe: Recipe, batch: int, workers: int) -> float
     start = time.perf_counter()
     images = sum(len(x) for x, _ in loader)
     return images / (time.perf_counter() - start)
+
+
+def decode(folder: Path, at_least: int | None) -> float:
+    """Images per second of reading files, in this process."""
+    images = load_dataset(str(folder)).images
+    assert isinstance(images, FileImages)
+    start = time.perf_counter()
+    for index in range(len(images)):
+        images.pil(index, at_least)
+    return len(images) / (time.perf_counter() - start)
+
+
+def show(label: str, rate: float) -> None:
+    """One row."""
+    print(f"{label:36} {rate:8.1f} images/s", flush=True)
 
 
 def step(name: str, batch: int) -> float:
@@ -67,26 +83,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--width", type=int, default=500, help="of the JPEGs made")
     parser.add_argument("--folder", type=Path, help="a folder of your own, one folder per class")
     options = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as scratch:
-        os.environ["INFSSM_CACHE"] = str(Path(scratch) / "cache")
-        folder = options.folder or make_folder(Path(scratch) / "photos", options.images)
-        dataset = load_dataset(str(folder))
-        stream = TaskStream(dataset, make_split(dataset), 1)
+        cache = Path(scratch) / "cache"
+        os.environ["INFSSM_CACHE"] = str(cache)
+        folder = options.folder or make_folder(Path(scratch) / "photos", options.images, options.width)
+        for label, at_least in (("every pixel", None), ("draft", SIZE)):
+            show(f"decode, {label}", decode(folder, at_least))
         for name in ("light", "deit"):
-            recipe = make_recipe(name, dataset, size=SIZE)
-            for workers in dict.fromkeys((0, cores)):
-                print(f"{name:6} {workers} processes {epoch(stream, recipe, options.batch, workers):10.0f} images/s")
+            for workers in (0, 1, 2):
+                dataset = load_dataset(str(folder))
+                stream, recipe = TaskStream(dataset, make_split(dataset), 1), make_recipe(name, dataset, size=SIZE)
+                show(f"{name}, {workers} processes", epoch(stream, recipe, options.batch, workers))
                 if name == "light":
-                    print(f"{name:6} decoded     {epoch(stream, recipe, options.batch, 0):10.0f} images/s")
-                    for store in (Path(scratch) / "cache" / "decoded").glob("*.images"):
+                    show(f"decoded, {workers} processes", epoch(stream, recipe, options.batch, workers))
+                    for store in (cache / "decoded").glob("*.images"):
                         store.unlink()
-                    dataset = load_dataset(str(folder))
-                    stream = TaskStream(dataset, stream.split, 1)
     for name in ("vim_tiny_patch16_224", "vim_small_patch16_224"):
-        print(f"{name} step {step(name, 4):14.1f} images/s")
+        show(f"{name}, training step", step(name, 4))
 
 
 if __name__ == "__main__":

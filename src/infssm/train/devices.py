@@ -23,6 +23,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from infssm._processes import this_share
 from infssm.errors import ConfigError, InfssmError
 from infssm.train.config import TrainConfig
+from infssm.train.precision import settle_precision
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -42,7 +43,7 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
             devices=local if world else config.devices,
             num_nodes=world // local if world else 1,
             strategy=strategy,
-            precision=config.precision,
+            precision=settle_precision(config),
         )
     except (RuntimeError, ValueError, ImportError) as error:
         raise ConfigError(

@@ -227,7 +227,9 @@ class TrainConfig(Section):
         default=None, description="steps per epoch and evaluation batches at most; null: all"
     )
     precision: Literal["32-true", "bf16-mixed"] = Field(
-        default="32-true", description="arithmetic; states and distances stay in float32 at least (release: 32)"
+        default="32-true",
+        description="arithmetic; states and distances stay in float32 (release: 32), and all does on a CPU without "
+        "instructions for bfloat16",
     )
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="device kind")
     devices: int = Field(
