@@ -14,7 +14,7 @@ _UNITS = {"AMX": "_is_amx_tile_supported", "AVX512-BF16": "_is_avx512_bf16_suppo
 
 def bfloat16_unit() -> str | None:
     """The instructions with which this CPU multiplies bfloat16; None where it has none, and float32 is faster."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     return next((name for name, flag in _UNITS.items() if getattr(torch.cpu, flag, bool)()), None)
 
