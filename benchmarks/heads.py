@@ -1,7 +1,7 @@
 """docs/results/heads.md: which features, and which head on them, when no images may be kept.
 
-    python -m benchmarks.heads b50-5 --data-root DIR --out RUNS     # DIR has cifar100.npz; about 100 runs of a minute
-    python -m benchmarks.heads digits --out RUNS                    # about 200 runs of ten seconds
+    python -m benchmarks.heads b50-5 --data-root DIR --out RUNS     # DIR has cifar100.npz; about 150 runs of 15-110 s
+    python -m benchmarks.heads digits --out RUNS                    # about 200 runs of 10-20 s
     python -m benchmarks.heads cost --data-root DIR --out RUNS      # time of a step
     python -m benchmarks.heads page                                 # from heads.json alone
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import heads_views
 from benchmarks.heads_cost import costs
 from benchmarks.heads_fit import choose, fitted, load
 from benchmarks.heads_page import figure, page
@@ -28,6 +29,8 @@ from benchmarks.results import ROOT, machine
 
 RESULTS = ROOT / "docs" / "results"
 FROZEN = "frozen"
+LONGER, EPOCHS = "lwf-f", 3
+"""The arm that is also trained longer on b50-5, and whose images are then looked at more than once."""
 
 
 def place_of(protocol: str, data_root: Path | None, out: Path) -> Place:
@@ -54,7 +57,9 @@ def measure(work: Work, protocol: Protocol, arms: list[str]) -> dict[str, Any]:
         if n in REPLAY
         for size in protocol.buffers
     }
-    work.go([still, *(spec._replace(seed=seed, tasks=6) for spec in plan.values() for seed in protocol.seeds)])
+    longer = [plan[LONGER]._replace(epochs=EPOCHS)] if protocol.name == "b50-5" and LONGER in plan else []
+    plan |= {f"{LONGER}, {EPOCHS} epochs": spec for spec in longer}
+    work.go([still, *longer, *(spec._replace(seed=seed, tasks=6) for spec in plan.values() for seed in protocol.seeds)])
     before = {seed: load(work.place.file(still._replace(seed=seed, tasks=6))) for seed in protocol.seeds}
     found: dict[str, Any] = {"arms": {}, "search": {}}
     for name, rows in grid.items():
@@ -64,6 +69,8 @@ def measure(work: Work, protocol: Protocol, arms: list[str]) -> dict[str, Any]:
     for name, spec in plan.items():
         found["arms"][name] = _scores(work, spec, before, protocol)
         print(f"{protocol.name}, {name}: fitted", flush=True)
+    if longer:
+        found["views"] = heads_views.measure(work.place, still, longer[0], protocol.seeds)
     return found
 
 
@@ -71,8 +78,7 @@ def _scores(work: Work, spec: Spec, before: dict[int, Any], protocol: Protocol) 
     """An arm's test scores of all heads, by seed; the heads' settings are those of the searched base."""
     still = spec.arm == FROZEN
     settings = {
-        d: choose(load(work.place.file(spec._replace(options=_searched(spec, protocol)))), drift=d)
-        for d in (True, False)
+        d: choose(work.place.file(spec._replace(options=_searched(spec, protocol))), drift=d) for d in (True, False)
     }
     found: dict[str, Any] = {
         "lr": None if still else spec.rate,

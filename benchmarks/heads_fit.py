@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.heads_memo import remembered
 from infssm.methods.heads._drift import MapDrift
 from infssm.methods.heads._fitting import gaussian_classifier, lda_classifier, ridge_classifier
 from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums
-from infssm.methods.heads.ranpac import best_ridge
+from infssm.methods.heads.ranpac import RIDGES, ridge_errors
 
 ALPHAS, BETAS = (1e-3, 1e-2, 1e-1), (0.5, 0.75, 0.9)
 PRIORS = ("class", "task")
@@ -141,15 +141,16 @@ def ranpac(kept: Kept) -> Classify:
     """Random features of the width that the head takes by default, sums over tasks, the ridge as the head finds it."""
     width = kept.new[0].shape[1]
     projection = torch.randn(width, 16 * width, generator=torch.Generator().manual_seed(0))
-    gram, cross, ridge = torch.zeros(()), torch.zeros(()), 1.0
-    for task, (new, labels) in enumerate(zip(kept.new, kept.labels, strict=True)):
+    gram, cross, errors = torch.zeros(()), torch.zeros(()), torch.zeros(())
+    ridges = RIDGES[10:15]  # 100 to 1e6: no others are chosen here
+    for new, labels in zip(kept.new, kept.labels, strict=True):
         hidden = F.relu(new.float() @ projection)
         targets = F.one_hot(labels, kept.classes).float()
         held = torch.arange(len(hidden)) % 5 == 4
         sums = [(hidden[m].T @ y[m]).double() for m in (~held, held) for y in (hidden, targets)]
-        if task == len(kept.new) - 1:  # the head of every task has a ridge of its own, and the last one counts
-            ridge = best_ridge(gram + sums[0], cross + sums[1], sums[2], sums[3])
+        errors = errors + ridge_errors(gram + sums[0], cross + sums[1], sums[2], sums[3], ridges)
         gram, cross = gram + sums[0] + sums[2], cross + sums[1] + sums[3]
+    ridge = ridges[int(errors.argmin())]
     weight = ridge_classifier(gram, cross, ridge)
     assert weight is not None
     return lambda x: F.relu(x @ projection.double()) @ weight.T
@@ -162,8 +163,13 @@ class Settings(NamedTuple):
     gda: dict[str, Gaussian]
 
 
-def choose(kept: Kept, *, drift: bool) -> Settings:
-    """The best settings on validation images."""
+def choose(path: Path, *, drift: bool) -> Settings:
+    """The best settings on validation images of a run."""
+    lda, gda = remembered(path, f"settings, drift {drift}", lambda: _best(load(path), drift=drift))
+    return Settings(lda, {prior: Gaussian(*values) for prior, values in gda.items()})
+
+
+def _best(kept: Kept, *, drift: bool) -> Settings:
     found = statistics(kept, drift=drift)
     scores = gaussian_scores(kept, found)
     return Settings(
@@ -188,14 +194,13 @@ def heads(kept: Kept, settings: dict[bool, Settings], *, still: bool) -> Iterato
 
 
 def fitted(path: Path, settings: dict[bool, Settings], *, still: bool) -> dict[str, Score]:
-    """Test scores of all heads on a run; kept beside it for the next time."""
-    memo = path.with_suffix(".json")
-    if memo.exists() and (known := json.loads(memo.read_text()))["settings"] == str(settings):
-        return {name: Score(*values) for name, values in known["scores"].items()}
-    kept = load(path)
-    found = {name: score(kept, head, "test") for name, head in heads(kept, settings, still=still)}
-    memo.write_text(json.dumps({"settings": str(settings), "scores": found}))
-    return found
+    """Test scores of all heads on a run."""
+
+    def fit() -> dict[str, Score]:
+        kept = load(path)
+        return {name: score(kept, head, "test") for name, head in heads(kept, settings, still=still)}
+
+    return {name: Score(*values) for name, values in remembered(path, f"fitted with {settings}", fit).items()}
 
 
 class Quadratic:
@@ -224,12 +229,13 @@ class Quadratic:
 
 def judge(path: Path, *, replay: bool) -> Score:
     """What settings of an arm are chosen by: the best validation score of a Gaussian, or with replay a linear, head."""
-    kept = load(path)
-    if replay:
-        scores = [score(kept, linear(kept, align=align), "val") for align in (False, True)]
-    else:
-        scores = list(gaussian_scores(kept).values())
-    return max(scores, key=lambda found: found.both)
+
+    def best() -> Score:
+        kept = load(path)
+        linears = (score(kept, linear(kept, align=align), "val") for align in (False, True))
+        return max(linears if replay else gaussian_scores(kept).values(), key=lambda found: found.both)
+
+    return Score(*remembered(path, "linear" if replay else "gaussian", best))
 
 
 def gaussian_scores(kept: Kept, found: ClassStatistics | None = None) -> dict[Gaussian, Score]:

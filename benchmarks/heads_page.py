@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.heads_search import ARMS, REPLAY
-from benchmarks.heads_text import INTRODUCTION, PROTOCOL_TEXT, SUMMARY, TRIED
+from benchmarks.heads_text import INTRODUCTION, PROTOCOL_TEXT, SUMMARY, TRIED, VIEWS_TEXT
 
 SHOWN = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac", "ncm", "linear, aligned", "linear")
 COMPARED = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac")
@@ -34,6 +35,15 @@ def page(known: Mapping[str, Any]) -> str:
         lines += ["", "### Against the frozen backbone with the same head", ""]
         compared = [h for h in COMPARED if h in shown]
         lines += [_PAIRED, "", *_differences(arms, compared, both=unequal)]
+        if "views" in known[name]:
+            lines += [
+                "",
+                "### More than one look, more than one model",
+                "",
+                VIEWS_TEXT,
+                "",
+                *_views(known[name]["views"]),
+            ]
         lines += ["", "### The search", "", _SEARCH, "", *_searched(known[name]["search"])]
     if "costs" in known:
         lines += ["", "## Cost of a step", "", _COST, "", *_costs(known["costs"])]
@@ -104,6 +114,16 @@ def gain(mine: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float
     """Paired difference, mean ± standard error."""
     values = [a[key] - b[key] for a, b in zip(mine, other, strict=True)]
     return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+
+def _views(views: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    rows = []
+    for (view, models), prior in itertools.product(views.items(), ("task", "class")):
+        for name, scores in models.items():
+            mine, other = scores[prior], models["frozen"][prior]
+            gains = " / ".join(gain(mine, other, key) for key in ("aa", "all")) if name != "frozen" else "-"
+            rows.append([view, "gda, task prior" if prior == "task" else "gda", name, _cell(mine, both=True), gains])
+    return _table(["features", "head", "model", "AA / all classes", "against frozen, same features and head"], rows)
 
 
 def _searched(search: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -56,6 +56,8 @@ class Spec(NamedTuple):
     rate: float
     tasks: int = 6
     """Tasks to learn: a search may stop early."""
+    epochs: int | None = None
+    """Of a new task, where they are not the protocol's."""
 
     @property
     def label(self) -> str:
@@ -63,6 +65,7 @@ class Spec(NamedTuple):
         weight = self.options.get("weight")
         name = f"{self.protocol}/{self.seed}/{self.arm}/lr{self.rate:g}" + ("" if weight is None else f"-w{weight:g}")
         name += f"-{self.options['buffer_size']}images" if "buffer_size" in self.options else ""
+        name += "" if self.epochs is None else f"-{self.epochs}epochs"
         return name if self.tasks == 6 else f"{name}-{self.tasks}tasks"
 
 
@@ -138,7 +141,7 @@ def _trained(spec: Spec, place: Place) -> dict[str, Any]:
         model.train()
         method.begin_task(task, setup.statistics_loader(task), lr=task_lr(setup.config.train, task.index))
         if task.index > 0 and spec.arm != "frozen":
-            _epochs(setup, task, setup.config.train.epochs, clock)
+            _epochs(setup, task, spec.epochs or setup.config.train.epochs, clock)
         seed_all(spec.seed, task.index, "end")
         method.end_task(task, _statistics(setup, task))
         found["new"].append(_base_features(setup, spec, place) if task.index == 0 else features(setup, model, rows))

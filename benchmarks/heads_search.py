@@ -17,23 +17,23 @@ class Arm(NamedTuple):
 
     options: dict[str, Any]
     weights: tuple[float, ...] = ()
-    rates: tuple[float, ...] | None = None
-    """Learning rates, where they are not those of the protocol."""
+    low: slice = slice(2, None)
+    """Which weights are tried at the protocol's low rates: the larger ones, or where those do harm all."""
 
 
 ARMS: dict[str, Arm] = {
-    "plain": Arm({"name": "seq"}, (), (3e-5, 1e-4, 3e-4, 1e-3)),
+    "plain": Arm({"name": "seq"}),
     "lwf-f": Arm({"name": "lwf-f"}, (0.01, 0.1, 1.0, 10.0)),
     "output": Arm({"name": "inf-ssm-exact"}, (1.5, 15.0, 150.0, 1500.0)),
     "lwf-ac": Arm({"name": "lwf-ac"}, (1e2, 1e3, 1e4, 1e5)),
     "ewc": Arm({"name": "ewc", "fisher_samples": 100}, (1.0, 1e2, 1e4, 1e6)),
     "lwf": Arm({"name": "lwf"}, (0.01, 0.1, 1.0, 10.0)),
     "martin+0.1*c": Arm({"name": "inf-ssm-exact", "distance": "martin+0.1*c"}, (1e2, 1e3, 1e4, 1e5)),
-    "inf-ssm": Arm({"name": "inf-ssm"}, (1e-2, 1.0, 1e2, 1e4)),
+    "inf-ssm": Arm({"name": "inf-ssm"}, (1e-2, 1.0, 1e2, 1e4), low=slice(None)),
 }
 REPLAY: dict[str, Arm] = {
-    "er": Arm({"name": "er", "buffer_size": 500}, (), (3e-4, 1e-3, 3e-3)),
-    "x-der": Arm({"name": "x-der", "buffer_size": 500}, (), (3e-4, 1e-3, 3e-3)),
+    "er": Arm({"name": "er", "buffer_size": 500}),
+    "x-der": Arm({"name": "x-der", "buffer_size": 500}),
 }
 
 
@@ -44,14 +44,17 @@ class Protocol(NamedTuple):
     seeds: tuple[int, ...]
     search_tasks: int
     rates: tuple[float, ...]
+    low_rates: tuple[float, ...]
+    replay_rates: tuple[float, ...]
     weights: slice
     buffers: tuple[int, ...]
 
 
+DIGITS = Protocol("digits", (10, 100, 1000), 6, (3e-5, 1e-4), (), (3e-4, 1e-3), slice(2, None), (60, 200))
 PROTOCOLS = {
-    "b50-5": Protocol("b50-5", (1, 2, 3), 3, (3e-4, 1e-3), slice(None), (500, 2000)),
-    "digits": Protocol("digits", (10, 100, 1000), 6, (1e-4, 1e-3), slice(2, None), (60,)),
-    "digits-omniglot": Protocol("digits-omniglot", (10, 100, 1000), 6, (1e-4, 1e-3), slice(2, None), (60,)),
+    "b50-5": Protocol("b50-5", (1, 2, 3), 3, (3e-4, 1e-3), (3e-5, 1e-4), (1e-4, 3e-4, 1e-3), slice(None), (500, 2000)),
+    "digits": DIGITS,
+    "digits-omniglot": DIGITS._replace(name="digits-omniglot"),
 }
 
 
@@ -89,15 +92,11 @@ def _spec(key: tuple[Any, ...]) -> Spec:
 
 
 def search(work: Work, protocol: Protocol, arms: dict[str, Arm]) -> Grid:
-    """Every arm's runs on the searched base with the validation score of the best Gaussian head.
-
-    The same grid for all: every learning rate with every weight.
-    """
+    """Every arm's runs on the searched base with the validation score of the best Gaussian head."""
     grid = {
         name: [
             Spec(protocol.name, SEARCHED, name, _options(arm, protocol, weight), rate, protocol.search_tasks)
-            for rate in arm.rates or protocol.rates
-            for weight in arm.weights[protocol.weights] or (None,)
+            for rate, weight in _points(arm, protocol)
         ]
         for name, arm in arms.items()
     }
@@ -106,6 +105,14 @@ def search(work: Work, protocol: Protocol, arms: dict[str, Arm]) -> Grid:
         name: [(spec, judge(work.place.file(spec), replay=name in REPLAY)) for spec in specs]
         for name, specs in grid.items()
     }
+
+
+def _points(arm: Arm, protocol: Protocol) -> list[tuple[float, float | None]]:
+    """The same grid for all: every learning rate with every weight, low rates with fewer weights."""
+    if "buffer_size" in arm.options:
+        return [(rate, None) for rate in protocol.replay_rates]
+    parts = ((protocol.rates, protocol.weights), (protocol.low_rates, arm.low))
+    return [(rate, weight) for rates, which in parts for rate in rates for weight in arm.weights[which] or (None,)]
 
 
 def _options(arm: Arm, protocol: Protocol, weight: float | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -51,6 +51,9 @@ class RandomFeatures(nn.Module):
 class RanPAC(FittedHead):
     """Random ReLU features and ridge regression; exact for a backbone that stays, stale where it moves.
 
+    A fifth of each task's images is held out to judge ridges, and their errors add up over tasks: a large first task
+    counts for as many images as it had, and none of them is kept.
+
     Paper: McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023,
     arXiv:2307.02251
     """
@@ -64,6 +67,8 @@ class RanPAC(FittedHead):
         """No sums."""
         self.gram: Tensor | None = None
         self.cross: Tensor | None = None
+        self.errors: Tensor | None = None
+        """Of every ridge, the squared errors on held-out images of all tasks, each when its task ended: float64."""
 
     @property
     def width(self) -> int:
@@ -76,16 +81,17 @@ class RanPAC(FittedHead):
         return torch.randn(self.num_features, self.width, generator=rng).to(self.context.device)
 
     def fit(self, rows: Features, task: TaskInfo) -> RandomFeatures:  # noqa: ARG002 - labels say which classes
-        """Add the task's images to the sums; a fifth of them judges the ridge, then all are fitted."""
+        """Add the task's images to the sums; a fifth of them judges ridges, then all are fitted with the best."""
         projection = self.projection()
         fit_gram, fit_cross, held_gram, held_cross = self._sums(rows, projection)
         if self.gram is not None and self.cross is not None:
             fit_gram += self.gram.to(fit_gram.device)
             fit_cross += self.cross.to(fit_cross.device)
-        ridge = best_ridge(fit_gram, fit_cross, held_gram, held_cross)
+        errors = ridge_errors(fit_gram, fit_cross, held_gram, held_cross)
+        self.errors = errors if self.errors is None else self.errors + errors
         self.gram, self.cross = fit_gram.add_(held_gram), fit_cross.add_(held_cross)
-        weight = ridge_classifier(self.gram, self.cross, ridge)
-        assert weight is not None  # G grew by a positive matrix since best_ridge found it regular
+        weight = ridge_classifier(self.gram, self.cross, RIDGES[int(self.errors.argmin())])
+        assert weight is not None  # G grew by a positive matrix since its errors were found to be finite
         seen = (self.cross != 0).any(dim=0)
         offset = torch.zeros(len(seen), dtype=weight.dtype, device=weight.device).masked_fill(~seen, -torch.inf)
         return RandomFeatures(projection, weight, offset)
@@ -109,18 +115,21 @@ class RanPAC(FittedHead):
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far."""
-        return {"gram": self.gram, "cross": self.cross}
+        return {"gram": self.gram, "cross": self.cross, "errors": self.errors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.gram, self.cross = state["gram"], state["cross"]
+        self.errors = state.get("errors")  # states of earlier releases judge ridges from the next task on
 
 
-def best_ridge(gram: Tensor, cross: Tensor, held_gram: Tensor, held_cross: Tensor) -> float:
-    """The ridge of least squared error on held-out rows; grams: [M, M], crosses: [M, K]."""
-    errors: dict[float, float] = {}
-    for ridge in RIDGES:
-        weight = ridge_classifier(gram, cross, ridge)
-        if weight is not None:
-            errors[ridge] = float(squared_error(weight, held_gram, held_cross))
-    return min(errors, key=errors.__getitem__)
+def ridge_errors(
+    gram: Tensor, cross: Tensor, held_gram: Tensor, held_cross: Tensor, ridges: Sequence[float] = RIDGES
+) -> Tensor:
+    """Squared error on held-out rows for every ridge, up to a number that is the same for all.
+
+    grams: [M, M], crosses: [M, K]; on the CPU, float64, ``inf`` where there is no solution.
+    """
+    found = [ridge_classifier(gram, cross, ridge) for ridge in ridges]
+    errors = [torch.inf if w is None else float(squared_error(w, held_gram, held_cross)) for w in found]
+    return torch.tensor(errors, dtype=torch.float64)

@@ -1,0 +1,82 @@
+"""RanPAC's ridge: chosen by errors on held-out images of all tasks, of which no image is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from infssm.methods import Batch, Method, attach
+from infssm.methods.heads.ranpac import RIDGES, RanPAC
+from infssm.models.features import features
+from tests.methods import toys
+
+TASKS = [toys.Task(0, (0, 1, 2)), toys.Task(1, (3, 4, 5))]
+SIZES, WIDTH = (600, 30), 24
+
+
+def images(task: toys.Task) -> Batch:
+    """A large first task that wants a small ridge, and a small noisy second one that wants a large one."""
+    rng = torch.Generator().manual_seed(task.index)
+    y = torch.tensor(task.classes).repeat(SIZES[task.index] // 3)
+    apart = 1.0 if task.index == 0 else 0.02
+    return Batch(torch.randn(len(y), 1, 8, 8, generator=rng, dtype=torch.float64) + apart * y[:, None, None, None], y)
+
+
+def learned(tasks: list[toys.Task]) -> Method:
+    method = attach(toys.vim(), "ranpac", num_classes=toys.CLASSES, width=WIDTH)
+    for task in tasks:
+        method.begin_task(task)
+        method.end_task(task, [images(task)])
+    method.module.eval()
+    return method
+
+
+def hidden(method: Method, batch: Batch) -> np.ndarray:
+    assert isinstance(method.head, RanPAC)
+    with torch.no_grad():
+        found = features(method.module, batch.x).float() @ method.head.projection()
+    return np.maximum(found.double().numpy(), 0)
+
+
+def solution(h: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
+    """Ridge regression by an orthogonal factorisation of the rows, not by their Gram matrix."""
+    rows = np.vstack([h, np.sqrt(ridge) * np.eye(WIDTH)])
+    return np.linalg.lstsq(rows, np.vstack([y, np.zeros((WIDTH, y.shape[1]))]), rcond=None)[0]
+
+
+def test_errors_on_held_out_images_of_all_tasks_choose_the_ridge() -> None:
+    method, errors, last = learned(TASKS), np.zeros(len(RIDGES)), np.zeros(len(RIDGES))
+    hs, ys = [], []
+    for task in TASKS:
+        batch = images(task)
+        h, y = hidden(method, batch), np.eye(toys.CLASSES)[batch.y.numpy()]
+        held = np.arange(len(h)) % 5 == 4
+        fit = np.vstack([*hs, h[~held]]), np.vstack([*ys, y[~held]])
+        last = np.array([np.square(h[held] @ solution(*fit, ridge) - y[held]).sum() for ridge in RIDGES])
+        errors += last
+        hs, ys = [*hs, h], [*ys, y]
+    best = RIDGES[int(errors.argmin())]
+    assert best != RIDGES[int(last.argmin())]  # the last task's images alone would choose another
+    expected = solution(np.vstack(hs), np.vstack(ys), best).T
+    found = method.module.get_classifier().weight
+    # The fitted module is in the model's precision; Gram matrices square the rows' condition.
+    np.testing.assert_allclose(found.double().numpy(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_the_errors_are_part_of_the_state() -> None:
+    first, whole = learned(TASKS[:1]), learned(TASKS)
+    resumed = attach(toys.vim(), "ranpac", num_classes=toys.CLASSES, width=WIDTH)
+    resumed.load_state_dict(first.state_dict())
+    resumed.begin_task(TASKS[1])
+    resumed.end_task(TASKS[1], [images(TASKS[1])])
+    assert torch.equal(resumed.module.get_classifier().weight, whole.module.get_classifier().weight)
+
+
+def test_a_state_without_errors_judges_from_the_next_task_on() -> None:
+    head = learned(TASKS[:1]).head
+    assert isinstance(head, RanPAC)
+    state = head.state_dict()
+    del state["errors"]
+    head.load_state_dict(state)
+    assert head.errors is None
+    assert head.gram is not None
