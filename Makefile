@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
-.PHONY: help demo picture test test-ray cells sanitize wheels lint docs bench format clean
+.PHONY: help demo figure test test-ray cells sanitize wheels lint docs bench format clean
 help:     ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
@@ -30,7 +30,7 @@ cells: $(STAMP) ## the numerical rooms with older instruction sets, and the pack
 sanitize: $(STAMP) ## kernels and geometry under the address and undefined-behaviour sanitizers (not part of test)
 	$(BIN)/python -m tests.cells sanitize
 
-picture: demo ## the README's picture of the main job's report (needs chromium)
+figure: demo ## the README's figure of the main job's report (needs chromium)
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,960 --screenshot=docs/report.png runs/digits-5/comparison.html
 
 test-ray: $(STAMP) ## runs on a Ray cluster of this machine give the results of one process (not part of test: installs ray)

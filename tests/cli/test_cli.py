@@ -144,6 +144,16 @@ def test_a_method_is_explained(infssm: Any, name: str) -> None:
     assert [option["name"] for option in entry["options"]] == [option for option, _, _ in text.options]
 
 
+def test_a_list_fits_the_terminal(infssm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = infssm("list", "distances").out.splitlines()
+    assert max(map(len, piped)) > 60
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("infssm.cli.listing.sys.stdout.isatty", lambda: True, raising=False)
+    shown = infssm("list", "distances").out.splitlines()
+    assert max(map(len, shown)) <= 60
+    assert " ".join(" ".join(shown).split()) == " ".join(" ".join(piped).split())
+
+
 def test_methods_are_listed_without_torch() -> None:
     from infssm.cli import listing
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -46,7 +49,7 @@ def command(
     else:
         width = max(map(len, entries), default=0)
         for entry, summary in entries.items():
-            typer.echo(f"{entry:<{width}}  {summary}".rstrip())
+            typer.echo(_entry(f"{entry:<{width}}", summary))
 
 
 def _as_json(what: str, name: str, summary: str) -> dict[str, Any]:
@@ -71,7 +74,16 @@ def _show_method(name: str) -> None:
     typer.echo(f"\noptions, set by `infssm run method={name} method.OPTION=VALUE`:" if text.options else "\nno options")
     width = max((len(key) for key, _, _ in text.options), default=0)
     for key, default, meaning in text.options:
-        typer.echo(f"  {key:<{width}}  {meaning} (default {default})")
+        typer.echo(_entry(f"  {key:<{width}}", f"{meaning} (default {default})"))
+
+
+def _entry(head: str, text: str) -> str:
+    """``head  text``; on a terminal, further lines of the text stand below its first, in a pipe it is one line."""
+    line = f"{head}  {text}".rstrip()
+    columns = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or len(line) <= columns or columns < 2 * len(head):
+        return line
+    return textwrap.fill(text, columns, initial_indent=f"{head}  ", subsequent_indent=" " * (len(head) + 2))
 
 
 def _methods() -> dict[str, str]:
