@@ -46,10 +46,14 @@ def works() -> str:
     return "\n".join(["| what | names |", "|---|---|", *lines])
 
 
-ROOMS = ("methods", "models", "states", "geometry", "kernels", "data", "replay", "metrics", "train", "runs", "presets")
+ROOMS = (
+    *("methods", "models", "states", "geometry", "kernels", "data", "replay", "metrics", "train", "runs", "presets"),
+    *("executors", "sweeps", "inference"),
+)
 ADAPTERS = {
+    "inference.hub": ["HubClassifier"],
     "integrations": ["mend_torchvision"],
-    "integrations.transformers": ["accelerate", "restore", "ContinualTrainerMixin"],
+    "integrations.transformers": ["accelerate", "accelerated", "restore", "ContinualTrainerMixin"],
     "integrations.timm": ["register"],
     "studies": ["list_studies", "run_study", "Study"],
 }
