@@ -32,3 +32,10 @@ def test_rooms_load_neither_torchs_compiler_nor_optional_packages():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_loading_a_name_leaves_the_garbage_collector_as_it_was(enabled):
+    change = "enable" if enabled else "disable"
+    code = f"import gc, sys, infssm; gc.{change}(); infssm.attach; sys.exit(gc.isenabled() != {enabled})"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
