@@ -216,3 +216,20 @@ def test_states_of_a_fitted_head_need_the_same_head() -> None:
     run(method, TASKS[0])
     with pytest.raises(ConfigError, match="the state has a fitted head, and linear is none"):
         plain.load_weights(copy.deepcopy(method.weights()))
+
+
+@pytest.mark.parametrize("host", ["clfd", "l2p-r"])
+def test_wrapped_backbones_hand_out_what_their_classifier_is_given(host: str) -> None:
+    module = start(host).module.eval()
+    x = toys.batch(TASKS[0], 4, seed=5).x
+    with torch.no_grad():
+        given = features(module, x)
+        assert given.shape == (4, find_classifier(module).in_features)
+        assert torch.equal(find_classifier(module).module(given), module(x))
+        assert not torch.equal(given, features(module.model, x))
+
+
+@pytest.mark.parametrize("host", ["clfd", "l2p-r"])
+def test_models_without_the_steps_of_a_backbone_are_refused_alike(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"{host} works on embed, encode, pool.* of the model.*infssm.list_models"):
+        build_method(nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES)), host, num_classes=CLASSES, num_tasks=3)
