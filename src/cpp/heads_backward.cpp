@@ -164,13 +164,16 @@ __attribute__((noinline)) void pull_rows(const HeadsBackward& f, const HeadsCut&
                const float* state, const float* turned, const float* other, const float* dproducts, const Tokens& out,
                Scratch& s) {
     const int64_t panels = item.count * cut.size / (N * W), channels = cut.in_block * cut.size;
-    for (int column = 0; column < SPAN; column += PAIR)
-        for (int64_t j = 0; j < cut.n; j += ROWS) {
+    for (int64_t j = 0; j < cut.n; j += ROWS)
+        for (int column = 0; column < SPAN; column += PAIR) {
             vf acc[ROWS][2];
             clear(acc);
-            for (int64_t q = 0; state && q < panels; ++q)
-                multiply<true>(acc, state + (q * cut.n + j) * N * W, N * W,
-                               turned + (column / PAIR * channels + q * N * W) * PAIR, N * W);
+            for (int64_t q = 0; state && q < panels; ++q) {
+                const float* const rows = state + (q * cut.n + j) * N * W;
+                // The next rows, which are read one number at a time and come from far away.
+                for (int i = 0; column == 0 && i < ROWS * N * W; i += 16) __builtin_prefetch(rows + ROWS * N * W + i);
+                multiply<true>(acc, rows, N * W, turned + (column / PAIR * channels + q * N * W) * PAIR, N * W);
+            }
             const int begin = LATER ? column / ROWS * ROWS : 0, end = LATER ? SPAN : column + PAIR;
             multiply<false>(acc, other + begin * cut.n + j, cut.n, dproducts + (column / PAIR * SPAN + begin) * PAIR, end - begin);
             for (int i = 0; i < ROWS; ++i)
@@ -185,20 +188,29 @@ __attribute__((noinline)) void pull_rows(const HeadsBackward& f, const HeadsCut&
         }
 }
 
-// The gradient of the state before the chunk in the place of that after it; `fresh`: that was 0.
+// The gradient of the state before the chunk in the place of that after it, and its product with that state; `fresh`:
+// the gradient was 0.
 template <int N>
-__attribute__((noinline)) void pull_state(const HeadsCut& cut, const HeadsItem& item, bool fresh, Scratch& s) {
+__attribute__((noinline)) void pull_state(const HeadsCut& cut, const HeadsItem& item, const float* before, bool fresh, Scratch& s) {
     const int64_t panels = cut.size / (N * W);
-    for (int64_t q = 0; q < item.count * panels; ++q)
-        for (int64_t j = 0; j < cut.n; j += ROWS) {
-            float* const later = s.later + (q * cut.n + j) * N * W;
-            vf acc[ROWS][N];
-            clear(acc);
-            if (!fresh)
-                for (int i = 0; i < ROWS * N; ++i) acc[i / N][i % N] = load(later + i * W) * s.decays.through[q / panels];
-            multiply<false>(acc, s.C + j, cut.n, s.entered + q * SPAN * N * W, SPAN);
-            for (int i = 0; i < ROWS * N; ++i) store(later + i * W, acc[i / N][i % N]);
-        }
+    for (int64_t h = 0; h < item.count; ++h) {
+        vf passed = {};
+        for (int64_t q = h * panels; q < (h + 1) * panels; ++q)
+            for (int64_t j = 0; j < cut.n; j += ROWS) {
+                const int64_t place = (q * cut.n + j) * N * W;
+                float* const later = s.later + place;
+                vf acc[ROWS][N];
+                clear(acc);
+                if (!fresh)
+                    for (int i = 0; i < ROWS * N; ++i) acc[i / N][i % N] = load(later + i * W) * s.decays.through[h];
+                multiply<false>(acc, s.C + j, cut.n, s.entered + q * SPAN * N * W, SPAN);
+                for (int i = 0; i < ROWS * N; ++i) {
+                    passed += acc[i / N][i % N] * load(before + place + i * W);
+                    store(later + i * W, acc[i / N][i % N]);
+                }
+            }
+        s.passed[h] = sum_lanes(passed);
+    }
 }
 
 // Gradients of delta, A and the bias. s_i raises all that token i receives and lowers all that it sends; the last s
@@ -232,6 +244,7 @@ void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, con
         return chunk > 0 ? f.saved + slot * cut.state() : nullptr;
     };
     find_slices(s.slices, N, f.in, cut, item);
+    memset(s.passed, 0, item.count * sizeof(float));
     for (int64_t chunk = cut.chunks - 1; chunk >= 0; --chunk) {
         const int64_t first = chunk * SPAN, rest = f.in.tokens - first;
         const int length = static_cast<int>(rest < SPAN ? rest : SPAN);
@@ -245,10 +258,6 @@ void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, con
         for (int64_t h = 0; h < item.count; ++h) {
             pull_weights<N>(cut, h, s);
             pull_inputs<N>(cut, h, length, later, s);
-            vf passed = {};
-            for (int64_t i = h * cut.state(); later && i < (h + 1) * cut.state(); i += W)
-                passed += load(later + i) * load(state_before(chunk + 1) + i);
-            s.passed[h] = sum_lanes(passed);
         }
         finish<N>(f, item, first, length, s);
         for (int row = 0; row < SPAN; row += W)
@@ -259,8 +268,8 @@ void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, con
             }
         pull_rows<N, true>(f, cut, item, first, length, later, s.leaving_turned, s.C, s.dproducts, dB, s);
         pull_rows<N, false>(f, cut, item, first, length, before, s.entered_turned, s.B, s.dproducts_turned, dC, s);
-        if (chunk > 0) pull_state<N>(cut, item, later == nullptr, s);
         pull_steps(f, item, first, length, totals, s);
+        if (before) pull_state<N>(cut, item, before, later == nullptr, s);
     }
 }
 
