@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.heads_fit import PRIORS, Gaussian, Kept, Score, log_prior, score, statistics
+from benchmarks.heads_memo import remembered
 from benchmarks.heads_runs import SEARCHED, Place, Spec, setup_of
 from infssm.methods.heads._fitting import gaussian_classifier
 from infssm.methods.heads._gaussians import Gaussians
@@ -123,10 +124,15 @@ def _settings(kept: Kept) -> dict[str, Gaussian]:
 
 def measure(place: Place, still: Spec, moved: Spec, seeds: tuple[int, ...]) -> dict[str, Any]:
     """Test scores by view, model and prior: the frozen backbone, a moved one, and both together."""
-    found: dict[str, Any] = {}
-    for view, prior, name, value in _measured(place, still, moved, seeds):
-        found.setdefault(str(view), {}).setdefault(name, {}).setdefault(prior, []).append(value._asdict())
-    return found
+
+    def fit() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for view, prior, name, value in _measured(place, still, moved, seeds):
+            found.setdefault(str(view), {}).setdefault(name, {}).setdefault(prior, []).append(value._asdict())
+        return found
+
+    known: dict[str, Any] = remembered(place.file(moved), f"views of {seeds}", fit)
+    return known
 
 
 def _measured(place: Place, still: Spec, moved: Spec, seeds: tuple[int, ...]) -> Iterator[tuple[View, str, str, Score]]:
