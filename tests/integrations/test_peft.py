@@ -316,12 +316,16 @@ def test_the_trainer(tmp_path: Path) -> None:
             torch.testing.assert_close(parameter.detach(), plain_loop()[name], rtol=1e-6, atol=1e-9)
 
 
-def test_a_loop_of_accelerate() -> None:
-    """As TRL's trainers run: a prepared model, and the accelerator's backward."""
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_loop_of_accelerate(checkpoints: bool) -> None:
+    """As TRL's trainers run: a prepared model, gradient checkpointing, and the accelerator's backward."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     model = adapted(lora_dropout=0.0)
+    if checkpoints:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     method = attach(model, NAME, **WEIGHTS)
     for task in range(2):
         method.begin_task(task)
