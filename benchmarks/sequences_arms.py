@@ -1,0 +1,207 @@
+"""The streams and arms of docs/results/sequences.md: what is trained, from which start, with which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from infssm.train import merge
+
+RATE, LOW = 2e-3, 3e-4
+SMALL = {"d_model": 64, "n_layer": 2}
+LANGUAGE: dict[str, Any] = {
+    "data": {"by": "domain", "options": {"length": 128}},
+    "model": {"name": "mamba_lm_nano", "options": SMALL},
+    "train": {
+        "epochs": 1,
+        "task0_epochs": 4,
+        "batch_size": 8,
+        "lr": RATE,
+        "min_lr": RATE / 10,
+        "warmup_lr": RATE / 10,
+        "warmup_epochs": 0.1,
+        "weight_decay": 0.01,
+        "threads": 1,
+        "accelerator": "cpu",
+    },
+}
+STDLIB = {
+    "data": {
+        "name": "stdlib-text",
+        "num_tasks": 2,
+        "tasks": [["topics"], ["source"]],
+        "options": {"limit": 150_000},
+    }
+}
+MANUALS = {"data": {"num_tasks": 3, "tasks": [["en"], ["de"], ["fr"]]}, "train": {"epochs": 2, "task0_epochs": 6}}
+SPEECH: dict[str, Any] = {
+    "data": {"name": "speech-digits", "bands": 40},
+    "model": {"options": {"d_model": 48, "n_layer": 2}},
+    "train": {
+        "epochs": 4,
+        "task0_epochs": 30,
+        "batch_size": 16,
+        "eval_batch_size": 64,
+        "lr": RATE,
+        "min_lr": RATE / 10,
+        "threads": 1,
+        "accelerator": "cpu",
+    },
+}
+SPEECH_STREAMS: dict[str, dict[str, Any]] = {
+    "speakers": {"data": {"by": "speaker", "num_tasks": 6, "train_per_class": 20}},
+    "digits": {"data": {"by": "class", "num_tasks": 5, "train_per_class": 12}, "train": {"epochs": 6}},
+}
+SPEECH_MODELS = ("mamba_nano", "s4d_nano")
+PIXELS: dict[str, Any] = {
+    "benchmark": "cifar100-pixels",
+    "data": {"num_tasks": 5, "by": "class"},
+    "model": {"name": "s4d_base"},
+    "train": {
+        "epochs": 2,
+        "task0_epochs": 2,
+        "batch_size": 20,
+        "eval_batch_size": 50,
+        "warmup_epochs": 0.2,
+        "lr": 1e-3,
+        "min_lr": 1e-4,
+        "threads": 1,
+        "accelerator": "cpu",
+    },
+}
+PIXEL_CLASSES, PIXEL_TRAIN, PIXEL_TEST = 20, 25, 10
+"""Of CIFAR-100: the first classes by number, and images of each; a tenth of the training images validates."""
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+"""What the public S4D weights were trained with."""
+
+
+class Arm(NamedTuple):
+    """One setting: what it is called, the family it is a setting of, what it changes, its learning rate."""
+
+    label: str
+    family: str
+    method: dict[str, Any]
+    lr: float = RATE
+
+
+class Stream(NamedTuple):
+    """A stream under a model: its name on the page, the settings of its runs, its arms, its measure."""
+
+    name: str
+    base: dict[str, Any]
+    arms: list[Arm]
+    bits: bool = False
+    weights: tuple[Path, ...] = ()
+    """Pre-trained weights, one file per seed in turn; none: from scratch."""
+
+
+def plain(*rates: float) -> list[Arm]:
+    """Plain training at learning rates; the first one's task 0 is where all arms start."""
+    return [Arm(f"plain, lr {lr:g}", "plain", {"name": "seq"}, lr) for lr in rates]
+
+
+def _lwf(weight: float, output: float | None = None) -> dict[str, Any]:
+    """Language: logits at temperature 1, as a language model's next token is predicted."""
+    options = {"lwf": {"weight": weight, "temperature": 1.0}}
+    if output is None:
+        return {"name": "lwf", **options}
+    return {"name": "lwf+inf-ssm-exact", **options, "inf-ssm-exact": {"weight": output}}
+
+
+TEXT_ARMS: list[Arm] = [
+    *plain(RATE, 1e-3, LOW, 1e-4),
+    *(Arm(f"lwf {w:g}", "lwf", _lwf(w)) for w in (0.3, 0.5, 1.0)),
+    *(Arm(f"lwf {w:g} + output 10", "lwf + inf-ssm-exact", _lwf(w, 10.0)) for w in (0.3, 0.5)),
+    *(Arm(f"output {w:g}", "inf-ssm-exact", {"name": "inf-ssm-exact", "weight": float(w)}) for w in (10, 100)),
+    *(Arm(f"lwf-ac {w:g}", "lwf-ac", {"name": "lwf-ac", "weight": float(w)}) for w in (10, 100)),
+    Arm("frozen", "frozen", {"name": "frozen"}),
+    Arm("er, 100 samples", "er", {"name": "er", "buffer_size": 100}),
+]
+
+
+def class_arms(rate: float, low: float, probe: float, *, buffer: int, heads: bool) -> list[Arm]:
+    """Arms of a stream of classes or speakers: two settings for each family, and the automatic weight."""
+    both = {"name": "lwf+inf-ssm-exact", "lwf": {"weight": 1.0}}
+    found = [
+        *plain(rate, low),
+        *(Arm(f"frozen, lr {lr:g}", "frozen", {"name": "frozen"}, lr) for lr in (rate, probe)),
+        *(Arm(f"lwf {w:g}", "lwf", {"name": "lwf", "weight": w}, rate) for w in (1.0, 5.0)),
+        *(Arm(f"lwf-ac {w:g}", "lwf-ac", {"name": "lwf-ac", "weight": w}, rate) for w in (1e2, 1e4)),
+        *(Arm(f"output {w:g}", "inf-ssm-exact", {"name": "inf-ssm-exact", "weight": w}, rate) for w in (10.0, 100.0)),
+        Arm("output auto", "inf-ssm-exact, auto", {"name": "inf-ssm-exact"}, rate),
+        *(
+            Arm(f"lwf 1 + output {w}", "lwf + inf-ssm-exact", {**both, "inf-ssm-exact": {"weight": w}}, rate)
+            for w in (10, "auto")
+        ),
+        *(
+            Arm(f"er, {buffer} samples, lr {lr:g}", "er", {"name": "er", "buffer_size": buffer}, lr)
+            for lr in (rate, low)
+        ),
+    ]
+    if heads:
+        found += [
+            *(
+                Arm(f"frozen+{head}", "frozen + statistics", {"name": f"frozen+{head}"}, rate)
+                for head in ("lda", "gda")
+            ),
+            *(Arm(f"seq+lda, lr {lr:g}", "plain + statistics", {"name": "seq+lda"}, lr) for lr in (rate, low)),
+            *(
+                Arm(f"{name}+lda, lr {low:g}", "held + statistics", {"name": f"{name}+lda", "weight": w}, low)
+                for name, w in (("lwf", 1.0), ("inf-ssm-exact", 10.0))
+            ),
+        ]
+    return found
+
+
+def text_stream(name: str, changes: Mapping[str, Any]) -> Stream:
+    """Language under a small Mamba of bytes."""
+    return Stream(name, merge(LANGUAGE, changes), TEXT_ARMS, bits=True)
+
+
+def speech_stream(kind: str, model: str, root: str) -> Stream:
+    """Spoken digits by speaker or by class."""
+    changes = {"data": {"root": root}, "model": {"name": model}, "benchmark": f"speech-{kind}"}
+    arms = class_arms(RATE, LOW, 1e-2, buffer=60, heads=kind == "digits")
+    arms.append(Arm("joint, all seen samples", "joint", {"name": "joint"}))
+    return Stream(f"{kind}, {model}", merge(merge(SPEECH, SPEECH_STREAMS[kind]), changes), arms)
+
+
+def pixel_stream(root: str, pretrained: str, out: Path) -> Stream:
+    """CIFAR-100 pixel after pixel, under the public S4D weights of a folder."""
+    weights = tuple(sorted(Path(pretrained).glob("*.pth")))
+    data = {"data": {"name": str(pixel_file(Path(root), out))}}
+    return Stream("pixels, s4d_base", merge(PIXELS, data), _pixel_arms(), weights=weights)
+
+
+def _pixel_arms() -> list[Arm]:
+    """A run costs minutes: one setting for a family that holds the whole model, fixed beforehand."""
+    arms = class_arms(1e-3, 1e-4, 1e-2, buffer=40, heads=True)
+    left_out = {"frozen, lr 0.001", "lwf 5", "lwf-ac 100", "output 10", "lwf 1 + output 10"}
+    left_out |= {"er, 40 samples, lr 0.0001", "lwf+lda, lr 0.0001"}
+    kept = [arm for arm in arms if arm.label not in left_out]
+    return [kept[0], *sorted(kept[1:], key=lambda arm: "frozen" not in arm.family)]  # the cheap ones first
+
+
+def pixel_file(root: Path, out: Path) -> Path:
+    """``cifar100.npz`` of ``root`` as sequences of 1,024 pixels in the order and scale of the public weights."""
+    path = out / f"cifar100-pixels-{PIXEL_CLASSES}x{PIXEL_TRAIN}.npz"
+    if path.exists():
+        return path
+    with np.load(root / "cifar100.npz") as stored:
+        parts = [(stored[f"x_{part}"], stored[f"y_{part}"]) for part in ("train", "test")]
+        names = stored["classes"][:PIXEL_CLASSES]
+    counts = (PIXEL_TRAIN, PIXEL_TEST)
+    kept = [
+        np.concatenate([np.flatnonzero(y == label)[:count] for label in range(PIXEL_CLASSES)])
+        for (_, y), count in zip(parts, counts, strict=True)
+    ]
+    x = np.concatenate([images[index] for (images, _), index in zip(parts, kept, strict=True)])
+    pixels = (x.reshape(len(x), -1, 3) / 255 - np.array(CIFAR10_MEAN)) / np.array(CIFAR10_STD)
+    y = np.concatenate([labels[index] for (_, labels), index in zip(parts, kept, strict=True)])
+    test = np.repeat([False, True], [len(index) for index in kept])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, x=pixels.astype(np.float32), y=y.astype(np.int64), classes=names, test=test)
+    return path

@@ -1,0 +1,135 @@
+"""The tables and the picture of docs/results/sequences.md, from what benchmarks.sequences stored."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.results import ROOT
+
+FOLDER = ROOT / "docs" / "results"
+
+
+class Point(NamedTuple):
+    """What a run ended with, all as the measure has them."""
+
+    mean: float
+    """Over all tasks, on test samples."""
+    forgetting: float
+    newest: float
+    """The value on the newest task."""
+    validation: float
+    """Mean over all tasks on validation samples: what settings are chosen by."""
+    seconds: float
+
+
+class Row(NamedTuple):
+    """A setting: its name, its family, its runs by seed."""
+
+    label: str
+    family: str
+    points: dict[str, Point]
+
+    def average(self, key: str) -> float:
+        """Mean over seeds."""
+        return statistics.mean(getattr(point, key) for point in self.points.values())
+
+
+def rows_of(stream: Mapping[str, Any]) -> list[Row]:
+    """The settings of a stored stream; the first is plain training."""
+    return [
+        Row(label, found["family"], {seed: Point(*point) for seed, point in found["points"].items()})
+        for label, found in stream["arms"].items()
+    ]
+
+
+def chosen(rows: Sequence[Row], *, bits: bool) -> set[str]:
+    """The setting of each family that is best on validation samples."""
+    best: dict[str, Row] = {}
+    sign = 1 if bits else -1
+    for row in rows:
+        other = best.get(row.family)
+        if other is None or sign * row.average("validation") < sign * other.average("validation"):
+            best[row.family] = row
+    return {row.label for row in best.values()}
+
+
+def table(rows: Sequence[Row], *, bits: bool) -> list[str]:
+    """A line per setting; what was chosen in bold; for language beside plain training."""
+    head = ["all domains, mean", "forgetting", "newest"] if bits else ["AA, %", "FM, points", "newest task, %"]
+    more = ["forgetting of plain", "newest, of plain"] if bits else []
+    lines = [f"| arm | {' | '.join([*head, *more])} | seeds |", "|---" * (len(head) + len(more) + 2) + "|"]
+    bold = chosen(rows, bits=bits)
+    for row in rows:
+        cells = [_spread(row, key, bits=bits) for key in ("mean", "forgetting", "newest")]
+        if bits:
+            pairs = [(point, rows[0].points[seed]) for seed, point in row.points.items() if seed in rows[0].points]
+            lost = statistics.mean(100 * p.forgetting / q.forgetting for p, q in pairs)
+            new = statistics.mean(100 * (p.newest / q.newest - 1) for p, q in pairs)
+            cells += [f"{lost:.0f} %", f"{new:+.1f} %"]
+        name = f"**{row.label}**" if row.label in bold else row.label
+        lines.append(f"| {name} | {' | '.join(cells)} | {len(row.points)} |")
+    return lines
+
+
+def _spread(row: Row, key: str, *, bits: bool) -> str:
+    values = [getattr(point, key) for point in row.points.values()]
+    scale, digits = (1.0, 3) if bits else (100.0, 1)
+    text = f"{scale * statistics.mean(values):.{digits}f}"
+    return text if len(values) < 2 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
+
+
+def picture(stored: Mapping[str, Any], path: Path) -> None:
+    """Forgetting against the newest task, a panel per stream, a line per family; plain training is the dashed curve."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    wide = 2
+    high = -(-len(stored) // wide)
+    figure, panels = pyplot.subplots(high, wide, figsize=(13, 4.8 * high), squeeze=False)
+    for axes in panels.flat[len(stored) :]:
+        axes.set_visible(False)
+    for axes, (name, stream) in zip(panels.flat, stored.items(), strict=False):
+        _panel(axes, rows_of(stream), bits=stream["bits"])
+        axes.set_title(name, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _panel(axes: Any, rows: Sequence[Row], *, bits: bool) -> None:
+    scale = 1 if bits else 100
+    for number, family in enumerate(dict.fromkeys(row.family for row in rows)):
+        own = [row for row in rows if row.family == family]
+        x, y = ([scale * row.average(key) for row in own] for key in ("newest", "forgetting"))
+        style = {"linestyle": "--", "color": "black"} if family == "plain" else {"color": f"C{(number - 1) % 10}"}
+        axes.plot(x, y, marker="o", label=family, **style)
+        for row, a, b in zip(own, x, y, strict=True):
+            axes.annotate(row.label, (a, b), fontsize=5, xytext=(3, 3), textcoords="offset points")
+    unit = "bits per byte" if bits else "%"
+    axes.set_xlabel(f"newest task, {unit} ({'left' if bits else 'right'} is better)", fontsize=8)
+    axes.set_ylabel(f"forgetting, {unit if bits else 'points'} (down is better)", fontsize=8)
+    axes.legend(fontsize=6)
+
+
+def write_page(stored: Mapping[str, Any]) -> None:
+    """The tables between the page's markers, and the picture; the words around them are kept."""
+    page = FOLDER / "sequences.md"
+    text = page.read_text() if page.exists() else "# Sequences\n"
+    found = {name: stream for name, stream in stored.items() if name != "machine"}
+    for name, stream in found.items():
+        text = _between(text, name, "\n".join(table(rows_of(stream), bits=stream["bits"])))
+    picture(found, FOLDER / "sequences.png")
+    page.write_text(text)
+
+
+def _between(text: str, name: str, content: str) -> str:
+    start, end = f"<!-- {name} -->\n", "<!-- end -->"
+    if start not in text:
+        return f"{text}\n## {name}\n\n{start}{content}\n{end}\n"
+    before, _, rest = text.partition(start)
+    return f"{before}{start}{content}\n{end}{rest.partition(end)[2]}"

@@ -1,0 +1,37 @@
+"""The page on sequences: which settings are put forward, and what its tables say."""
+
+from benchmarks.manpages import plain_text
+from benchmarks.sequences_page import chosen, rows_of, table
+
+
+def stream(bits):
+    """Mean, forgetting, newest, validation, seconds; the better setting on validation is the worse one on test."""
+    values = {
+        "plain, a": ("plain", 2.0, 0.4, 2.0, 0.7),
+        "plain, b": ("plain", 1.0, 0.2, 1.0, 0.8),
+        "er": ("er", *[0.5] * 4),
+    }
+    return {
+        "bits": bits,
+        "arms": {
+            label: {"family": family, "points": {seed: [*numbers, 1.0] for seed in ("0", "10")}}
+            for label, (family, *numbers) in values.items()
+        },
+    }
+
+
+def test_settings_are_chosen_on_validation_samples():
+    assert chosen(rows_of(stream(False)), bits=False) == {"plain, b", "er"}
+    assert chosen(rows_of(stream(True)), bits=True) == {"plain, a", "er"}, "of bits, fewer are better"
+
+
+def test_tables_compare_language_with_plain_training():
+    lines = table(rows_of(stream(True)), bits=True)
+    assert lines[2] == "| **plain, a** | 2.000 ± 0.000 | 0.400 ± 0.000 | 2.000 ± 0.000 | 100 % | +0.0 % | 2 |"
+    assert lines[3] == "| plain, b | 1.000 ± 0.000 | 0.200 ± 0.000 | 1.000 ± 0.000 | 50 % | -50.0 % | 2 |"
+    assert table(rows_of(stream(False)), bits=False)[4] == "| **er** | 50.0 ± 0.0 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |"
+
+
+def test_manual_pages_lose_the_type_setter():
+    page = '.TH ls 1\n.\\" a comment\nlist \\fBfiles\\fP and \\-a\n.B bold\n\'\\" t\nit\\(aqs \\f(CWcode\\fR\n'
+    assert plain_text(page) == "list files and -a\nit's code"
