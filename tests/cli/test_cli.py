@@ -57,6 +57,7 @@ def tiny_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.filterwarnings("ignore:weight='auto' held nothing")  # two steps are too short to find a weight in
 def test_main_job_ends_with_table_sentence_and_report(infssm: Any, tmp_path: Path) -> None:
     done = infssm("run", "--fast-dev-run", "-o", tmp_path, "-q", *FAST)
     assert done.code == 0

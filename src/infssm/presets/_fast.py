@@ -66,6 +66,8 @@ def shorter_measurements(config: RunConfig) -> dict[str, Any]:
 
 def _smaller_method(config: RunConfig) -> dict[str, Any]:
     changes = shorter_measurements(config)
+    if "inf-ssm-exact" in [component.name for component in parse_name(config.method.name).classes]:
+        changes["inf-ssm-exact"] = {"measure_at": 1}  # the automatic weight has two steps to be found in
     layers = config.method.options.get("layers")
     if isinstance(layers, int):
         changes["layers"] = min(layers, _DEPTH)
