@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +112,9 @@ def _statistics(setup: Setup, task: Task) -> int:
     head = setup.method.head
     if not head.fitted:
         return 0
-    setup.method.end_task(task, [_few(setup, task)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a task of a few steps is too short to measure in
+        setup.method.end_task(task, [_few(setup, task)])
     return _bytes(head.state_dict())
 
 
