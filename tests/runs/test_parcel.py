@@ -58,7 +58,12 @@ def test_only_files_of_a_run_are_written(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"nothing", parcel_of()[:-30], parcel_of(**{names.MARKER: b"{"})])
+# Named, because a zip's bytes hold the time and would make another id in every process that collects the tests.
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"nothing", parcel_of()[:-30], parcel_of(**{names.MARKER: b"{"})],
+    ids=["empty", "text", "cut off", "half a marker"],
+)
 def test_what_is_no_parcel(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DataError, match="is no run"):
         unpack(RunDirectory(tmp_path / "a"), content, "seed: 0\n")
