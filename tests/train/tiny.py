@@ -32,7 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(out: Path, name: str = "seq", options: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
-    method = {"name": name, **OPTIONS.get(name, {}), **(options or {})}
+    parts = {part: OPTIONS[part] for part in name.split("+") if part in OPTIONS and part != name}
+    method = {"name": name, **parts, **OPTIONS.get(name, {}), **(options or {})}
     values = merge(TINY, {"out": str(out), "method": method})
     return load_config(merge(values, changes))
 
