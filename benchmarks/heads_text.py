@@ -42,8 +42,8 @@ SUMMARY = """## What to take from it
   drift (`no drift` in `heads.json` is without the map).
 - Replay does not reach it: one epoch a task is short for a classifier trained along (`er` with 500 images: AA 8.5 and
   19.4 over all classes, aligned; with 2,000: 8.4 and 20.6), and `er+gda` ends at 31.3 and 29.9, and 31.5 and 30.2,
-  with the task prior. `x-der`, at six times the cost of a plain step, was searched and no better there; on the
-  three bases its features made a covariance that `gda` refuses as singular, so it has no row.
+  with the task prior. `x-der`, at six times the cost of a plain step, was searched and no better there;
+  it has no row because `gda` refused one of its runs (a singular covariance), so the table was made without it.
 - On digits `frozen+gda` has 89.2 from scratch and 99.4 from the Omniglot start, `frozen+ranpac` 90.4 and 99.5. From
   scratch no arm beats it with `gda`: `lwf-ac`, `martin+0.1*c` and `lwf` are 0.4 to 0.8 behind, plain training 4.3,
   `inf-ssm` 5.0; the best replay, `x-der` with its own classifier, has 67.
