@@ -8,7 +8,6 @@ namespace INFSSM_ISA {
 namespace {
 
 constexpr int64_t BLOCK_VECTORS = 16;  // channels of a work item; its rows of the window stay in the first-level cache
-constexpr int64_t TILE = 64;           // tokens that a vector of channels is walked along before the next vector's turn
 
 // weight as [width][padded channels], the current token's tap last; then the bias.
 struct Taps {
@@ -34,6 +33,10 @@ struct Part {  // one batch element and one block of channels
         last = first + BLOCK_VECTORS * W < f.channels ? first + BLOCK_VECTORS * W : f.channels;
     }
 };
+
+// Tokens that a vector of channels is walked along before the next vector's turn. Where rows do not begin with a cache
+// line, a vector lies in two, and the second must still be near when the next vector needs it.
+int64_t tile(const Conv& f) { return f.x.token % W == 0 ? 64 : 8; }
 
 inline int lanes_from(int64_t channel, int64_t last) { return last - channel < W ? static_cast<int>(last - channel) : W; }
 
@@ -137,10 +140,10 @@ void forward_four(const Conv& f) {
         const FlushToZero flush;
         const Part part(f, blocks, index);
         const Walk x(f.x, size, part.batch, 0, 0), y(f.y, size, part.batch, 0, 0);
-        for (int64_t t = 0; t < f.tokens; t += TILE)
+        for (int64_t t = 0, step = tile(f); t < f.tokens; t += step)
             for (int64_t c = part.first; c < part.last; c += W) {
                 const int count = lanes_from(c, part.last);
-                const int64_t end = t + TILE < f.tokens ? t + TILE : f.tokens;
+                const int64_t end = t + step < f.tokens ? t + step : f.tokens;
                 (count == W ? forward_four<true> : forward_four<false>)(f, taps, x, y, t, end, c, count);
             }
     }
@@ -181,10 +184,10 @@ void backward_part_four(const Conv& f, const Taps& taps, const Part& part, vf* t
     memset(totals, 0, 5 * BLOCK_VECTORS * sizeof(vf));
     memset(late, 0, 3 * BLOCK_VECTORS * sizeof(vf));
     const int64_t steps = f.tokens + 3;  // the last three gradients of x follow the last token
-    for (int64_t t = 0; t < steps; t += TILE)
+    for (int64_t t = 0, step = tile(f); t < steps; t += step)
         for (int64_t c = part.first, v = 0; c < part.last; c += W, ++v) {
             const int count = lanes_from(c, part.last);
-            const int64_t end = t + TILE < steps ? t + TILE : steps;
+            const int64_t end = t + step < steps ? t + step : steps;
             (count == W ? backward_four<true> : backward_four<false>)(f, taps, x, grad, dx, t, end, c, count, totals + 5 * v, late + 3 * v);
         }
 }
