@@ -180,6 +180,10 @@ class Method:
             groups = component.param_groups(groups)
         return groups
 
+    def chosen(self) -> dict[str, float]:
+        """What components set by themselves so far: ``{"inf-ssm-exact.weight": 310.0}``."""
+        return {f"{c.name}.{option}": value for c in self.components for option, value in c.chosen().items()}
+
     def state_dict(self) -> dict[str, Any]:
         """With the module's own ``state_dict``, all that resuming needs."""
         old, task = self.context.old, self.context.task

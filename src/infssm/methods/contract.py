@@ -91,6 +91,10 @@ class Component:
         """Rewrite the optimizer's parameter groups."""
         return groups
 
+    def chosen(self) -> dict[str, float]:
+        """Options that it set by itself, to be shown when a task ends."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything the component needs to go on, made of tensors and plain values."""
         return {}

@@ -196,11 +196,14 @@ class Loop:
                 measure.key: values,
                 **({"task_accuracy": inside} if inside else {}),
                 "aa": progress.matrix.aa,
+                **({"chosen": chosen} if (chosen := setup.method.chosen()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
                 "seconds": progress.position.seconds,
             }
         )
         self.display.note(f"task {task.index} done: {_shown(measure, values, progress.matrix.aa)}")
+        if chosen:
+            self.display.note(f"  set by itself: {', '.join(f'{name} {value:.3g}' for name, value in chosen.items())}")
         progress.next_task()
         if self.fabric.is_global_zero:
             self.run.write_text(names.MATRIX, progress.matrix.to_csv())

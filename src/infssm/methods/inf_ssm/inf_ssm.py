@@ -183,6 +183,10 @@ class InfSSMExact(Regularizer):
         assert self.config.weight != "auto"
         return {"distance": self.config.weight * drift}
 
+    def chosen(self) -> dict[str, float]:
+        """The measured weight, once there is one."""
+        return {} if self.auto is None or not self.auto.weight else {"weight": self.auto.weight}
+
     def state_dict(self) -> dict[str, Any]:
         """The measured weight."""
         return {} if self.auto is None else self.auto.state_dict()
