@@ -83,6 +83,22 @@ def test_checkpoints_of_the_public_example_load(tmp_path):
     assert len(model.state_dict()) == len(state)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 16, 17, 30])
+def test_kernel_of_any_length_is_the_sum_of_powers(tokens):
+    """Powers come from two short tables: lengths below, at and above squares, and gradients through both tables."""
+    torch.manual_seed(3)
+    kernel = S4DMixer(3, d_state=6).double().kernel
+    a, factor = kernel.discretize()
+    direct = torch.stack([2 * (kernel.complex_c() * factor * a**t).sum(-1).real for t in range(tokens)], dim=-1)
+    torch.testing.assert_close(kernel(tokens), direct, rtol=1e-12, atol=1e-13)
+    weights = torch.randn_like(direct)
+    parameters = list(kernel.parameters())
+    ours = torch.autograd.grad((kernel(tokens) * weights).sum(), parameters, allow_unused=True, materialize_grads=True)
+    theirs = torch.autograd.grad((direct * weights).sum(), parameters, allow_unused=True, materialize_grads=True)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-11)
+
+
 def public_kernel(mixer: S4DMixer, tokens: int, dtype: torch.dtype) -> torch.Tensor:
     """The kernel by the formula of state-spaces/s4: exponents from delta A, not from the logarithm of exp(delta A)."""
     own = mixer.kernel

@@ -80,11 +80,19 @@ class S4DKernel(nn.Module):
         return torch.view_as_complex(_wide(self.C))
 
     def forward(self, tokens: int) -> Tensor:
-        """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t)."""
+        """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t).
+
+        With t = q r + s the power is a_j^(q r) a_j^s: two tables of about sqrt(tokens) powers and one matrix product
+        for each channel, in the place of a table of all tokens.
+        """
         _, factor = self.discretize()
-        steps = torch.arange(tokens, device=factor.device, dtype=factor.real.dtype)
-        powers = torch.exp(self.log_transition()[..., None] * steps)
-        return 2 * torch.einsum("hn,hnt->ht", self.complex_c() * factor, powers).real
+        log_a = self.log_transition()[..., None]
+        width = math.isqrt(max(tokens - 1, 0)) + 1
+        steps = torch.arange(width, device=factor.device, dtype=factor.real.dtype)
+        within = torch.exp(log_a * steps)  # [channels, n/2, s]
+        starts = (self.complex_c() * factor)[..., None] * torch.exp(log_a * (width * steps[: -(-tokens // width)]))
+        parts = torch.view_as_real(starts.conj().resolve_conj()), torch.view_as_real(within)
+        return 2 * torch.einsum("hnqc,hnsc->hqs", *parts).flatten(1)[:, :tokens]
 
     def spectrum(self, tokens: int) -> Tensor:
         """The kernel's Fourier transform over twice the tokens, [tokens + 1, channels].
