@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import random_split
 
 from infssm.data import Split, TaskStream, load_dataset, make_split, write_synthetic
+from infssm.data.sets.text import text_dataset
 from infssm.errors import ConfigError, DataError
 
 from .helpers import fake
@@ -138,6 +139,18 @@ def test_own_data_are_divided_class_by_class(num_test):
         assert sizes["val"] == [3, 2, 2, 1, 1, 1, 0, 0]
     assert make_split(dataset, seed=3).hash == split.hash
     assert make_split(dataset, seed=4).hash != split.hash
+
+
+def test_the_end_of_every_domain_of_a_text_validates():
+    """A stretch between two that are trained on is too easy: training, validation and test follow one another."""
+    text = text_dataset("text", {"a": [bytes(range(200)) * 4], "b": [b"other words " * 50]}, length=10)
+    split = make_split(text, seed=3)
+    for domain in (0, 1):
+        parts = [getattr(split, part) for part in ("train", "val", "test")]
+        train, val, test = (np.sort(part[text.domain_of[part] == domain]) for part in parts)
+        assert train[-1] < val[0] <= val[-1] < test[0]
+        assert len(val) == pytest.approx(len(train) / 9, abs=1)
+    assert make_split(text, seed=4).hash == split.hash
 
 
 def test_benchmarks_keep_the_protocol_and_stored_splits_keep_their_indices(tmp_path):

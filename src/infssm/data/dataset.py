@@ -32,6 +32,8 @@ class Dataset:
         labels: int64 [n] label of every sample.
         num_test: how many of the last samples are the official test set; 0 when there is none.
         stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
+        running: whether samples follow one another, as stretches of a text. One drawn between two that are trained on
+            would be too easy to validate with, so the end of each domain validates; for stratified data.
         domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
         domain_of: int64 [n] domain of every sample; None where there is one domain.
         domain_word: what a domain is, as ``data.by`` may call it.
@@ -43,6 +45,7 @@ class Dataset:
     labels: Indices
     num_test: int = 0
     stratified: bool = False
+    running: bool = False
     domains: tuple[str, ...] = ()
     domain_of: Indices | None = None
     domain_word: str = "domain"

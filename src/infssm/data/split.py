@@ -130,7 +130,8 @@ def make_split(
 
     The published benchmarks draw from all classes together, as the released code does. Where the data set is
     ``stratified``, as your own data are, each class of each domain is divided by itself with the same shares, so that
-    small classes have samples in every part.
+    small classes have samples in every part. Where it is ``running``, as text is, nothing is permuted: the end of each
+    domain validates.
 
     Args:
         dataset: the data.
@@ -143,9 +144,10 @@ def make_split(
     base, test = np.arange(first_test), np.arange(first_test, len(dataset))
     strata = dataset.strata
     if dataset.stratified:
+        draw = None if dataset.running else generator
         if not dataset.num_test:
-            base, test = _cut_by_class(base, strata, _BASE_SHARE, generator)
-        train, val = _cut_by_class(base, strata, _TRAIN_SHARE, generator)
+            base, test = _cut_by_class(base, strata, _BASE_SHARE, draw)
+        train, val = _cut_by_class(base, strata, _TRAIN_SHARE, draw)
     else:
         if not dataset.num_test:
             base, test = _cut(base, _BASE_SHARE, generator)
@@ -168,10 +170,14 @@ def _cut(indices: Indices, share: float, generator: torch.Generator) -> tuple[In
 
 
 def _cut_by_class(
-    indices: Indices, labels: Indices, share: float, generator: torch.Generator
+    indices: Indices, labels: Indices, share: float, generator: torch.Generator | None
 ) -> tuple[Indices, Indices]:
-    """Cut every class by itself, at ``share`` of its images and at least one on each side; a single one stays left."""
-    shuffled = indices[torch.randperm(len(indices), generator=generator).numpy()]
+    """Cut every class by itself, at ``share`` of its samples and at least one on each side; a single one stays left.
+
+    Which ones are left is drawn; without a generator they are the first ones.
+    """
+    drawn = slice(None) if generator is None else torch.randperm(len(indices), generator=generator).numpy()
+    shuffled = indices[drawn]
     counts = np.bincount(labels[indices], minlength=int(labels.max()) + 1)
     left = np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1))
     inside = _rank_in_class(shuffled, labels) < left[labels[shuffled]]

@@ -82,6 +82,7 @@ def text_dataset(
         np.zeros(len(ordered), dtype=np.int64),
         num_test=len(parts[True]),
         stratified=True,
+        running=True,
         domains=tuple(contents),
         domain_of=np.array([domain for domain, _ in ordered]),
     )
