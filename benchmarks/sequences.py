@@ -58,10 +58,10 @@ def configs(stream: Stream, seed: int, out: Path) -> list[tuple[Arm, RunConfig]]
 
 
 def point(config: RunConfig) -> Point:
-    """Train, unless the run is there; what it ended with, and the mean of the last model on validation samples."""
+    """Train, unless the run is there; what it ended with, and what its last model has on validation samples."""
     result = run(config, quiet=True)
     path = run_path(config)
-    kept = path.with_suffix(".validation.json")
+    kept = path.with_suffix(".validation-tasks.json")
     if not kept.exists():
         validation = load_config(merge(RunDirectory.open(path).config(), {"data": {"evaluate": "val"}}))
         kept.write_text(json.dumps(launch(validation.train, _validated, validation, path)))
@@ -69,14 +69,13 @@ def point(config: RunConfig) -> Point:
     return Point(result.aa, result.fm, last, json.loads(kept.read_text()), result.seconds)
 
 
-def _validated(fabric: Fabric, config: RunConfig, path: Path) -> float:
-    """Mean over tasks of the last model's value on validation samples."""
+def _validated(fabric: Fabric, config: RunConfig, path: Path) -> list[float]:
+    """The last model's value on validation samples of each task."""
     directory = RunDirectory.open(path)
     last = directory.saved_task(None)
     setup = build(config, fabric.device, Split.load(directory.split_path), weights=False)
     load_weights(setup.method, directory.weights_path(last))
-    scores = evaluate_seen(fabric, setup, last)
-    return sum(score.value for score in scores) / len(scores)
+    return [score.value for score in evaluate_seen(fabric, setup, last)]
 
 
 def streams(args: argparse.Namespace) -> list[Stream]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from infssm.train import merge
 
-RATE, LOW = 2e-3, 3e-4
+RATE, HIGH, LOW = 2e-3, 4e-3, 3e-4
 SMALL = {"d_model": 64, "n_layer": 2}
 LANGUAGE: dict[str, Any] = {
     "data": {"by": "domain", "options": {"length": 128}},
@@ -103,22 +103,32 @@ def plain(*rates: float) -> list[Arm]:
     return [Arm(f"plain, lr {lr:g}", "plain", {"name": "seq"}, lr) for lr in rates]
 
 
-def _lwf(weight: float, output: float | None = None) -> dict[str, Any]:
-    """Language: logits at temperature 1, as a language model's next token is predicted."""
-    options = {"lwf": {"weight": weight, "temperature": 1.0}}
-    if output is None:
-        return {"name": "lwf", **options}
-    return {"name": "lwf+inf-ssm-exact", **options, "inf-ssm-exact": {"weight": output}}
+def _lwf(weight: float, **others: float) -> dict[str, Any]:
+    """Language: logits at temperature 1, as a model's next token is predicted; with the weights of other penalties."""
+    options = {name.replace("_", "-"): {"weight": value} for name, value in others.items()}
+    return {"name": "+".join(["lwf", *options]), "lwf": {"weight": weight, "temperature": 1.0}, **options}
+
+
+def _text_arms(rate: float) -> list[Arm]:
+    """What holds the old domains, two or three weights each, at a rate."""
+    end = "" if rate == RATE else f", lr {rate:g}"
+    found = [
+        *((f"lwf {w:g}", "lwf", _lwf(w)) for w in (0.3, 0.5, 1.0)),
+        *((f"lwf {w:g} + output 10", "lwf + inf-ssm-exact", _lwf(w, inf_ssm_exact=10.0)) for w in (0.3, 0.5)),
+        *((f"lwf {w:g} + lwf-ac 100", "lwf + lwf-ac", _lwf(w, lwf_ac=100.0)) for w in (0.3, 0.5)),
+        *((f"output {w:g}", "inf-ssm-exact", {"name": "inf-ssm-exact", "weight": float(w)}) for w in (10, 100)),
+        *((f"lwf-ac {w:g}", "lwf-ac", {"name": "lwf-ac", "weight": float(w)}) for w in (100, 300)),
+        ("er, 100 samples", "er", {"name": "er", "buffer_size": 100}),
+    ]
+    return [Arm(label + end, family, method, rate) for label, family, method in found]
 
 
 TEXT_ARMS: list[Arm] = [
-    *plain(RATE, 1e-3, LOW, 1e-4),
-    *(Arm(f"lwf {w:g}", "lwf", _lwf(w)) for w in (0.3, 0.5, 1.0)),
-    *(Arm(f"lwf {w:g} + output 10", "lwf + inf-ssm-exact", _lwf(w, 10.0)) for w in (0.3, 0.5)),
-    *(Arm(f"output {w:g}", "inf-ssm-exact", {"name": "inf-ssm-exact", "weight": float(w)}) for w in (10, 100)),
-    *(Arm(f"lwf-ac {w:g}", "lwf-ac", {"name": "lwf-ac", "weight": float(w)}) for w in (10, 100)),
+    *plain(RATE, HIGH, 1e-3, LOW, 1e-4),
+    *_text_arms(RATE),
+    *_text_arms(HIGH),
+    Arm("output auto", "inf-ssm-exact, auto", {"name": "inf-ssm-exact"}),
     Arm("frozen", "frozen", {"name": "frozen"}),
-    Arm("er, 100 samples", "er", {"name": "er", "buffer_size": 100}),
 ]
 
 
