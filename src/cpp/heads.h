@@ -29,7 +29,9 @@ struct HeadsCut {
     int64_t per_group, size, n, in_block, blocks, items, chunks;  // size, n: rounded up to whole vectors and tiles
 
     explicit HeadsCut(const HeadsInputs& in) {
-        constexpr int64_t wide = 256;  // channels of a block: its states and inputs fit the second-level cache
+        // Channels of a block: its states and inputs fit the second-level cache. What heads share is done once per block,
+        // so small blocks are for few sequences alone, where there would be too few items for the threads.
+        const int64_t wide = in.batch * in.groups >= 4 ? 512 : 256;
         per_group = in.heads / in.groups;
         size = round_up(in.size, W);
         n = round_up(in.n, ROWS);

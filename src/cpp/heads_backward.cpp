@@ -304,8 +304,9 @@ void heads_backward(const HeadsBackward& f) {
                                                      totals, s);
         }
     }
-    for (int64_t block = 1; block < cut.blocks; ++block)
-        for (int64_t row = 0; row < in.batch * in.tokens * in.groups; ++row) {
+#pragma omp parallel for num_threads(in.threads) schedule(static)
+    for (int64_t row = 0; row < in.batch * in.tokens * in.groups; ++row)
+        for (int64_t block = 1; block < cut.blocks; ++block) {
             const int64_t batch = row / in.groups / in.tokens, token = row / in.groups % in.tokens, group = row % in.groups;
             for (int64_t which = 0; which < 2; ++which) {
                 const Tokens &out = which ? f.dC : f.dB, part = share(out, block, which);
