@@ -66,11 +66,12 @@ class Problem:
         """Ours, token by token."""
         heads, layer = infssm.kernels.heads, infssm.models.mamba2
         kept, heads.LEAST_STATES = heads.LEAST_STATES, {}
-        whole, layer.can_scan_projected = layer.can_scan_projected, lambda *_: False
+        calls = layer.can_mix, layer.can_scan_projected
+        layer.can_mix = layer.can_scan_projected = lambda *_: False
         try:
             return self.ours(x)
         finally:
-            heads.LEAST_STATES, layer.can_scan_projected = kept, whole
+            heads.LEAST_STATES, (layer.can_mix, layer.can_scan_projected) = kept, calls
 
     def projections(self, x: Tensor) -> Tensor:
         wide = F.linear(x, self.ours.in_proj.weight)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from infssm.kernels._ops.heads import saved_shape
-from infssm.kernels._ops.library import native, new, rows
+from infssm.kernels._ops.library import given, native, new, rows
 from infssm.kernels.directions import is_plain
 from infssm.kernels.heads import LEAST_STATES
 from infssm.kernels.records import ConvInputs, HeadInputs
@@ -47,40 +47,76 @@ def scan_projected(projected: Tensor, weights: HeadWeights, *, inner: int, group
     return y, convolved
 
 
+class Between(NamedTuple):
+    """What the forward between the projections leaves for its backward.
+
+    projected, convolved: as of `scan_projected`; A: [heads]; plain: y before skip and gate; saved: the chunks' states.
+    """
+
+    projected: Tensor
+    convolved: Tensor
+    A: Tensor
+    plain: Tensor | None
+    saved: Tensor | None
+
+
+def between_forward(
+    projected: Tensor, weights: HeadWeights, inner: int, groups: int, *, save: bool
+) -> tuple[Tensor, Between]:
+    """y gated: [batch, tokens, inner], and what the backward needs, all of it only with `save`."""
+    projected, threads = rows(projected), torch.get_num_threads()
+    convolved = new(projected, *projected.shape[:2], weights.conv.shape[0])
+    native.conv_forward(_conv_inputs(projected, weights, inner), convolved, threads)
+    A = weights.A_log.exp().neg_()
+    x = _head_inputs(projected, convolved, A, weights, inner, groups)
+    y = new(projected, *x.u.shape)
+    plain, saved = (new(projected, *shape) if save else None for shape in (x.u.shape, saved_shape(x)))
+    native.heads_forward(x, y, plain, given(saved), threads)
+    return y, Between(projected, convolved, A, plain, saved)
+
+
+def between_backward(
+    kept: Between, weights: HeadWeights, inner: int, groups: int, grad_y: Tensor, grad_convolved: Tensor | None
+) -> tuple[Tensor, HeadWeights]:
+    """Gradients of `projected` and of the weights."""
+    projected, convolved, A, plain, saved = kept
+    x, threads = _head_inputs(projected, convolved, A, weights, inner, groups), torch.get_num_threads()
+    dprojected = torch.empty_like(projected)
+    # The gradient of what was convolved lies where that of the convolution's input will: it is read first.
+    dconvolved = _conv_inputs(dprojected, weights, inner).x
+    dA, dD, dbias = (torch.empty_like(tensor) for tensor in weights[2:])
+    found = _head_inputs(dprojected, dconvolved, dA, weights._replace(D=dD, dt_bias=dbias), inner, groups)
+    native.heads_backward(x, plain, given(saved), rows(grad_y), found, threads)
+    if grad_convolved is not None:
+        dconvolved += grad_convolved
+    dconv, dconv_bias = torch.empty_like(weights.conv), new(projected, weights.conv.shape[0])
+    inputs = _conv_inputs(projected, weights, inner)
+    native.conv_backward(inputs, dconvolved, dconvolved, dconv.squeeze(1), dconv_bias, threads, False)
+    return dprojected, HeadWeights(dconv, dconv_bias, dA.mul_(A), dD, dbias)
+
+
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inner: int, groups: int, save: bool, projected: Tensor, *flat: Any) -> tuple[Tensor, ...]:
-        projected, weights, threads = rows(projected), HeadWeights(*flat), torch.get_num_threads()
-        convolved = new(projected, *projected.shape[:2], weights.conv.shape[0])
-        native.conv_forward(_conv_inputs(projected, weights, inner), convolved, threads)
-        A = weights.A_log.exp().neg_()
-        x = _head_inputs(projected, convolved, A, weights, inner, groups)
-        y = new(projected, *x.u.shape)
-        plain, saved = (new(projected, *shape) if save else None for shape in (x.u.shape, saved_shape(x)))
-        native.heads_forward(x, y, plain, saved if saved is not None and saved.numel() else None, threads)
+        y, kept = between_forward(projected, HeadWeights(*flat), inner, groups, save=save)
         ctx.sizes = inner, groups
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(projected, *flat, convolved, A, plain, saved)
-        return y, convolved
+        ctx.save_for_backward(*flat, *kept)
+        return y, kept.convolved
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor | None, grad_convolved: Tensor | None) -> tuple[Any, ...]:
-        (inner, groups), threads = ctx.sizes, torch.get_num_threads()
-        projected, *flat, convolved, A, plain, saved = ctx.saved_tensors
-        weights = HeadWeights(*flat)
-        x = _head_inputs(projected, convolved, A, weights, inner, groups)
-        dprojected, dconvolved = torch.empty_like(projected), torch.empty_like(convolved)
-        dA, dD, dbias = (torch.empty_like(tensor) for tensor in weights[2:])
-        found = _head_inputs(dprojected, dconvolved, dA, weights._replace(D=dD, dt_bias=dbias), inner, groups)
-        grad_y = new(projected, *x.u.shape).zero_() if grad_y is None else rows(grad_y)
-        native.heads_backward(x, plain, saved if saved.numel() else None, grad_y, found, threads)
-        if grad_convolved is not None:
-            dconvolved += grad_convolved
-        dconv, dconv_bias = torch.empty_like(weights.conv), new(projected, weights.conv.shape[0])
-        inputs, target = _conv_inputs(projected, weights, inner), _conv_inputs(dprojected, weights, inner).x
-        native.conv_backward(inputs, dconvolved, target, dconv.squeeze(1), dconv_bias, threads, False)
-        return None, None, None, dprojected, dconv, dconv_bias, dA.mul_(A), dD, dbias
+        saved = ctx.saved_tensors
+        weights, kept = HeadWeights(*saved[: len(_FIELDS)]), Between(*saved[len(_FIELDS) :])
+        inner, groups = ctx.sizes
+        if grad_y is None:
+            grad_y = new(kept.projected, *kept.projected.shape[:2], inner).zero_()
+        dprojected, found = between_backward(kept, weights, inner, groups, grad_y, grad_convolved)
+        return None, None, None, dprojected, *found
+
+
+_FIELDS = HeadWeights._fields
 
 
 def _conv_inputs(projected: Tensor, weights: HeadWeights, inner: int) -> ConvInputs:

@@ -53,7 +53,7 @@ class Direction(NamedTuple):
     def weights(self) -> DirectionWeights | None:
         """The parameters as one call reads them; None where a layer is another kind than it was built as, or hooked."""
         layers = ((self.conv, nn.Conv1d), (self.x_proj, nn.Linear), (self.dt_proj, nn.Linear))
-        if any(type(layer) is not kind or layer._forward_hooks or layer._forward_pre_hooks for layer, kind in layers):
+        if any(type(layer) is not kind or is_hooked(layer) for layer, kind in layers):
             return None
         conv, dt = self.conv, self.dt_proj
         if conv.bias is None or getattr(self.x_proj, "bias", None) is not None:
@@ -112,3 +112,9 @@ def run_directions(
 def depthwise_conv(channels: int, width: int) -> nn.Conv1d:
     """Parameters of a depthwise causal convolution (weight [channels, 1, width], bias [channels])."""
     return nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1)
+
+
+def is_hooked(layer: nn.Module) -> bool:
+    """Whether calling the layer runs more than its forward, so that its weights must not be read past it."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return any(hooks)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.kernels import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
+from infssm.kernels.layer import LayerSizes, LayerWeights, can_mix, mix
 from infssm.kernels.projected import HeadWeights, can_scan_projected, scan_projected
 from infssm.models import _init
 from infssm.models._registry import register_model
-from infssm.models._selective import depthwise_conv
+from infssm.models._selective import depthwise_conv, is_hooked
 from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
 from infssm.models.mixer import (
     RawStates,
@@ -77,10 +78,16 @@ class Mamba2Mixer(SSMMixer):
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """hidden: [batch, tokens, d_model]; mask: [batch, tokens], False where padded at the end."""
-        projected: Tensor = self.in_proj(hidden)
-        conv, stop = self.conv1d, self.tap is not None and self.tap.stop
-        weights = HeadWeights(conv.weight, conv.bias, self.A_log, self.D, self.dt_bias)
+        stop = self.tap is not None and self.tap.stop
+        weights = HeadWeights(self.conv1d.weight, self.conv1d.bias, self.A_log, self.D, self.dt_bias)
         # Whether there is a tap does not matter here: a checkpoint's recomputation takes the way the forward took.
+        if not stop and self._is_untouched():
+            whole = LayerWeights(self.in_proj.weight, weights, self.norm.weight, self.out_proj.weight)
+            if can_mix(hidden, whole, self.d_state):
+                found = mix(hidden, whole, LayerSizes(self.d_inner, self.ngroups, self.norm.eps))
+                self._record(found.delta, found.convolved, mask)
+                return found.y
+        projected: Tensor = self.in_proj(hidden)
         if stop or not can_scan_projected(projected, weights, self.d_state):
             y = self._scan_by_steps(projected, mask)
         else:
@@ -88,6 +95,12 @@ class Mamba2Mixer(SSMMixer):
             self._record(projected[..., -self.nheads :], xbc, mask)
         mixed: Tensor = self.out_proj(self.norm(y))
         return mixed
+
+    def _is_untouched(self) -> bool:
+        """Whether projections and norm are what they were built as, unhooked, and the norm is over whole rows."""
+        layers = ((self.in_proj, nn.Linear), (self.norm, RMSNormGated), (self.out_proj, nn.Linear))
+        plain = all(type(layer) is kind and not is_hooked(layer) for layer, kind in layers)
+        return plain and self.norm.groups == 1 and all(getattr(layer, "bias", None) is None for layer, _ in layers)
 
     def _scan_by_steps(self, projected: Tensor, mask: Tensor | None) -> Tensor:
         """Between the projections by one operation after the other, where one call does not serve."""
