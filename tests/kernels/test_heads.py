@@ -36,16 +36,16 @@ def single(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     NATIVE.use_isa(before)
 
 
-def inputs(shape, *, packed: bool, dtype=torch.float64, seed: int = 0) -> ScanInputs:
+def inputs(shape, *, packed: bool, dtype=torch.float64, seed: int = 0, batch: int = 2) -> ScanInputs:
     tokens, heads, size, n, groups = shape
     g = torch.Generator().manual_seed(seed)
-    rows = (2, tokens, n) if groups is None else (2, tokens, groups, n)
-    u, B, C = (torch.randn(*s, generator=g, dtype=torch.float64) for s in ((2, tokens, heads * size), rows, rows))
-    delta = torch.rand(2, tokens, heads, generator=g, dtype=torch.float64) * 0.5
+    rows = (batch, tokens, n) if groups is None else (batch, tokens, groups, n)
+    u, B, C = (torch.randn(*s, generator=g, dtype=torch.float64) for s in ((batch, tokens, heads * size), rows, rows))
+    delta = torch.rand(batch, tokens, heads, generator=g, dtype=torch.float64) * 0.5
     A, D = -torch.rand(heads, generator=g, dtype=torch.float64) * 2, torch.randn(heads, generator=g).double()
     z, bias = torch.randn(u.shape, generator=g).double(), torch.randn(heads, generator=g).double() - 2
     leaves = [tensor.to(dtype).requires_grad_() for tensor in (u, delta, A, B, C, D, z, bias)]
-    seq_idx = (torch.rand(2, tokens, generator=g) < 0.05).cumsum(1) if packed else None
+    seq_idx = (torch.rand(batch, tokens, generator=g) < 0.05).cumsum(1) if packed else None
     return ScanInputs(*leaves, delta_softplus=True, seq_idx=seq_idx)
 
 

@@ -70,7 +70,7 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
     return [
         (_ops.scan, (*full, True, 2, True, False)),
         (_ops.scan, (*bare, False, 0, True, False)),
-        (_ops.heads, (*full[:2], *by_head[:1], *full[3:5], *by_head[1:2], x["z"], by_head[2], True, seq_idx, True)),
+        (_ops.heads, (*full[:2], by_head[0], *full[3:5], by_head[1], x["z"], by_head[2], True, seq_idx, True, False)),
         (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True, False)),
         (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True, full.seq_idx, False)),
         (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, False)),

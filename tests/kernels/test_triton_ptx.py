@@ -10,29 +10,36 @@ from tests.kernels.test_triton import needs_triton
 
 pytestmark = needs_triton
 
+# Bytes of shared memory that a block has on every GPU since sm_86; sm_80 and sm_90 have more.
+SHARED = 99 * 1024
+
 # Runs the public functions on CPU tensors with a launch that compiles instead; what they return is left uninitialised.
 COMPILE = """
 import json, torch, triton
 from importlib import import_module
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from infssm.kernels import backend, add_rms_norm, causal_conv1d, fused_distance, mean_states, selective_scan
+from infssm.kernels import (
+    ScanInputs, backend, add_rms_norm, causal_conv1d, fused_distance, heads, mean_states, scan_heads, selective_scan
+)
 
 compiled = {}
 
 def run(kernel, programs, like, *args, warps, **constants):
     values = dict(zip(kernel.arg_names, args)) | constants
     fixed = {name: value for name, value in values.items() if value is None or name in constants}
-    types = {torch.Tensor: "*fp32", int: "i32", float: "fp32"}
-    signature = {name: "constexpr" if name in fixed else types[type(values[name])] for name in kernel.arg_names}
+    types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", int: "i32", float: "fp32"}
+    kinds = {name: getattr(value, "dtype", type(value)) for name, value in values.items()}
+    signature = {name: "constexpr" if name in fixed else types[kinds[name]] for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
     name = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__} {sorted(fixed.items())}"
     options = {"num_warps": warps, "enable_fp_fusion": True}
     if name not in compiled:
-        compiled[name] = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options).asm["ptx"]
+        binary = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
+        compiled[name] = ".entry" in binary.asm["ptx"], binary.metadata.shared
 
 backend._INTERPRETED = True
-for name in ("conv", "distance", "norm", "scan", "states"):
+for name in ("conv", "distance", "heads", "norm", "scan", "states"):
     import_module(f"infssm.kernels._triton.{name}").run = run
 
 def leaf(*shape):
@@ -56,7 +63,13 @@ old, new = [torch.rand(5, 16) for _ in range(3)], [leaf(5, 16) for _ in range(3)
 for kind in ("simplified", "aligned", "martin"):
     pull([fused_distance(*new[:2], *new[1:], kind=kind, **options)])
 pull([fused_distance(*old[:2], *new[:2], kind="output", old_b=old[2], new_b=new[2], **options)])
-print(json.dumps({name: ".entry" in ptx for name, ptx in compiled.items()}))
+
+heads.choose = lambda *_: "triton"
+for dtype, tokens in ((torch.float32, 70), (torch.bfloat16, 16)):  # whole tiles, and small ones, which compile fast
+    u, delta, B, C, z = (leaf(1, tokens, size).to(dtype) for size in (128, 2, 128, 128, 128))
+    seq = None if dtype == torch.float32 else torch.zeros(1, tokens)
+    pull(scan_heads(ScanInputs(u, delta, leaf(2), B, C, leaf(2), z, leaf(2), True, seq_idx=seq))[:1])
+print(json.dumps(compiled))
 """
 
 
@@ -65,10 +78,13 @@ def test_every_kernel_compiles_to_ptx(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     compiled = json.loads(run.stdout)
-    assert all(compiled.values())
+    assert all(is_ptx for is_ptx, _ in compiled.values())
+    assert {name: shared for name, (_, shared) in compiled.items() if shared > SHARED} == {}
     kernels = sorted(name.partition(" ")[0] for name in compiled)
     assert kernels == [
         *(*["conv.backward"] * 2, *["conv.forward"] * 4, "distance.gram", "distance.gram", "distance.martin"),
-        *("distance.output", "norm.backward", "norm.forward", "scan.forward", "scan.forward"),
+        *("distance.output", *["heads.carry"] * 2, *["heads.chunk_states"] * 4, *["heads.outputs"] * 2),
+        *(*["heads.similarities"] * 2, *["heads_backward.gate"] * 2, *["heads_backward.inputs"] * 2),
+        *(*["heads_backward.projections"] * 2, "norm.backward", "norm.forward", "scan.forward", "scan.forward"),
         *("scan_backward.backward", "scan_backward.backward", "states.backward", "states.forward"),
     ]

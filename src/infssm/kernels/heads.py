@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,12 +10,13 @@ from infssm.errors import ConfigError
 from infssm.kernels import _ops
 from infssm.kernels._checks import compute_dtype, expect_floats, expect_rank, expect_shape, split_groups
 from infssm.kernels._chunked import chunked_scan
-from infssm.kernels.backend import choose, maybe_single, single
+from infssm.kernels.backend import choose, maybe_single
 from infssm.kernels.records import ScanInputs, ScanOutput, runs
 from infssm.kernels.scan import scan
 
-LEAST_STATES = {"cpu": 8, "reference": 96}
-"""From this many states on the chunked form is the faster one on CPUs: compiled, and by PyTorch's matrix products."""
+LEAST_STATES = {"cpu": 8, "reference": 96, "triton": 1}
+"""From this many states on the chunked form serves: where it is the faster one on CPUs, compiled and by PyTorch's
+matrix products; on GPUs always, because tokens one after the other leave most of a GPU idle."""
 
 
 def _per_channel(x: ScanInputs, per_head: Tensor) -> Tensor:
@@ -38,28 +37,30 @@ def scan_heads(x: ScanInputs, *, last_state: bool = False, chunked: bool | None 
     delta_bias: [heads], A negative.
 
     chunked: whether to compute in chunks by matrix products, which holds fewer states and is several times faster on
-    CPUs where n is not small; None decides by that. A last or initial state and `reverse` are of the scan alone.
+    CPUs where n is not small; None decides by that, and for chunks on GPUs. A last or initial state and `reverse` are
+    of the scan alone.
     """
     _check(x)
     whole = last_state or x.reverse or x.initial_state is not None
     tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
     chosen = choose(None, *tensors)
     if chunked is None:
-        chunked = not whole and x.u.is_cpu and x.B.shape[-1] >= LEAST_STATES.get(chosen, sys.maxsize)
+        served = x.u.is_cpu or chosen == "triton"
+        chunked = not whole and served and x.B.shape[-1] >= LEAST_STATES[chosen]
     if not chunked or x.u.numel() == 0:
         return _by_scan(x, last_state)
     if whole:
         raise ConfigError("the chunked form has no last state, initial state or reverse; leave chunked to None")
-    return _by_kernel(x, tensors) if chosen == "cpu" else _by_products(x)
+    return _by_products(x) if chosen == "reference" else _by_kernel(x, tensors, chosen == "triton")
 
 
-def _by_kernel(x: ScanInputs, tensors: list[Tensor]) -> ScanOutput:
-    """Chunks in the compiled kernel."""
-    u, delta, A = (single(tensor) for tensor in x[:3])
-    B, C = (single(rows if rows.dim() == 4 else rows.unsqueeze(2)) for rows in (x.B, x.C))
-    D, z, bias = (maybe_single(tensor) for tensor in (x.D, x.z, x.delta_bias))
+def _by_kernel(x: ScanInputs, tensors: list[Tensor], triton: bool) -> ScanOutput:
+    """Chunks in the compiled kernel, which reads float32, or in Triton's, which reads narrower floats as they are."""
+    B, C = (rows if rows.dim() == 4 else rows.unsqueeze(2) for rows in (x.B, x.C))
+    given: list[Tensor | None] = [x.u, x.delta, x.A, B, C, x.D, x.z, x.delta_bias]
+    given = given if triton else [maybe_single(tensor) for tensor in given]
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    y, *_ = _ops.heads(u, delta, A, B, C, D, z, bias, x.delta_softplus, runs(x.seq_idx), save)
+    y, *_ = _ops.heads(*given, x.delta_softplus, runs(x.seq_idx), save, triton)
     return ScanOutput(y.to(x.u.dtype))
 
 

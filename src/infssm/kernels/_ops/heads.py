@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from infssm.kernels._ops.library import arguments, define, differentiate, flat, given, native, new, rows
+from infssm.kernels._triton import heads as _triton
 from infssm.kernels.records import HeadInputs
 
 _COUNT = len(HeadInputs._fields)
@@ -26,9 +27,11 @@ def saved_shape(x: HeadInputs) -> tuple[int, ...]:
 
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
-    x, save = HeadInputs(*args[:_COUNT]), args[_COUNT]
-    kept = (x.u.shape, saved_shape(x)) if save else ((0,), (0,))
-    return new(x.u, *x.u.shape), *(new(x.u, *shape) for shape in kept)
+    x, (save, triton) = HeadInputs(*args[:_COUNT]), args[_COUNT:]
+    # Triton's backward needs y for the gradient of the gate alone.
+    plain = x.u.shape if save and (x.z is not None or not triton) else (0,)
+    saved = (_triton.saved_shape(x) if triton else saved_shape(x)) if save else (0,)
+    return new(x.u, *x.u.shape), new(x.u, *plain), new(x.u, *saved)
 
 
 def _readable(args: tuple[Any, ...]) -> HeadInputs:
@@ -44,22 +47,29 @@ def _heads(*args: Any) -> tuple[Tensor, ...]:
     return outputs
 
 
+def _triton_heads(*args: Any) -> tuple[Tensor, ...]:
+    y, plain, saved = outputs = _outputs(*args)
+    _triton.forward(_readable(args), y, given(plain), given(saved))
+    return outputs
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     tensors = (None if isinstance(value, bool) else value for value in inputs[:_COUNT])
     ctx.save_for_backward(*tensors, *output[1:])
-    ctx.softplus = HeadInputs(*inputs[:_COUNT]).delta_softplus
+    ctx.options = HeadInputs(*inputs[:_COUNT]).delta_softplus, inputs[-1]
 
 
 def _autograd(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, plain, saved = ctx.saved_tensors
-    x = HeadInputs(*inputs)._replace(delta_softplus=ctx.softplus)
+    softplus, triton = ctx.options
+    x = HeadInputs(*inputs)._replace(delta_softplus=softplus)
     if grads[0] is None:
-        return (None,) * (_COUNT + 1)
-    found = dict(zip(_WITH_GRADIENT, heads_backward(*x, plain, saved, grads[0]), strict=True))
+        return (None,) * (_COUNT + 2)
+    found = dict(zip(_WITH_GRADIENT, heads_backward(*x, plain, saved, grads[0], triton), strict=True))
     asked = zip(HeadInputs._fields, ctx.needs_input_grad, strict=False)
-    return *(found[name] if need and name in found else None for name, need in asked), None
+    return *(found[name] if need and name in found else None for name, need in asked), None, None
 
 
 def _input_grads(*args: Any) -> tuple[Tensor, ...]:
@@ -69,25 +79,38 @@ def _input_grads(*args: Any) -> tuple[Tensor, ...]:
     return tuple(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs)
 
 
-def _heads_backward(*args: Any) -> tuple[Tensor, ...]:
-    plain, saved, grad = args[_COUNT:]
+def _backward_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs, what the forward kept, and the gradient, as the kernels read them; the gradients; those by input."""
+    plain, saved, grad, _ = args[_COUNT:]
     found = _input_grads(*args)
     record = HeadInputs(**dict(zip(_WITH_GRADIENT, map(given, found), strict=True)))
-    threads = torch.get_num_threads()
-    native.heads_backward(_readable(args), flat(plain), given(flat(saved)), rows(grad), record, threads)
-    return found
+    return _readable(args), given(flat(plain)), given(flat(saved)), rows(grad), record, found
+
+
+def _heads_backward(*args: Any) -> tuple[Tensor, ...]:
+    *call, found = _backward_of(args)
+    native.heads_backward(*call, torch.get_num_threads())
+    return tuple(found)
+
+
+def _triton_backward(*args: Any) -> tuple[Tensor, ...]:
+    *call, found = _backward_of(args)
+    _triton.backward(*call)
+    return tuple(found)
 
 
 _INPUTS = arguments(HeadInputs)
 heads = define(
-    f"heads({_INPUTS}, bool save) -> (Tensor y, Tensor plain, Tensor saved)",
+    f"heads({_INPUTS}, bool save, bool triton) -> (Tensor y, Tensor plain, Tensor saved)",
     _heads,
     _outputs,
+    triton=_triton_heads,
 )
 heads_backward = define(
-    f"heads_backward({_INPUTS}, Tensor plain, Tensor saved, Tensor grad)"
+    f"heads_backward({_INPUTS}, Tensor plain, Tensor saved, Tensor grad, bool triton)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _heads_backward,
     _input_grads,
+    triton=_triton_backward,
 )
 differentiate("heads", _autograd, _setup)
