@@ -29,11 +29,12 @@ struct HeadsCut {
     int64_t per_group, size, n, in_block, blocks, items, chunks;  // size, n: rounded up to whole vectors and tiles
 
     explicit HeadsCut(const HeadsInputs& in) {
-        // Channels of a block: its states and inputs fit the second-level cache. What heads share is done once per block,
-        // so small blocks are for few sequences alone, where there would be too few items for the threads.
-        const int64_t wide = in.batch * in.groups >= 4 ? 512 : 256;
         per_group = in.heads / in.groups;
         size = round_up(in.size, W);
+        // Channels of a block: its states and inputs fit the second-level cache. What heads share is done once per block,
+        // so half of that is for few sequences alone, where there would be too few items for the threads.
+        constexpr int64_t most = 512;
+        const int64_t wide = in.batch * in.groups * ceil_div(per_group * size, most) >= 4 ? most : most / 2;
         n = round_up(in.n, ROWS);
         blocks = ceil_div(per_group, size < wide ? wide / size : 1);
         in_block = ceil_div(per_group, blocks);

@@ -11,9 +11,10 @@ struct Scratch {
     Decays decays;
     float *B, *C, *turned, *products, *weights;  // as of the forward
     float *dproducts, *dproducts_turned;         // panels [SPAN / PAIR][SPAN][PAIR], sums over the heads
-    float *dy, *entered;                         // panels [SPAN][N W]: gradient of y, and as the state before receives it
+    float *dy;                                   // panels [SPAN][N W]: gradient of y, then as the state before receives it
     float *dx;                                   // panels [SPAN][N W]: delta u, then its gradient
-    float *x_turned, *leaving_turned, *entered_turned;  // panels [SPAN / PAIR][channels][PAIR]
+    float *x_turned;                             // panels [SPAN / PAIR][channels][PAIR]: delta u, then as it leaves the chunk
+    float *entered_turned;                       // likewise: the gradient of y as the state before receives it
     float *later;                                // panels [n][N W]
     float *rows;                                 // [n][SPAN], of dB or dC, turned
     float *block;                                // [W][W]
@@ -35,7 +36,7 @@ struct Scratch {
         for (float** part : {&t.B, &t.C}) take(part, rows);
         take(&t.turned, round_up(cut.n, W) * PAIR);
         for (float** part : {&t.products, &t.weights, &t.dproducts, &t.dproducts_turned}) take(part, SPAN * SPAN);
-        for (float** part : {&t.dy, &t.entered, &t.dx, &t.x_turned, &t.leaving_turned, &t.entered_turned})
+        for (float** part : {&t.dy, &t.dx, &t.x_turned, &t.entered_turned})
             take(part, SPAN * channels);
         take(&t.later, channels * cut.n);
         take(&t.rows, round_up(cut.n, W) * SPAN);
@@ -74,13 +75,12 @@ __attribute__((noinline)) void pack_inputs(const HeadsBackward& f, const HeadsIt
             s.dots_y[decay] += value * y;
             s.dots_D[slice.head] += value * input;
             store(s.dy + place, value);
-            store(s.entered + place, value * s.decays.enter[decay]);
             store(s.dx + place, input * s.decays.delta[decay]);
         }
     }
     for (int l = length; l < SPAN; ++l)
         for (const Slice& slice : s.slices)
-            for (float* rows : {s.dy, s.entered, s.dx}) store(rows + slice.panel + l * N * W, vf{});
+            for (float* rows : {s.dy, s.dx}) store(rows + slice.panel + l * N * W, vf{});
 }
 
 // What is read with tokens as columns; dx holds delta u.
@@ -91,10 +91,10 @@ __attribute__((noinline)) void turn_inputs(const HeadsCut& cut, Scratch& s) {
     for (const Slice& slice : s.slices) {
         for (int column = 0; column < SPAN; column += W) {
             const int64_t from = slice.panel + column * N * W, to = (column / PAIR * channels + channel) * PAIR + column % PAIR;
-            transpose_block(s.entered + from, N * W, s.entered_turned + to, PAIR);
             transpose_block(s.dx + from, N * W, s.x_turned + to, PAIR);
-            const vf leave = load(s.decays.leave + slice.head * SPAN + column);
-            for (int i = 0; i < W; ++i) store(s.leaving_turned + to + i * PAIR, load(s.x_turned + to + i * PAIR) * leave);
+            transpose_block(s.dy + from, N * W, s.entered_turned + to, PAIR);
+            const vf enter = load(s.decays.enter + slice.head * SPAN + column);
+            for (int i = 0; i < W; ++i) store(s.entered_turned + to + i * PAIR, load(s.entered_turned + to + i * PAIR) * enter);
         }
         channel += W;
     }
@@ -123,6 +123,15 @@ __attribute__((noinline)) void pull_weights(const HeadsCut& cut, int64_t h, Scra
         }
 }
 
+// A head's turned delta u as it leaves the chunk, once its weights are pulled.
+void leave_chunk(const HeadsCut& cut, int64_t h, Scratch& s) {
+    for (int column = 0; column < SPAN; column += W) {
+        const vf leave = load(s.decays.leave + h * SPAN + column);
+        float* const x = s.x_turned + (column / PAIR * cut.in_block + h) * cut.size * PAIR + column % PAIR;
+        for (int64_t c = 0; c < cut.size; ++c) store(x + c * PAIR, load(x + c * PAIR) * leave);
+    }
+}
+
 // Gradients of delta u into dx; `later` null: 0.
 template <int N>
 __attribute__((noinline)) void pull_inputs(const HeadsCut& cut, int64_t h, int length, const float* later, Scratch& s) {
@@ -141,7 +150,7 @@ __attribute__((noinline)) void pull_inputs(const HeadsCut& cut, int64_t h, int l
         }
 }
 
-// Gradients of u from those of delta u.
+// Gradients of u from those of delta u; dy becomes what the state before the chunk receives.
 template <int N>
 __attribute__((noinline)) void finish(const HeadsBackward& f, const HeadsItem& item, int64_t first, int length, Scratch& s) {
     memset(s.dots_u, 0, item.count * SPAN * sizeof(vf));
@@ -150,9 +159,10 @@ __attribute__((noinline)) void finish(const HeadsBackward& f, const HeadsItem& i
         for (const Slice& slice : s.slices) {
             const int64_t place = slice.panel + l * N * W, decay = slice.head * SPAN + l;
             const float D = f.in.D ? f.in.D[item.first + slice.head] : 0.f;
-            const vf dx = load(s.dx + place);
+            const vf dx = load(s.dx + place), dy = load(s.dy + place);
             s.dots_u[decay] += dx * u.get(slice);
-            du.put(slice, dx * s.decays.delta[decay] + D * load(s.dy + place));
+            du.put(slice, dx * s.decays.delta[decay] + D * dy);
+            store(s.dy + place, dy * s.decays.enter[decay]);
         }
     }
 }
@@ -203,7 +213,7 @@ __attribute__((noinline)) void pull_state(const HeadsCut& cut, const HeadsItem& 
                 clear(acc);
                 if (!fresh)
                     for (int i = 0; i < ROWS * N; ++i) acc[i / N][i % N] = load(later + i * W) * s.decays.through[h];
-                multiply<false>(acc, s.C + j, cut.n, s.entered + q * SPAN * N * W, SPAN);
+                multiply<false>(acc, s.C + j, cut.n, s.dy + q * SPAN * N * W, SPAN);
                 for (int i = 0; i < ROWS * N; ++i) {
                     passed += acc[i / N][i % N] * load(before + place + i * W);
                     store(later + i * W, acc[i / N][i % N]);
@@ -257,6 +267,7 @@ void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, con
         pair_products(s.B, s.C, cut.n, s.turned, s.products);
         for (int64_t h = 0; h < item.count; ++h) {
             pull_weights<N>(cut, h, s);
+            leave_chunk(cut, h, s);
             pull_inputs<N>(cut, h, length, later, s);
         }
         finish<N>(f, item, first, length, s);
@@ -266,7 +277,7 @@ void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, con
                 const int64_t to = (row / PAIR * SPAN + column) * PAIR + row % PAIR;
                 transpose_block(s.dproducts + from, PAIR, s.dproducts_turned + to, PAIR);
             }
-        pull_rows<N, true>(f, cut, item, first, length, later, s.leaving_turned, s.C, s.dproducts, dB, s);
+        pull_rows<N, true>(f, cut, item, first, length, later, s.x_turned, s.C, s.dproducts, dB, s);
         pull_rows<N, false>(f, cut, item, first, length, before, s.entered_turned, s.B, s.dproducts_turned, dC, s);
         pull_steps(f, item, first, length, totals, s);
         if (before) pull_state<N>(cut, item, before, later == nullptr, s);
