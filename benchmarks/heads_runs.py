@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from benchmarks.digits_results import BASE
 from infssm._seeding import seed_all
 from infssm.data import Task
+from infssm.errors import DivergedError
 from infssm.methods import train_step
 from infssm.models import create_model
 from infssm.train import load_config, merge
@@ -166,9 +167,11 @@ def _epochs(setup: Setup, task: Task, epochs: int, clock: list[float]) -> None:
             lr = learning_rate(config, task.index, epoch, epochs=epochs, progress=step / len(loader))
             set_learning_rate(optimizer, lr)
             began = time.process_time()
-            train_step(lambda batch=batch: method.loss(batch), optimizer, after_update=method.after_step)
+            terms = train_step(lambda batch=batch: method.loss(batch), optimizer, after_update=method.after_step)
             clock[0] += time.process_time() - began
             clock[1] += 1
+            if bad := [name for name, term in terms.items() if not bool(term.detach().isfinite())]:
+                raise DivergedError(f"{method.name}, task {task.index}, step {step}: the term {bad[0]} is not finite")
         method.end_epoch(epoch, epochs)
 
 

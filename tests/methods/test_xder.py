@@ -34,6 +34,13 @@ def test_revision_by_hand() -> None:
     assert stored[0, 2] == 9.0
 
 
+def test_heads_that_start_at_zero_are_revised_to_finite_logits() -> None:
+    stored = torch.tensor([[-1.0, 0.5, 9.0, 9.0], [-1.0, 0.5, 9.0, 9.0]])
+    new = torch.tensor([[7.0, 7.0, 0.0, 0.0], [7.0, 7.0, -0.0, -3.0]])  # largest 0, above a negative true logit
+    revised = losses.revised_logits(stored, new, torch.tensor([0, 0]), slice(2, 4), 0.85)
+    torch.testing.assert_close(revised, torch.cat([stored[:, :2], new[:, 2:]], dim=1))
+
+
 def test_contrast_by_hand() -> None:
     views, labels, tau, base = F.normalize(normal(3, 2, 4), dim=2), [0, 1, 0], 0.5, 0.25
     anchors = [(i, v) for i in range(3) for v in range(2)]

@@ -17,13 +17,14 @@ def revised_logits(stored: Tensor, new: Tensor, labels: Tensor, columns: slice, 
     """``stored: [m, K]`` with the given columns taken from ``new: [m, K]``, kept below the true class's stored logit.
 
     Where the largest of the new values exceeds ``l = stored[label]`` they are all multiplied by ``gamma · l / max``.
-    A negative ``l`` flips their signs, as in the reference implementation.
+    A negative ``l`` flips their signs, as in the reference implementation; where the largest is 0, as in heads that
+    start at 0, no factor takes it anywhere and they stay.
     """
     values = new[:, columns]
     true = stored.gather(1, labels[:, None])
     top = values.amax(dim=1, keepdim=True)
     revised = stored.clone()
-    revised[:, columns] = torch.where(top > true, values * (gamma * true / top), values)
+    revised[:, columns] = torch.where((top > true) & (top != 0), values * (gamma * true / top), values)
     return revised
 
 
