@@ -65,8 +65,9 @@ def test_what_onnx_cannot_say_is_refused_and_a_torch_program_can(tmp_path: Path)
     assert export_model(s4d.build("s4d_nano", n_layer=1).eval(), s4d.make_input(), tmp_path / "s4d.pt2", "torch") < 1e-4
 
 
-def test_run_as_onnx_and_as_torch_program(tmp_path: Path) -> None:
-    path = run(tiny_config(tmp_path / "runs", "ncm"), quiet=True).path
+@pytest.mark.parametrize("head", ["ncm", "gda"])
+def test_run_as_onnx_and_as_torch_program(head: str, tmp_path: Path) -> None:
+    path = run(tiny_config(tmp_path / "runs", head), quiet=True).path
     target = tmp_path / "model.onnx"
     done = CliRunner().invoke(app, ["export", str(path), "-o", str(target)])
     assert done.exit_code == 0, done.output

@@ -58,6 +58,16 @@ def test_killed_and_resumed_is_bit_exact(tmp_path: Path, method: str) -> None:
     assert_same(resume(run_path(config), quiet=True), whole)
 
 
+def test_a_head_that_looks_with_two_models_goes_on(tmp_path: Path) -> None:
+    """Stopped inside the second task, when the first one's model is kept beside."""
+    options = {"mean_token": True, "mirror": True, "first_model": True}
+    whole = run(tiny_config(tmp_path / "whole", "lwf-f+gda", options), quiet=True)
+    config = tiny_config(tmp_path / "broken", "lwf-f+gda", options)
+    with broken_at(8, signalled), pytest.raises(Interrupted):
+        run(config, quiet=True)
+    assert_same(resume(run_path(config), quiet=True), whole)
+
+
 def test_random_numbers_inside_an_epoch_go_on_where_they_stopped(tmp_path: Path) -> None:
     """Stochastic depth draws from torch's global generator in every step."""
     options = {"model": {"options": {"depth": 3, "drop_path_rate": 0.6}}}

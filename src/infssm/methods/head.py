@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.methods._looks import Looking, Looks, check_looks, looks_of
 from infssm.methods._rows import Input
 from infssm.methods._shared.passes import evaluating, require_loader
 from infssm.methods.contract import CLASSES, Component, Context, Loader, TaskInfo, model_input
 from infssm.models.features import Classifier, features, find_classifier
-from infssm.states import unwrap
+from infssm.states import OldModel, unwrap
 
 
 class Head(Component, ABC):
@@ -76,10 +77,11 @@ class Features:
     Under several processes each has its share of the images, some maybe none: add up with ``sum_over_processes``.
     """
 
-    def __init__(self, context: Context, loader: Loader, *, old: bool) -> None:
+    def __init__(self, context: Context, loader: Loader, *, old: bool, looks: Looks | None = None) -> None:
         self._context = context
         self._loader = loader
         self._old = context.old if old else None
+        self._looks = looks
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         device = self._context.device
@@ -87,8 +89,15 @@ class Features:
         with evaluating(module):
             for batch in self._loader:
                 x = _on(device, model_input(batch))
-                old = None if self._old is None else self._old.features(x)
-                yield FeatureBatch(features(module, x), batch.y.to(device), old)
+                old = None if self._old is None else self._of_old(self._old, x)
+                yield FeatureBatch(self._of(module, x), batch.y.to(device), old)
+
+    def _of(self, module: nn.Module, x: Input) -> Tensor:
+        return features(module, x) if self._looks is None else self._looks(module, x)
+
+    def _of_old(self, old: OldModel, x: Input) -> Tensor:
+        old.follow()
+        return self._of(old.module, x)
 
 
 def _on(device: torch.device, x: Input) -> Input:
@@ -106,6 +115,7 @@ class FittedHead(Head):
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
+        self._looks = looks_of(config)
         self._trained: nn.Module | None = None
         self._fitted: nn.Module | None = None
         self.reset()
@@ -128,8 +138,14 @@ class FittedHead(Head):
 
     @property
     def num_features(self) -> int:
-        """Width d of the features."""
-        return self.classifier.in_features
+        """Width d of the features that it is fitted to."""
+        width = self.classifier.in_features
+        return width if self._looks is None else self._looks.width(width)
+
+    @property
+    def num_models(self) -> int:
+        """How many models the features are of: each has an equal part of them."""
+        return 1 if self._looks is None else self._looks.models
 
     @property
     def num_classes(self) -> int:
@@ -137,21 +153,31 @@ class FittedHead(Head):
         return class_count(self.context, self.classifier, self.name)
 
     @classmethod
-    def prepare(cls, config: Any, context: Context) -> None:  # noqa: ARG003
+    def prepare(cls, config: Any, context: Context) -> None:
         """Nothing is replaced before the first fit; a model without a classifier is refused now."""
         find_classifier(unwrap(context.module))
+        check_looks(config, context, cls.name)
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """A model that was trained elsewhere is the first task's."""
+        if self._looks is not None and self._looks.first is None and task.index > 0:
+            self._looks.keep(unwrap(self.context.module))
 
     @torch.no_grad()
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Fit; the method installs what was fitted once the old model is copied."""
         loader = require_loader(loader, self.name, "is fitted to features of the task's images, without augmentation")
-        rows = Features(self.context, loader, old=self.needs_old)
+        if self._looks is not None and task.index == 0:
+            self._looks.keep(unwrap(self.context.module))
+        rows = Features(self.context, loader, old=self.needs_old, looks=self._looks)
         self._fitted = self._built(self.fit(rows, task).state_dict())
 
     def _built(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The fitted module of these tensors, in the model's precision, on its device."""
         like = next(self.context.module.parameters())
-        return type(self).Module(**tensors).to(like.device, like.dtype).eval().requires_grad_(False)
+        module = type(self).Module(**tensors)
+        module = module if self._looks is None else Looking(self._looks, module)
+        return module.to(like.device, like.dtype).eval().requires_grad_(False)
 
     @property
     def installed(self) -> bool:
@@ -184,8 +210,27 @@ class FittedHead(Head):
         if reached is None:
             return
         self.classifier.module.load_state_dict(reached["trained"])
-        self._fitted = self._built(reached["fitted"])
+        fitted = reached["fitted"]
+        if self._looks is not None:
+            self._looks.restore(unwrap(self.context.module), starting_with("looks.first.", fitted))
+            fitted = starting_with("fitted.", fitted)
+        self._fitted = self._built(fitted)
         self.install()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first task's model, where it looks beside the one now."""
+        first = None if self._looks is None else self._looks.first
+        return {} if first is None else {"first": first.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        if self._looks is not None:
+            self._looks.restore(unwrap(self.context.module), state.get("first"))
+
+
+def starting_with(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose name has this start, without it."""
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
 def class_count(context: Context, place: Classifier, head: str) -> int:

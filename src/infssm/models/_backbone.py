@@ -18,6 +18,7 @@ from infssm.errors import CheckpointError, ConfigError
 from infssm.models import _init
 from infssm.models._registry import build
 from infssm.models._weights import load_weights
+from infssm.models.features import ImageHead
 
 
 class Backbone(nn.Module, ABC):
@@ -62,6 +63,8 @@ class Backbone(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [batch, classes]."""
+        if isinstance(self.head, ImageHead):
+            return self.head.logits(self, x)
         return self.forward_head(self.forward_features(x))
 
     def make_head(self, num_classes: int) -> nn.Module:

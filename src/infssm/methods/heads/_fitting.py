@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,17 @@ def gaussian_classifier(statistics: ClassStatistics, alpha: float, beta: float) 
             whiten[label] = found
         whiten[~statistics.seen] = 0
     return statistics.mean, whiten, offset.masked_fill(~statistics.seen, -torch.inf)
+
+
+def averaged(models: Sequence[tuple[Tensor, Tensor, Tensor]], log_prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One classifier whose scores are the mean over models of their :func:`gaussian_classifier`, and the prior's.
+
+    Features of the models stand side by side: ``mean: [K, m·d]``, ``whiten: [K, m·d, d]`` (or ``[1, m·d, d]``) one
+    model below the other, ``offset: [K]``. Across models features are taken to be independent.
+    """
+    means, whitens, offsets = zip(*models, strict=True)
+    whiten = torch.cat(whitens, dim=1) / len(models) ** 0.5
+    return torch.cat(means, dim=1), whiten, torch.stack(offsets).mean(dim=0) + log_prior
 
 
 def _whitening(covariance: Tensor) -> tuple[Tensor, Tensor]:

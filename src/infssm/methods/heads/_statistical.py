@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from infssm.methods._looks import FittedConfig
 from infssm.methods.contract import ComponentConfig, Context
 from infssm.methods.head import Features, FittedHead
 from infssm.methods.heads._drift import Drift, MapDrift, MeanDrift
@@ -18,7 +19,7 @@ LARGE = 2**26
 """Elements of class covariances (256 MiB in float32) beyond which heads keep the pooled one alone."""
 
 
-class StatisticalConfig(ComponentConfig):
+class StatisticalConfig(FittedConfig):
     """Options of every head on class statistics."""
 
     drift: Drift = Field(
@@ -27,6 +28,26 @@ class StatisticalConfig(ComponentConfig):
         "task's images), 'mean' (SDC, Yu et al. 2020), 'none'",
     )
     ridge: float = Field(0.05, gt=0, description="of the drift map, as a share of the mean variance of the features")
+
+
+class _Gathering:
+    """Statistics of one model's features while the images of a task pass by."""
+
+    def __init__(self, sums: StatisticsSums, kept: ClassStatistics | None, drift: MapDrift | MeanDrift | None) -> None:
+        self._sums, self._kept, self._drift = sums, kept, drift
+
+    def add(self, labels: Tensor, new: Tensor, old: Tensor | None) -> None:
+        """Take in features ``new: [b, d]`` with ``labels: [b]``, and those of the model before the task."""
+        self._sums.add(new, labels)
+        if self._drift is not None and old is not None:
+            self._drift.add(old, new)
+
+    def statistics(self) -> ClassStatistics:
+        """Of the task's classes, and of the old ones where they are now."""
+        fresh = self._sums.statistics()
+        if self._kept is None:
+            return fresh
+        return (self._kept if self._drift is None else self._drift.moved(self._kept)).replaced(fresh)
 
 
 class StatisticalHead(FittedHead):
@@ -43,43 +64,54 @@ class StatisticalHead(FittedHead):
 
     def reset(self) -> None:
         """No statistics."""
-        self.statistics: ClassStatistics | None = None
+        self.statistics: list[ClassStatistics] = []
+        """Of every model whose features it sees."""
 
     def transformed(self, features: Tensor) -> Tensor:
         """What statistics are taken of: ``features: [b, d]`` themselves unless a head says otherwise."""
         return features
 
-    def gather(self, rows: Features) -> ClassStatistics:
-        """One pass over the task's images: statistics of its classes, and of the old ones where they are now."""
-        per_class = self.per_class and self.num_classes * self.num_features**2 <= LARGE
-        device = self.context.device
-        sums = StatisticsSums(self.num_classes, self.num_features, per_class=per_class, device=device)
-        kept = None if self.statistics is None else self.statistics.to(device)
-        drift = self._drift(kept) if kept is not None else None
+    def gather(self, rows: Features) -> list[ClassStatistics]:
+        """One pass over the task's images: statistics of its classes, and of the old ones where they are now.
+
+        Of every model whose features the head sees: they move each in its own way, or like the first task's not at all.
+        """
+        kept: Sequence[ClassStatistics | None] = self.statistics or [None] * self.num_models
+        models = [self._gathering(statistics) for statistics in kept]
         for row in rows:
-            new = self.transformed(row.new.double())
-            sums.add(new, row.y)
-            if drift is not None and row.old is not None:
-                drift.add(self.transformed(row.old.double()), new)
-        fresh = sums.statistics()
-        if kept is not None:
-            fresh = (kept if drift is None else drift.moved(kept)).replaced(fresh)
-        self.statistics = fresh
-        return fresh
+            before: Sequence[Tensor | None] = [None] * len(models) if row.old is None else self._parts(row.old)
+            for model, new, old in zip(models, self._parts(row.new), before, strict=True):
+                model.add(row.y, new, old)
+        self.statistics = [model.statistics() for model in models]
+        return self.statistics
+
+    def _gathering(self, kept: ClassStatistics | None) -> _Gathering:
+        device, width = self.context.device, self.num_features // self.num_models
+        per_class = self.per_class and self.num_models * self.num_classes * width**2 <= LARGE
+        sums = StatisticsSums(self.num_classes, width, per_class=per_class, device=device)
+        kept = None if kept is None else kept.to(device)
+        return _Gathering(sums, kept, None if kept is None else self._drift(kept))
+
+    def _parts(self, features: Tensor) -> Sequence[Tensor]:
+        """What statistics are taken of, by model: ``features: [b, models · d]`` to ``[b, d]`` each."""
+        return self.transformed(features.double()).chunk(self.num_models, dim=1)
 
     def _drift(self, kept: ClassStatistics) -> MapDrift | MeanDrift | None:
         if self.config.drift == "map":
-            return MapDrift(self.num_features, self.config.ridge, self.context.device)
+            return MapDrift(kept.mean.shape[1], self.config.ridge, self.context.device)
         return MeanDrift(kept) if self.config.drift == "mean" else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics so far."""
-        return {"statistics": None if self.statistics is None else self.statistics.state_dict()}
+        """The statistics so far, by model."""
+        found = {str(model): statistics.state_dict() for model, statistics in enumerate(self.statistics)}
+        return super().state_dict() | {"statistics": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        found = state["statistics"]
-        self.statistics = None if found is None else ClassStatistics.from_state_dict(found)
+        super().load_state_dict(state)
+        found = state["statistics"] or {}
+        one = {"0": found} if "count" in found else found  # as earlier releases kept those of the one model
+        self.statistics = [ClassStatistics.from_state_dict(statistics) for statistics in one.values()]
 
 
 class GaussianConfig(StatisticalConfig):
@@ -104,11 +136,12 @@ class GaussianHead(StatisticalHead):
         self.siblings: Tensor | None = None
         """Of every class, how many classes the task has that brought it: [K]; 0 where it was not met yet."""
 
-    def gather(self, rows: Features) -> ClassStatistics:
+    def gather(self, rows: Features) -> list[ClassStatistics]:
         """Statistics of all classes met, of which the new ones are siblings."""
         found = super().gather(rows)
-        known = torch.zeros_like(found.count) if self.siblings is None else self.siblings.to(found.count.device)
-        new = found.seen & (known == 0)
+        count, seen = found[0].count, found[0].seen
+        known = torch.zeros_like(count) if self.siblings is None else self.siblings.to(count.device)
+        new = seen & (known == 0)
         self.siblings = torch.where(new, new.sum().double(), known)
         return found
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from infssm.methods._build import register_method
 from infssm.methods.contract import ComponentConfig, TaskInfo
 from infssm.methods.head import Features
-from infssm.methods.heads._fitting import gaussian_classifier
+from infssm.methods.heads._fitting import averaged, gaussian_classifier
 from infssm.methods.heads._gaussians import Gaussians
 from infssm.methods.heads._statistical import GaussianConfig, GaussianHead
 
@@ -38,6 +38,6 @@ class GDA(GaussianHead):
     per_class: ClassVar[bool] = True
 
     def fit(self, rows: Features, task: TaskInfo) -> Gaussians:  # noqa: ARG002
-        """See :func:`gaussian_classifier`."""
-        mean, whiten, offset = gaussian_classifier(self.gather(rows), self.config.alpha, self.config.beta)
-        return Gaussians(mean, whiten, offset + self.log_prior())
+        """See :func:`gaussian_classifier`; of several models the mean of their scores."""
+        models = [gaussian_classifier(of, self.config.alpha, self.config.beta) for of in self.gather(rows)]
+        return Gaussians(*averaged(models, self.log_prior()))

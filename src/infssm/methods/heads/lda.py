@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -25,7 +26,7 @@ class LDA(GaussianHead):
     """Class means and one covariance of features, no images; a linear classifier follows from them.
 
     Linear discriminant analysis. The model's own classifier holds it, so saving and exporting the
-    model is as ever.
+    model is as ever (but where options give it more to look at).
 
     Paper: Fisher, The Use of Multiple Measurements in Taxonomic Problems, 1936; in continual learning Hayes and Kanan,
     Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPR Workshops 2020, arXiv:1909.01520
@@ -37,6 +38,7 @@ class LDA(GaussianHead):
     Module = linear
 
     def fit(self, rows: Features, task: TaskInfo) -> nn.Linear:  # noqa: ARG002
-        """See :func:`lda_classifier`."""
-        weight, bias = lda_classifier(self.gather(rows), self.config.alpha)
-        return linear(weight, bias + self.log_prior())
+        """See :func:`lda_classifier`; of several models the mean of their scores."""
+        found = [lda_classifier(statistics, self.config.alpha) for statistics in self.gather(rows)]
+        weight = torch.cat([weight for weight, _ in found], dim=1) / len(found)
+        return linear(weight, torch.stack([bias for _, bias in found]).mean(dim=0) + self.log_prior())

@@ -46,4 +46,4 @@ class NCM(StatisticalHead):
 
     def fit(self, rows: Features, task: TaskInfo) -> NearestMean:  # noqa: ARG002 - labels say which classes
         """The means' directions."""
-        return NearestMean(F.normalize(self.gather(rows).mean, dim=1))
+        return NearestMean(F.normalize(torch.cat([of.mean for of in self.gather(rows)], dim=1), dim=1))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes, this_share
 from infssm.methods._build import register_method
+from infssm.methods._looks import FittedConfig
 from infssm.methods.contract import ComponentConfig, TaskInfo
 from infssm.methods.head import Features, FittedHead
 from infssm.methods.heads._fitting import ridge_classifier, squared_error
@@ -21,7 +22,7 @@ _HELD_OUT = 5
 """One row in five judges the ridge."""
 
 
-class RanPACConfig(ComponentConfig):
+class RanPACConfig(FittedConfig):
     """Options of :class:`RanPAC`."""
 
     width: int | None = Field(
@@ -115,10 +116,11 @@ class RanPAC(FittedHead):
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far."""
-        return {"gram": self.gram, "cross": self.cross, "errors": self.errors}
+        return super().state_dict() | {"gram": self.gram, "cross": self.cross, "errors": self.errors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
         self.gram, self.cross = state["gram"], state["cross"]
         self.errors = state.get("errors")  # states of earlier releases judge ridges from the next task on
 

@@ -52,22 +52,31 @@ class SLCA(StatisticalHead):
 
     def fit(self, rows: Features, task: TaskInfo) -> nn.Linear:
         """Align a classifier that starts from LDA's solution, whose scale does not depend on how tasks were trained."""
-        statistics = self.gather(rows)
+        models = self.gather(rows)
+        seen = models[0].seen
         stop = self.num_classes if task.classes is None else task.classes.stop
         self.stops = [*(s for s in self.stops if s < stop), stop]
-        weight, bias = lda_classifier(statistics, alpha=0.05)
-        bias = bias.masked_fill(~statistics.seen, 0)
+        weight, bias = self._start(models)
         rng = torch.Generator().manual_seed(self.context.seed + task.index)
         with torch.enable_grad():
-            weight, bias = self._aligned(statistics, weight, bias, rng)
-        return linear(weight, bias.masked_fill(~statistics.seen, -torch.inf))
+            weight, bias = self._aligned(models, weight, bias, rng)
+        return linear(weight, bias.masked_fill(~seen, -torch.inf))
+
+    @staticmethod
+    def _start(models: list[ClassStatistics]) -> tuple[Tensor, Tensor]:
+        """LDA's ``weight: [K, d]`` and ``bias: [K]``, 0 for classes without images; of several models their mean."""
+        found = [lda_classifier(statistics, alpha=0.05) for statistics in models]
+        bias = torch.stack([bias for _, bias in found]).mean(dim=0)
+        weight = torch.cat([weight for weight, _ in found], dim=1) / len(models)
+        return weight, bias.masked_fill(~models[0].seen, 0)
 
     def _aligned(
-        self, statistics: ClassStatistics, weight: Tensor, bias: Tensor, rng: torch.Generator
+        self, models: list[ClassStatistics], weight: Tensor, bias: Tensor, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """``weight: [K, d]`` and ``bias: [K]`` after training on samples, in float64."""
-        seen = statistics.seen.nonzero().flatten()
-        factors = _factors(statistics, seen)
+        seen = models[0].seen.nonzero().flatten()
+        mean = torch.cat([statistics.mean[seen] for statistics in models], dim=1)
+        factors = [_factors(statistics, seen) for statistics in models]
         blocks = [slice(*ends) for ends in pairwise([0, *self.stops])]
         parameters = [tensor[: self.stops[-1]].clone().requires_grad_() for tensor in (weight, bias)]
         optimizer = torch.optim.SGD(parameters, lr=self.config.lr, momentum=0.9)
@@ -76,8 +85,10 @@ class SLCA(StatisticalHead):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
         def loss() -> Terms:
-            noise = torch.randn(statistics.mean[seen].shape, generator=rng, dtype=torch.float64).to(seen.device)
-            x = statistics.mean[seen] + (factors @ noise[:, :, None])[:, :, 0]
+            noise = (
+                torch.randn(mean.shape, generator=rng, dtype=torch.float64).to(seen.device).chunk(len(models), dim=1)
+            )
+            x = mean + torch.cat([(f @ n[:, :, None])[:, :, 0] for f, n in zip(factors, noise, strict=True)], dim=1)
             logits = F.linear(x, parameters[0], parameters[1])
             norms = torch.stack([logits[:, block].norm(dim=1) for block in blocks]).mean(dim=0)
             return {"ce": F.cross_entropy(logits / (norms[:, None] + 1e-7) / self.config.temperature, seen)}
