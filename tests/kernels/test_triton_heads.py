@@ -71,10 +71,10 @@ def test_equals_the_scan(shape, packed: bool, triton: pytest.MonkeyPatch) -> Non
 
 
 def test_packed_sequences(triton: pytest.MonkeyPatch) -> None:
-    """Ends within a chunk and between chunks, a sequence of one token, one over several chunks; rows differ."""
-    shape, lengths = (37, 2, 3, 5, 1), torch.tensor([3, 13, 1, 15, 5])
-    seq_idx = torch.stack([torch.repeat_interleave(torch.arange(5), lengths), torch.zeros(37, dtype=torch.int64)])
-    assert_equal_to_the_scan(inputs(shape, packed=False)._replace(seq_idx=seq_idx), shape, triton)
+    """Ends within a chunk and between chunks; sequences of one token, and two in turn over two chunks."""
+    shape, lengths = (37, 2, 3, 5, 1), ((3, 17, 1, 14, 2), (16, 5, 11, 5))
+    numbers = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in lengths]
+    assert_equal_to_the_scan(inputs(shape, packed=False)._replace(seq_idx=torch.stack(numbers)), shape, triton)
 
 
 def test_a_whole_chunk_and_a_part(triton: pytest.MonkeyPatch) -> None:
