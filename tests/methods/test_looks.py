@@ -249,3 +249,17 @@ def test_it_is_for_images(option: str) -> None:
 def test_a_mean_of_tokens_has_no_second_one() -> None:
     with pytest.raises(ConfigError, match="VMamba are the mean of its tokens"):
         build_method(toys.model("vmamba_nano"), "gda", num_classes=CLASSES, mean_token=True)
+
+
+@pytest.mark.parametrize(("name", "options"), [("gda", {}), ("lda", ALL)])
+def test_a_head_that_a_bare_model_cannot_hold_is_not_saved_with_it(
+    name: str, options: dict[str, bool], tmp_path: Path
+) -> None:
+    method = start(name, **options)
+    method.module.save_pretrained(tmp_path)
+    method.begin_task(TASKS[0])
+    method.end_task(TASKS[0], [batch(TASKS[0], 12)])
+    with pytest.raises(ConfigError, match="stands in the classifier's place, which from_pretrained cannot build"):
+        method.module.save_pretrained(tmp_path)
+    method.head.withdraw()
+    method.module.save_pretrained(tmp_path)

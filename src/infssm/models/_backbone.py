@@ -109,6 +109,13 @@ class Backbone(nn.Module, ABC):
         """Write ``model.safetensors`` and ``config.json`` (name and options for ``create_model``)."""
         if self.model_name is None:
             raise ConfigError("only models built by create_model can be saved: it notes their name and options")
+        head = getattr(self, "head", None)  # language models have none
+        if not isinstance(head, nn.Linear | nn.Identity | None):
+            raise ConfigError(
+                f"a {type(head).__name__} stands in the classifier's place, which from_pretrained cannot build: save "
+                "the run (infssm.inference.hub.HubClassifier), or put the trained classifier back first "
+                "(method.head.withdraw())"
+            )
         folder = Path(directory).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         config = json.dumps({"name": self.model_name, "options": self.saved_options()}, indent=2)
