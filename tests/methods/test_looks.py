@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import infssm
 from infssm.errors import ConfigError
 from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_methods, parse_name
 from infssm.methods._build import components
@@ -226,6 +227,21 @@ def test_every_regularizer_goes_with_it(regularizer: str) -> None:
     run(method, TASKS[0])
     run(method, TASKS[1])
     assert torch.isfinite(logits(method)[:, :4]).all()
+
+
+def test_states_are_those_of_the_image_under_the_model_now() -> None:
+    method, x = start("gda", **ALL), batch(TASKS[0], 4).x
+    run(method, TASKS[0])
+    run(method, TASKS[1])
+    bare = start("seq").module
+    bare.load_state_dict(training_weights(bare, method.weights()))
+    found = []
+    for module in (bare.eval(), method.module.eval()):
+        with infssm.record_states(module) as states, torch.no_grad():
+            module(x)
+        found.append({name: [space.c for space in states[name]] for name in states})
+    for name, expected in found[0].items():
+        assert all(torch.equal(c, other) for c, other in zip(expected, found[1][name], strict=True))
 
 
 def test_a_model_trained_elsewhere_is_the_first() -> None:

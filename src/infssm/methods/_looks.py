@@ -61,12 +61,10 @@ class Looks(nn.Module):
 
     def forward(self, model: Any, x: Tensor) -> Tensor:
         """Features of ``x: [b, c, h, w]`` under ``model`` now, after those of the first task's."""
-        return torch.cat([self._of(one, x) for one in ([self.first] if self.config.first_model else []) + [model]], 1)
-
-    def _of(self, model: Any, x: Tensor) -> Tensor:
-        if self.config.mirror:
-            return (self._tokens(model, x) + self._tokens(model, x.flip(-1))) / 2
-        return self._tokens(model, x)
+        models = [self.first, model] if self.config.first_model else [model]
+        sides = [x.flip(-1), x] if self.config.mirror else [x]  # the image last: states that are recorded are of it
+        looks = [torch.cat([self._tokens(one, side) for one in models], dim=1) for side in sides]
+        return sum(looks[1:], start=looks[0]) / len(looks)
 
     def _tokens(self, model: Any, x: Tensor) -> Tensor:
         features: Tensor = model.forward_features(x)

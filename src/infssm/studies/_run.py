@@ -58,9 +58,10 @@ class TrainedRun:
             raise ConfigError(f"{self.directory.path} has {self.tasks} complete task(s); this study needs {count}")
 
     def model(self, task: int) -> nn.Module:
-        """A copy of the model as it was after a task, in evaluation mode."""
+        """A copy of the model as it was after a task, in evaluation mode, with the classifier that was trained."""
         method = self.setup.method
         load_weights(method, self.directory.weights_path(task % self.tasks))
+        method.head.withdraw()  # a fitted one may run the model twice, and another beside it
         return copy.deepcopy(method.module).eval()
 
     def images(self, count: int, *, task: int = 0) -> Tensor:
