@@ -50,6 +50,7 @@ def test_more_memory_than_there_is_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         ("ncm", {}, None),
         ("lda", {}, 8 * (10 + 10 * 16 + 16 * 16 + 10)),
         ("gda", {}, 8 * (10 + 10 * 16 + 16 * 16 + 10) + 4 * 10 * 16 * 16),
+        ("lda", {"first_model": True}, 8 * (2 * (10 + 10 * 16 + 16 * 16) + 10)),  # of both models, not the model itself
         ("ranpac", {"width": 32}, 8 * (32 * 32 + 32 * 10 + 17)),
     ],
 )

@@ -94,12 +94,12 @@ def _measure(config: RunConfig) -> Estimate:
     later, more = _time_task(setup, tasks[1], after=tasks[0]) if len(tasks) > 1 else (first, activations)
     evaluation = _evaluated(setup, tasks) * _time_forward(setup, tasks[0])
     training = train.batch_size * (steps[0] * first + sum(steps[1:]) * later)
-    statistics = _statistics(setup, tasks[-1])
+    statistics, first = _kept(setup, tasks[-1])
     copies = 4 + setup.method.needs_states  # weights, gradients, two moments of AdamW, the old model
     return Estimate(
         tuple((len(t.classes), len(t.train), len(t.val), len(t.test), n) for t, n in zip(tasks, steps, strict=True)),
         parameters,
-        4 * copies * parameters + int(max(activations, more) * train.batch_size) + statistics,
+        4 * copies * parameters + int(max(activations, more) * train.batch_size) + statistics + first,
         training + evaluation,
         setup.method.head.name,
         statistics,
@@ -107,15 +107,17 @@ def _measure(config: RunConfig) -> Estimate:
     )
 
 
-def _statistics(setup: Setup, task: Task) -> int:
-    """Bytes of what the head keeps once it was fitted: as many after the first task as after the last."""
+def _kept(setup: Setup, task: Task) -> tuple[int, int]:
+    """Bytes that the head keeps once it was fitted, of statistics (as many after every task) and of the first model."""
     head = setup.method.head
     if not head.fitted:
-        return 0
+        return 0, 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that a task of a few steps is too short to measure in
         setup.method.end_task(task, [_few(setup, task)])
-    return _bytes(head.state_dict())
+    state = head.state_dict()
+    first = _bytes(state.pop("first", None))
+    return _bytes(state), first
 
 
 def _bytes(state: Any) -> int:
