@@ -14,7 +14,7 @@ namespace infssm {
 extern const Kernels* active;  // of the instruction set in use
 
 void bind_layers(nb::module_& m);     // scan, mean states, convolution, norm
-void bind_heads(nb::module_& m);      // Mamba-2's scan
+void bind_heads(nb::module_& m);      // Mamba-2's scan, large products
 void bind_distances(nb::module_& m);  // distances and the lattice of rotations
 
 inline Tokens tokens(const View& v) { return {v.data, v.stride[0], v.stride[1], 0}; }  // [batch, tokens(, channels)]
@@ -50,6 +50,29 @@ bool flag(nb::handle record) {
 inline int worth(int threads, int64_t work, int64_t grain) {
     const int64_t most = work / grain;
     return most < 1 ? 1 : most < threads ? static_cast<int>(most) : threads;
+}
+
+constexpr int64_t ELEMENTS = 1 << 15;  // of convolution or norm: work for a thread
+
+inline Conv conv_inputs(nb::handle inputs, int threads) {
+    const View x = field<"x">(inputs, 3), weight = field<"weight">(inputs, 2);
+    return {.batch = x.shape[0],
+            .tokens = x.shape[1],
+            .channels = x.shape[2],
+            .width = weight.shape[1],
+            .silu = flag<"silu">(inputs),
+            .reverse = flag<"reverse">(inputs),
+            .threads = worth(threads, x.shape[0] * x.shape[1] * x.shape[2], ELEMENTS),
+            .x = tokens(x),
+            .seq = tokens(field<"seq_idx">(inputs, 2)),
+            .weight = weight.data,
+            .bias = field<"bias">(inputs, 1).data,
+            .y = {},
+            .grad_y = {},
+            .dx = {},
+            .dweight = nullptr,
+            .dbias = nullptr,
+            .add = false};
 }
 
 // Every argument may be None: a tensor that is absent or not wanted.

@@ -1,4 +1,4 @@
-// Mamba-2's scan for Python.
+// Mamba-2's scan and large products for Python.
 #include "bind.h"
 
 namespace infssm {
@@ -29,16 +29,28 @@ HeadsInputs heads_inputs(nb::handle x, int threads) {
     return in;
 }
 
-void heads_forward(nb::handle inputs, nb::handle y, nb::handle plain, nb::handle saved, int threads) {
+// conv: inputs of the convolution that makes u, B and C, into `convolved`; None: they are there.
+void heads_forward(nb::handle inputs, nb::handle y, nb::handle plain, nb::handle saved, int threads, nb::handle conv,
+                   nb::handle convolved) {
+    Conv first{};
+    if (!conv.is_none()) first = conv_inputs(conv, threads), first.y = tokens(view(convolved, 3, "convolved"));
     const HeadsForward f{.in = heads_inputs(inputs, threads),
                          .y = tokens(view(y, 3, "y")),
                          .plain = tokens(view(plain, 3, "plain")),
-                         .saved = flat(saved, 3, "saved")};
+                         .saved = flat(saved, 3, "saved"),
+                         .conv = conv.is_none() ? nullptr : &first};
     const nb::gil_scoped_release release;
     active->heads_forward(f);
 }
 
-void heads_backward(nb::handle inputs, nb::handle plain, nb::handle saved, nb::handle grad_y, nb::handle found, int threads) {
+void heads_backward(nb::handle inputs, nb::handle plain, nb::handle saved, nb::handle grad_y, nb::handle found, int threads,
+                    nb::handle conv, nb::handle dconvolved, nb::handle dweight, nb::handle dbias) {
+    Conv last{};
+    if (!conv.is_none()) {  // its gradient takes the place of what it convolved
+        last = conv_inputs(conv, threads);
+        last.grad_y = last.dx = tokens(view(dconvolved, 3, "dconvolved"));
+        last.dweight = flat(dweight, 2, "dweight"), last.dbias = flat(dbias, 1, "dbias");
+    }
     const HeadsBackward f{.in = heads_inputs(inputs, threads),
                           .plain = tokens(view(plain, 3, "plain")),
                           .saved = flat(saved, 3, "saved"),
@@ -50,9 +62,29 @@ void heads_backward(nb::handle inputs, nb::handle plain, nb::handle saved, nb::h
                           .dC = grouped(field<"C">(found, 4)),
                           .dA = field<"A">(found, 1).data,
                           .dD = field<"D">(found, 1).data,
-                          .dbias = field<"delta_bias">(found, 1).data};
+                          .dbias = field<"delta_bias">(found, 1).data,
+                          .conv = conv.is_none() ? nullptr : &last};
     const nb::gil_scoped_release release;
     active->heads_backward(f);
+}
+
+// c = a b^T; of each matrix one stride is 1.
+void product(nb::handle a, nb::handle b, nb::handle c, int threads) {
+    const View x = view(a, 2, "a"), y = view(b, 2, "b"), out = view(c, 2, "c");
+    const Product f{.rows = x.shape[0],
+                    .columns = y.shape[0],
+                    .depth = x.shape[1],
+                    .threads = worth(threads, x.shape[0] * x.shape[1] * y.shape[0], PRODUCTS),
+                    .a = x.data,
+                    .a_row = x.stride[0],
+                    .a_depth = x.stride[1],
+                    .b = y.data,
+                    .b_column = y.stride[0],
+                    .b_depth = y.stride[1],
+                    .c = out.data,
+                    .c_row = out.stride[0]};
+    const nb::gil_scoped_release release;
+    active->product(f);
 }
 
 }  // namespace
@@ -60,6 +92,7 @@ void heads_backward(nb::handle inputs, nb::handle plain, nb::handle saved, nb::h
 void bind_heads(nb::module_& m) {
     m.def("heads_span", [] { return active->heads_span; }, "Tokens of a chunk of Mamba-2's scan.");
     m.def("heads_rows", [] { return active->heads_rows; }, "What n is rounded up to in its saved states.");
+    define(m, "product", product);
     define(m, "heads_forward", heads_forward);
     define(m, "heads_backward", heads_backward);
 }

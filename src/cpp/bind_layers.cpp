@@ -4,7 +4,7 @@
 namespace infssm {
 namespace {
 
-constexpr int64_t EXPONENTIALS = 1 << 17, ELEMENTS = 1 << 15;
+constexpr int64_t EXPONENTIALS = 1 << 17;
 
 ScanInputs scan_inputs(nb::handle x, int threads) {
     const View u = field<"u">(x, 3), A = field<"A">(x, 2), B = field<"B">(x, 4);
@@ -111,29 +111,8 @@ void mean_states_backward(nb::handle delta, nb::handle A, nb::handle bias, int64
     active->mean_states_backward(f);
 }
 
-Conv conv(nb::handle inputs, int threads) {
-    const View x = field<"x">(inputs, 3), weight = field<"weight">(inputs, 2);
-    return {.batch = x.shape[0],
-            .tokens = x.shape[1],
-            .channels = x.shape[2],
-            .width = weight.shape[1],
-            .silu = flag<"silu">(inputs),
-            .reverse = flag<"reverse">(inputs),
-            .threads = worth(threads, x.shape[0] * x.shape[1] * x.shape[2], ELEMENTS),
-            .x = tokens(x),
-            .seq = tokens(field<"seq_idx">(inputs, 2)),
-            .weight = weight.data,
-            .bias = field<"bias">(inputs, 1).data,
-            .y = {},
-            .grad_y = {},
-            .dx = {},
-            .dweight = nullptr,
-            .dbias = nullptr,
-            .add = false};
-}
-
 void conv_forward(nb::handle inputs, nb::handle y, int threads) {
-    Conv f = conv(inputs, threads);
+    Conv f = conv_inputs(inputs, threads);
     f.y = tokens(view(y, 3, "y"));
     const nb::gil_scoped_release release;
     active->conv_forward(f);
@@ -141,7 +120,7 @@ void conv_forward(nb::handle inputs, nb::handle y, int threads) {
 
 void conv_backward(nb::handle inputs, nb::handle grad_y, nb::handle dx, nb::handle dweight, nb::handle dbias,
                    int threads, bool add) {
-    Conv f = conv(inputs, threads);
+    Conv f = conv_inputs(inputs, threads);
     f.add = add;
     f.grad_y = tokens(view(grad_y, 3, "grad_y")), f.dx = tokens(view(dx, 3, "dx"));
     f.dweight = flat(dweight, 2, "dweight"), f.dbias = flat(dbias, 1, "dbias");

@@ -1,28 +1,13 @@
 // Causal depthwise convolution with bias and SiLU, forward and backward, in scan order (see scan.h).
 #include <vector>
 
-#include "scan.h"
+#include "conv.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
 namespace {
 
 constexpr int64_t BLOCK_VECTORS = 16;  // channels of a work item; its rows of the window stay in the first-level cache
-
-// weight as [width][padded channels], the current token's tap last; then the bias.
-struct Taps {
-    int64_t padded;
-    Buffer memory;
-
-    explicit Taps(const Conv& f) : padded(round_up(f.channels, W)), memory(padded * (f.width + 1)) {
-        memset(memory.get(), 0, padded * (f.width + 1) * sizeof(float));
-        for (int64_t c = 0; c < f.channels; ++c) {
-            for (int64_t k = 0; k < f.width; ++k) memory.get()[k * padded + c] = f.weight[c * f.width + k];
-            if (f.bias) memory.get()[f.width * padded + c] = f.bias[c];
-        }
-    }
-    vf tap(int64_t k, int64_t channel) const { return load(memory.get() + k * padded + channel); }
-};
 
 struct Part {  // one batch element and one block of channels
     int64_t batch, first, last;
@@ -33,12 +18,6 @@ struct Part {  // one batch element and one block of channels
         last = first + BLOCK_VECTORS * W < f.channels ? first + BLOCK_VECTORS * W : f.channels;
     }
 };
-
-// Tokens that a vector of channels is walked along before the next vector's turn. Where rows do not begin with a cache
-// line, a vector lies in two, and the second must still be near when the next vector needs it.
-int64_t tile(const Conv& f) { return f.x.token % W == 0 ? 64 : 8; }
-
-inline int lanes_from(int64_t channel, int64_t last) { return last - channel < W ? static_cast<int>(last - channel) : W; }
 
 // How many tokens of a token's own sequence lie before it in scan order.
 class Reach {
@@ -69,11 +48,6 @@ INFSSM_INLINE vf convolve(const Conv& f, const Taps& taps, const Walk& x, int64_
     return sum;
 }
 
-ScanSizes sizes(const Conv& f) {
-    return {.batch = f.batch, .tokens = f.tokens, .channels = f.channels, .groups = 1, .n = 1, .softplus = false,
-            .reverse = f.reverse, .threads = f.threads};
-}
-
 template <int WIDTH>
 void forward(const Conv& f) {
     const Taps taps(f);
@@ -97,55 +71,14 @@ void forward(const Conv& f) {
     }
 }
 
-// A gradient of x: written, or added to what is there.
-INFSSM_INLINE void put(const Conv& f, float* dx, vf value, int count) {
-    store(dx, f.add ? value + load(dx, count) : value, count);
-}
-
-// Four taps over one sequence, the common case: the window moves along the tokens in registers.
-struct Four {
-    vf w[4], bias, x1, x2, x3;  // the three tokens before
-
-    Four(const Taps& taps, const Walk& x, int64_t t, int64_t c, int count)
-        : bias(taps.tap(4, c)), x1(before(x, t - 1, c, count)), x2(before(x, t - 2, c, count)), x3(before(x, t - 3, c, count)) {
-        for (int k = 0; k < 4; ++k) w[k] = taps.tap(k, c);
-    }
-    static vf before(const Walk& x, int64_t t, int64_t c, int count) {
-        return t < 0 ? vf{} : load(x.at(t) + c, count);
-    }
-    vf value(vf x0) const { return bias + w[0] * x3 + w[1] * x2 + w[2] * x1 + w[3] * x0; }
-    void move(vf x0) { x3 = x2, x2 = x1, x1 = x0; }
-};
-
-template <bool FULL>
-__attribute__((noinline)) void forward_four(const Conv& f, const Taps& taps, const Walk& x, const Walk& y, int64_t first, int64_t last, int64_t c,
-                  int lanes) {
-    const int count = FULL ? W : lanes;
-    Four window(taps, x, first, c, count);
-    for (int64_t t = first; t < last; ++t) {
-        const vf x0 = load(x.at(t) + c, count);
-        const vf value = window.value(x0);
-        store(y.at(t) + c, f.silu ? value * sigmoid(value) : value, count);
-        x.expect(t, c), y.expect(t, c, true);
-        window.move(x0);
-    }
-}
-
 void forward_four(const Conv& f) {
     const Taps taps(f);
-    const ScanSizes size = sizes(f);
     const int64_t blocks = ceil_div(f.channels, BLOCK_VECTORS * W);
 #pragma omp parallel for num_threads(f.threads) schedule(static)
     for (int64_t index = 0; index < f.batch * blocks; ++index) {
         const FlushToZero flush;
         const Part part(f, blocks, index);
-        const Walk x(f.x, size, part.batch, 0, 0), y(f.y, size, part.batch, 0, 0);
-        for (int64_t t = 0, step = tile(f); t < f.tokens; t += step)
-            for (int64_t c = part.first; c < part.last; c += W) {
-                const int count = lanes_from(c, part.last);
-                const int64_t end = t + step < f.tokens ? t + step : f.tokens;
-                (count == W ? forward_four<true> : forward_four<false>)(f, taps, x, y, t, end, c, count);
-            }
+        forward_tokens(f, taps, part.batch, part.first, part.last, 0, f.tokens);
     }
 }
 

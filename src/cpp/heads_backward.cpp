@@ -1,10 +1,16 @@
 // Mamba-2's scan in chunks, backward: chunks from last to first, each from the state that the forward saved before it.
 //
 // Names: `later` is the gradient of the state after the chunk. Turned: channels as rows, tokens as columns.
+#include <optional>
+
+#include "conv.h"
 #include "heads.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
+
+void conv_backward(const Conv&);
+
 namespace {
 
 struct Scratch {
@@ -246,9 +252,25 @@ void pull_steps(const HeadsBackward& f, const HeadsItem& item, int64_t first, in
     }
 }
 
+// The convolution's backward, where an item has all channels of its tokens: it follows every chunk.
+struct Convolved {
+    Taps taps;
+    Buffer totals, later;  // [batch][vectors][5] and [batch][vectors][3] vectors
+
+    explicit Convolved(const Conv& f) : taps(f), totals(floats(f, 5)), later(floats(f, 3)) {
+        memset(totals.get(), 0, floats(f, 5) * sizeof(float));
+        memset(later.get(), 0, floats(f, 3) * sizeof(float));
+    }
+    static int64_t floats(const Conv& f, int64_t each) { return f.batch * vectors(f) * each * W; }
+    void pull(const Conv& f, int64_t batch, int64_t first, int64_t last) const {
+        const int64_t skipped = batch * vectors(f);
+        backward_tokens(f, taps, batch, first, last, totals.vectors() + 5 * skipped, later.vectors() + 3 * skipped);
+    }
+};
+
 template <int N>
 void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, const Tokens& dB, const Tokens& dC,
-         const Totals& totals, Scratch& s) {
+         const Totals& totals, const Convolved* convolved, Scratch& s) {
     const auto state_before = [&](int64_t chunk) -> const float* {
         const int64_t slot = (item.batch * (cut.chunks - 1) + chunk - 1) * f.in.heads + item.first;
         return chunk > 0 ? f.saved + slot * cut.state() : nullptr;
@@ -281,6 +303,7 @@ void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, con
         pull_rows<N, false>(f, cut, item, first, length, before, s.entered_turned, s.B, s.dproducts_turned, dC, s);
         pull_steps(f, item, first, length, totals, s);
         if (before) pull_state<N>(cut, item, before, later == nullptr, s);
+        if (convolved) convolved->pull(*f.conv, item.batch, first, first + length);
     }
 }
 
@@ -300,6 +323,8 @@ void heads_backward(const HeadsBackward& f) {
         const int64_t token = in.groups * in.n;
         return Tokens{apart.get() + (2 * (block - 1) + which) * rows, in.tokens * token, token, in.n};
     };
+    std::optional<Convolved> convolved;
+    if (f.conv && goes_by_chunks(*f.conv) && cut.blocks * in.groups == 1) convolved.emplace(*f.conv);
 #pragma omp parallel num_threads(in.threads)
     {
         const FlushToZero flush;
@@ -312,7 +337,7 @@ void heads_backward(const HeadsBackward& f) {
             float* const sums = parts.get() + 3 * item.batch * in.heads;
             const Totals totals{sums, sums + in.heads, sums + 2 * in.heads};
             (cut.size % PAIR == 0 ? run<2> : run<1>)(f, cut, item, share(f.dB, item.block, 0), share(f.dC, item.block, 1),
-                                                     totals, s);
+                                                     totals, convolved ? &*convolved : nullptr, s);
         }
     }
 #pragma omp parallel for num_threads(in.threads) schedule(static)
@@ -325,6 +350,8 @@ void heads_backward(const HeadsBackward& f) {
                 for (int64_t j = 0; j < in.n; ++j) to[j] += part.data[row * in.n + j];
             }
         }
+    if (convolved) finish_taps(*f.conv, convolved->totals.vectors());
+    else if (f.conv) conv_backward(*f.conv);
     for (int64_t h = 0; h < in.heads; ++h) {
         double sums[3] = {};
         for (int64_t b = 0; b < in.batch; ++b)

@@ -1,8 +1,14 @@
 // Mamba-2's scan in chunks, forward: y, and the states the backward starts its chunks from.
+#include <optional>
+
+#include "conv.h"
 #include "heads.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
+
+void conv_forward(const Conv&);
+
 namespace {
 
 struct Scratch {
@@ -115,12 +121,13 @@ __attribute__((noinline)) void advance(const HeadsCut& cut, const HeadsItem& ite
 }
 
 template <int N>
-void run(const HeadsForward& f, const HeadsCut& cut, const HeadsItem& item, Scratch& s) {
+void run(const HeadsForward& f, const HeadsCut& cut, const HeadsItem& item, const Taps* taps, Scratch& s) {
     const float* state = nullptr;
     find_slices(s.slices, N, f.in, cut, item);
     for (int64_t chunk = 0; chunk < cut.chunks; ++chunk) {
         const int64_t first = chunk * SPAN, rest = f.in.tokens - first;
         const int length = static_cast<int>(rest < SPAN ? rest : SPAN);
+        if (taps) forward_tokens(*f.conv, *taps, item.batch, 0, f.conv->channels, first, first + length);
         s.decays.fill(f.in, item, first, length);
         pack_rows(f.in.B, item, first, length, f.in.n, cut.n, s.B);
         pack_rows(f.in.C, item, first, length, f.in.n, cut.n, s.C);
@@ -145,6 +152,9 @@ void heads_forward(const HeadsForward& f) {
     const HeadsCut cut(f.in);
     const int64_t scratch = round_up(Scratch::floats(cut), W);
     const Buffer memory(scratch * f.in.threads);
+    std::optional<Taps> taps;  // where an item has all channels of its tokens: it convolves a chunk when its turn comes
+    if (f.conv && goes_by_chunks(*f.conv) && cut.blocks * f.in.groups == 1) taps.emplace(*f.conv);
+    else if (f.conv) conv_forward(*f.conv);
 #pragma omp parallel num_threads(f.in.threads)
     {
         const FlushToZero flush;
@@ -153,7 +163,7 @@ void heads_forward(const HeadsForward& f) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < cut.items; ++i) {
             const HeadsItem item(cut, f.in.groups, i);
-            (cut.size % PAIR == 0 ? run<2> : run<1>)(f, cut, item, s);
+            (cut.size % PAIR == 0 ? run<2> : run<1>)(f, cut, item, taps ? &*taps : nullptr, s);
         }
     }
 }

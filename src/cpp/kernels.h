@@ -59,32 +59,6 @@ struct HeadsInputs {  // Mamba-2's scan: one transition per head; channels = hea
     const float *A, *D, *bias;      // [heads]
 };
 
-struct HeadsForward {
-    HeadsInputs in;
-    Tokens y;
-    Tokens plain;  // y before skip and gate, or null
-    float* saved;  // [batch, chunks - 1, heads * padded head size * padded n]: the state before each chunk, or null
-};
-
-struct HeadsBackward {
-    HeadsInputs in;
-    Tokens plain;
-    const float* saved;
-    Tokens grad_y;
-    Tokens du, ddelta, dz, dB, dC;
-    float *dA, *dD, *dbias;  // [heads]
-};
-
-struct MeanStates {  // forward: fills a, mean_delta, zoh. backward: reads them as gradients, fills ddelta, dA, dbias
-    ScanSizes size;
-    Tokens delta;
-    const float *A, *bias;
-    int64_t A_channel, A_state;
-    Tokens a, mean_delta, zoh;
-    Tokens ddelta;
-    float *dA, *dbias;
-};
-
 struct Conv {  // x: [batch, tokens, channels]; weight: [channels, width] contiguous
     int64_t batch, tokens, channels, width;
     bool silu, reverse;
@@ -97,6 +71,34 @@ struct Conv {  // x: [batch, tokens, channels]; weight: [channels, width] contig
     bool add;  // the gradient of x is added to what dx holds
 };
 
+struct HeadsForward {
+    HeadsInputs in;
+    Tokens y;
+    Tokens plain;  // y before skip and gate, or null
+    float* saved;  // [batch, chunks - 1, heads * padded head size * padded n]: the state before each chunk, or null
+    const Conv* conv;  // what makes u, B and C, to be done first; null: they are there
+};
+
+struct HeadsBackward {
+    HeadsInputs in;
+    Tokens plain;
+    const float* saved;
+    Tokens grad_y;
+    Tokens du, ddelta, dz, dB, dC;
+    float *dA, *dD, *dbias;  // [heads]
+    const Conv* conv;        // to be done last, from du, dB and dC; null: nothing
+};
+
+struct MeanStates {  // forward: fills a, mean_delta, zoh. backward: reads them as gradients, fills ddelta, dA, dbias
+    ScanSizes size;
+    Tokens delta;
+    const float *A, *bias;
+    int64_t A_channel, A_state;
+    Tokens a, mean_delta, zoh;
+    Tokens ddelta;
+    float *dA, *dbias;
+};
+
 struct Norm {  // rows x channels, rows contiguous
     int64_t rows, channels;
     float eps;
@@ -105,6 +107,17 @@ struct Norm {  // rows x channels, rows contiguous
     float *normed, *total, *scale;  // total: null without a residual; scale: [rows], 1 / rms
     const float *grad_normed, *grad_total;
     float *dx, *dweight;            // backward: x is the sum that was normed
+};
+
+struct Product {  // c(i, j) = sum over k of a(i, k) b(j, k)
+    int64_t rows, columns, depth;
+    int threads;
+    const float* a;
+    int64_t a_row, a_depth;  // strides, one of them 1
+    const float* b;
+    int64_t b_column, b_depth;  // likewise
+    float* c;
+    int64_t c_row;
 };
 
 // The distances; each is a function of this name in src/cpp/distances, and a row of the table in Python.
@@ -145,6 +158,7 @@ struct Kernels {
     void (*scan_forward)(const ScanForward&);
     void (*scan_backward)(const ScanBackward&);
     int heads_span, heads_rows;  // tokens of a chunk, and what n is rounded up to
+    void (*product)(const Product&);
     void (*heads_forward)(const HeadsForward&);
     void (*heads_backward)(const HeadsBackward&);
     void (*mean_states_forward)(const MeanStates&);

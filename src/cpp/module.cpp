@@ -59,6 +59,13 @@ NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels of infssm; called through infssm.kernels, which checks the arguments.";
     m.attr("CHUNK") = CHUNK;
     m.def("isa", [] { return std::string(active->name); }, "The instruction set in use.");
+    m.def("is_amd", [] {
+#ifdef INFSSM_X86
+        return __builtin_cpu_is("amd") != 0;
+#else
+        return false;
+#endif
+    }, "Whether this is a processor of AMD's, on which MKL does without its best kernels.");
     m.def("lanes", [] { return active->lanes; }, "Floats per vector of the instruction set in use.");
     m.def("isas", [] {
         std::vector<std::string> names;

@@ -10,6 +10,7 @@ namespace INFSSM_ISA {
 
 void scan_forward(const ScanForward&);
 void scan_backward(const ScanBackward&);
+void product(const Product&);
 void heads_forward(const HeadsForward&);
 void heads_backward(const HeadsBackward&);
 extern const int heads_span, heads_rows;
@@ -29,6 +30,7 @@ extern const Kernels kernels;
 const Kernels kernels{INFSSM_TEXT(INFSSM_ISA), W,
                       scan_forward,            scan_backward,
                       heads_span,              heads_rows,
+                      product,
                       heads_forward,           heads_backward,
                       mean_states_forward,     mean_states_backward,
                       conv_forward,            conv_backward,

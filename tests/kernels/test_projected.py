@@ -56,6 +56,27 @@ def test_equals_the_operations_one_by_one(groups: int, record: bool, backend: st
         assert_near(actual, value, 1e-4, name)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"d_model": 24, "headdim": 12, "d_conv": 3},  # the convolution apart from the chunks
+        {"d_model": 24, "headdim": 12, "expand": 3},  # channels that fill no vector
+        {"d_model": 80, "headdim": 64, "expand": 4},  # more heads than one block holds
+    ],
+)
+def test_convolution_within_the_chunks_and_apart(sizes: dict[str, int], backend: str) -> None:
+    torch.manual_seed(0)
+    layer = Mamba2Mixer(d_state=9, **sizes)
+    exact = Mamba2Mixer(d_state=9, **sizes).double()
+    exact.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 131, sizes["d_model"], requires_grad=True)
+    found = results(layer, x, record=False)
+    expected = results(exact, x.detach().double().requires_grad_(), record=False)
+    names = ("y", "x", *(name for name, _ in layer.named_parameters()))
+    for name, actual, value in zip(names, found, expected, strict=True):
+        assert_near(actual, value, 1e-4, f"{name} {backend}")
+
+
 def test_serves_plain_tensors_alone() -> None:
     layer = mixer(1)
     weights = HeadWeights(layer.conv1d.weight, layer.conv1d.bias, layer.A_log, layer.D, layer.dt_bias)

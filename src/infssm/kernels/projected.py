@@ -66,12 +66,11 @@ def between_forward(
     """y gated: [batch, tokens, inner], and what the backward needs, all of it only with `save`."""
     projected, threads = rows(projected), torch.get_num_threads()
     convolved = new(projected, *projected.shape[:2], weights.conv.shape[0])
-    native.conv_forward(_conv_inputs(projected, weights, inner), convolved, threads)
     A = weights.A_log.exp().neg_()
     x = _head_inputs(projected, convolved, A, weights, inner, groups)
     y = new(projected, *x.u.shape)
     plain, saved = (new(projected, *shape) if save else None for shape in (x.u.shape, saved_shape(x)))
-    native.heads_forward(x, y, plain, given(saved), threads)
+    native.heads_forward(x, y, plain, given(saved), threads, _conv_inputs(projected, weights, inner), convolved)
     return y, Between(projected, convolved, A, plain, saved)
 
 
@@ -86,12 +85,13 @@ def between_backward(
     dconvolved = _conv_inputs(dprojected, weights, inner).x
     dA, dD, dbias = (torch.empty_like(tensor) for tensor in weights[2:])
     found = _head_inputs(dprojected, dconvolved, dA, weights._replace(D=dD, dt_bias=dbias), inner, groups)
-    native.heads_backward(x, plain, given(saved), rows(grad_y), found, threads)
+    dconv, dconv_bias = torch.empty_like(weights.conv), new(projected, weights.conv.shape[0])
+    inputs, of_weights = _conv_inputs(projected, weights, inner), (dconv.squeeze(1), dconv_bias)
+    at_once = (inputs, dconvolved, *of_weights) if grad_convolved is None else (None,) * 4
+    native.heads_backward(x, plain, given(saved), rows(grad_y), found, threads, *at_once)
     if grad_convolved is not None:
         dconvolved += grad_convolved
-    dconv, dconv_bias = torch.empty_like(weights.conv), new(projected, weights.conv.shape[0])
-    inputs = _conv_inputs(projected, weights, inner)
-    native.conv_backward(inputs, dconvolved, dconvolved, dconv.squeeze(1), dconv_bias, threads, False)
+        native.conv_backward(inputs, dconvolved, dconvolved, *of_weights, threads, False)
     return dprojected, HeadWeights(dconv, dconv_bias, dA.mul_(A), dD, dbias)
 
 

@@ -43,7 +43,7 @@ def _readable(args: tuple[Any, ...]) -> HeadInputs:
 
 def _heads(*args: Any) -> tuple[Tensor, ...]:
     y, plain, saved = outputs = _outputs(*args)
-    native.heads_forward(_readable(args), y, given(plain), given(saved), torch.get_num_threads())
+    native.heads_forward(_readable(args), y, given(plain), given(saved), torch.get_num_threads(), None, None)
     return outputs
 
 
@@ -89,7 +89,7 @@ def _backward_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _heads_backward(*args: Any) -> tuple[Tensor, ...]:
     *call, found = _backward_of(args)
-    native.heads_backward(*call, torch.get_num_threads())
+    native.heads_backward(*call, torch.get_num_threads(), *(None,) * 4)
     return tuple(found)
 
 
