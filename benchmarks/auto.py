@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.auto_language import language
-from benchmarks.auto_page import page
+from benchmarks.auto_page import page, pairs_of
 from benchmarks.auto_regimes import GROUPS, NAME, Places, Regime
 from benchmarks.results import ROOT, machine
 
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the runs")
     parser.add_argument("--data-root", type=Path, help="folder with cifar100.npz")
     parser.add_argument("--bases", type=Path, help="folder with the bases that benchmarks.heads made")
+    parser.add_argument("--sequences", type=Path, default=RESULTS / "sequences.json", help="of benchmarks.sequences")
     parser.add_argument("--only", nargs="+", default=[""], help="regimes whose names begin so; 'language'")
     parser.add_argument("--seeds", nargs="+", type=int, help="of those that a regime has, these alone")
     args = parser.parse_args()
@@ -47,9 +48,11 @@ def main() -> None:
         for name, seed, measured in _measured(places, args.only, args.seeds):
             known.setdefault(name[0], {}).setdefault(name[1], {})[str(seed)] = measured
             print(f"{': '.join(name)}, seed {seed}: {measured}", flush=True)
-            path.write_text(json.dumps({**known, "environment": machine()}, indent=1) + "\n", encoding="utf-8")
-    sequences = json.loads((RESULTS / "sequences.json").read_text())
-    (RESULTS / "auto.md").write_text(page(known, sequences), encoding="utf-8")
+            known["environment"] = machine()
+            path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    known["sequences"] = known.get("sequences", {}) | pairs_of(json.loads(args.sequences.read_text()))
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "auto.md").write_text(page(known), encoding="utf-8")
 
 
 def _measured(places: Places, only: list[str], seeds: list[int] | None) -> Iterator[tuple[tuple[str, str], int, Any]]:

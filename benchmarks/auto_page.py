@@ -30,8 +30,9 @@ class Row(NamedTuple):
         return [b - a for a, b in zip(self.plain, self.auto, strict=True)]
 
 
-def page(known: Mapping[str, Any], sequences: Mapping[str, Any]) -> str:
+def page(known: Mapping[str, Any]) -> str:
     """The whole page."""
+    sequences = known["sequences"]
     groups = {group: list(_rows(known.get(group, {}), *measures)) for group, (_, *measures) in HEADINGS.items()}
     groups["sequences"] = list(_speech(sequences))
     texts = list(_texts(sequences))
@@ -58,13 +59,22 @@ def _rows(regimes: Mapping[str, Any], first: str, second: str) -> Iterator[Row]:
         yield Row(label, plain, auto, [pair[1][second] - pair[0][second] for pair in pairs])
 
 
-def _arms(sequences: Mapping[str, Any], *, bits: bool) -> Iterator[tuple[str, list[tuple[Point, Point]]]]:
+def pairs_of(sequences: Mapping[str, Any]) -> dict[str, Any]:
     """Streams of the sequences page that have auto: plain training at the same rate, and auto, by seed."""
+    found: dict[str, Any] = {}
     for name, stream in sequences.items():
         arms = stream.get("arms", {})
-        if "output auto" in arms and stream["bits"] == bits:
+        if "output auto" in arms:
             auto, plain = arms["output auto"]["points"], next(iter(arms.values()))["points"]
-            yield name, [(Point(*plain[seed]), Point(*auto[seed])) for seed in auto if seed in plain]
+            seeds = {seed: [plain[seed], auto[seed]] for seed in auto if seed in plain}
+            found[name] = {"bits": stream["bits"], "seeds": seeds}
+    return found
+
+
+def _arms(sequences: Mapping[str, Any], *, bits: bool) -> Iterator[tuple[str, list[tuple[Point, Point]]]]:
+    for name, stream in sequences.items():
+        if stream["bits"] == bits:
+            yield name, [(Point(*plain), Point(*auto)) for plain, auto in stream["seeds"].values()]
 
 
 def _speech(sequences: Mapping[str, Any]) -> Iterator[Row]:
