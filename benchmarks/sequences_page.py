@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,14 +132,19 @@ def picture(stored: Mapping[str, Any], path: Path) -> None:
 
 
 def _panel(axes: Any, rows: Sequence[Row], *, bits: bool) -> None:
-    scale = 1 if bits else 100
-    for number, family in enumerate(dict.fromkeys(row.family for row in rows)):
-        own = [row for row in rows if row.family == family]
+    scale, bold = 1 if bits else 100, chosen(rows, bits=bits)
+    colors = {family: f"C{number % 10}" for number, family in enumerate(dict.fromkeys(row.family for row in rows[1:]))}
+    for family, group in groupby(rows, key=lambda row: row.family):  # the weights at one rate, one after the other
+        own = list(group)
+        if family == "plain":
+            own.sort(key=lambda row: row.average("forgetting"))
         x, y = ([scale * row.average(key) for row in own] for key in ("newest", "forgetting"))
-        style = {"linestyle": "--", "color": "black"} if family == "plain" else {"color": f"C{(number - 1) % 10}"}
-        axes.plot(x, y, marker="o", label=family, **style)
+        style = {"linestyle": "--", "color": "black"} if family == "plain" else {"color": colors[family]}
+        known = family in axes.get_legend_handles_labels()[1]
+        axes.plot(x, y, marker="o", markersize=4, label=None if known else family, **style)
         for row, a, b in zip(own, x, y, strict=True):
-            axes.annotate(row.label, (a, b), fontsize=5, xytext=(3, 3), textcoords="offset points")
+            if family == "plain" or row.label in bold:
+                axes.annotate(row.label, (a, b), fontsize=6, xytext=(4, 3), textcoords="offset points")
     unit = "bits per byte" if bits else "%"
     axes.set_xlabel(f"newest task, {unit} ({'left' if bits else 'right'} is better)", fontsize=8)
     axes.set_ylabel(f"forgetting, {unit if bits else 'points'} (down is better)", fontsize=8)
