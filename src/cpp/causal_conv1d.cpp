@@ -87,7 +87,7 @@ template <bool FULL>
 __attribute__((noinline)) void backward_four(const Conv& f, const Taps& taps, const Walk& x, const Walk& grad, const Walk& dx, int64_t first,
                    int64_t last, int64_t c, int lanes, vf* totals, vf* late) {
     const int count = FULL ? W : lanes;
-    Four window(taps, x, first, c, count);
+    Four window(taps, x, first < f.tokens ? first : 0, c, count);  // after the last token nothing of x is read
     vf t0 = totals[0], t1 = totals[1], t2 = totals[2], t3 = totals[3], t4 = totals[4];
     vf g1 = late[0], g2 = late[1], g3 = late[2];
     for (int64_t t = first; t < last; ++t) {
