@@ -54,7 +54,7 @@ The streams and bases of [that page](cifar.md).""",
     "heads": (
         """## Heads of class statistics
 
-The runs of [heads](heads.md) at their learning rates, one base or seed each; AA with Gaussian classes (`gda`, task
+The runs of [heads](heads.md) at their learning rates, one base of b50-5; AA with Gaussian classes (`gda`, task
 prior, settings as plain training chose them), beside the linear classifier that is trained along.""",
         "gda, task prior",
         "linear",
