@@ -20,11 +20,11 @@ $(STAMP) $(VENV)/.installed-bench: pyproject.toml constraints/dev.txt $(NATIVE)
 demo: $(DEMO) ## the main job: five methods on five tasks of digits, three seeds, a table and an HTML report
 	$(BIN)/infssm run --seed 0 10 100 --jobs 2
 
-test: $(STAMP) lint docs ## format, lint, types, room table, documentation, all tests, on other instruction sets too
+test: $(STAMP) lint docs ## format, lint, types, import layers, documentation, all tests, on other instruction sets too
 	$(BIN)/python -m pytest -q -n 2
 	$(BIN)/python -m tests.cells
 
-cells: $(STAMP) ## the numerical rooms with older instruction sets, and the package without a compiler (part of test)
+cells: $(STAMP) ## the numerical packages with older instruction sets, and the package without a compiler (part of test)
 	$(BIN)/python -m tests.cells
 
 sanitize: $(STAMP) ## kernels and geometry under the address and undefined-behaviour sanitizers (not part of test)
@@ -35,13 +35,13 @@ figure: demo ## the README's figure of the main job's report (needs chromium)
 
 test-ray: $(STAMP) ## runs on a Ray cluster of this machine give the results of one process (not part of test: installs ray)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt 'ray[default]'
-	$(BIN)/python -m pytest -q tests/executors/on_ray.py
+	$(BIN)/python -m pytest -q tests/bench/executors/on_ray.py
 
 wheels: $(STAMP) ## what a user installs: sdist and wheel in dist/, tested in an environment without a compiler
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m tests.cells wheel
 
-lint: $(STAMP) ## format, lint, types, room table
+lint: $(STAMP) ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

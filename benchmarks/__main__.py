@@ -17,7 +17,7 @@ from benchmarks import distances, memory
 from benchmarks.distances import DistanceProblem
 from benchmarks.measure import Aim, Method, Timing, exp_rate, interleaved, matmul_rate, peak_memory, with_raised_malloc
 from benchmarks.scans import ScanProblem, forward_only
-from infssm.kernels import backend_report, causal_conv1d
+from infssm.ops import backend_report, causal_conv1d
 
 Table = dict[str, Timing]
 

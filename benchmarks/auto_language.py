@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from infssm import attach, create_model
 from infssm.data import load_dataset
-from infssm.states import logits_of
+from infssm.ssm import logits_of
 
 DOMAINS = ("topics", "source", "names")
 TOKENS, ROWS, STEPS = 128, 8, 150

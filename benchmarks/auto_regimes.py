@@ -14,7 +14,7 @@ from benchmarks.heads_runs import SEARCHED, Place, Spec, train
 from benchmarks.heads_search import PROTOCOLS
 from benchmarks.replay_results import ALONE, BUFFER, REPLAY, UNMASKED, cifar_base
 from benchmarks.results import ROOT, SEEDS, Bench
-from infssm.train import merge
+from infssm.learner.config.load import merge
 
 NAME = "inf-ssm-exact"
 Values = dict[str, float]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.results import LEGEND, SEEDS, Bench, Candidate, Found, Outcome, gain, machine, search, spread, table
-from infssm.geometry import list_distances
-from infssm.presets import main_job
-from infssm.train import merge
+from infssm.bench.presets import main_job
+from infssm.learner.config.load import merge
+from infssm.ssm import list_distances
 
 BASE, _ = main_job({"model": {}})  # from scratch
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from infssm.kernels import fused_distance
+from infssm.ops import fused_distance
 
 
 class DistanceProblem:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from benchmarks.heads_runs import SEARCHED, Place, Spec, setup_of
 from benchmarks.heads_search import ARMS, REPLAY
+from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import train_step
-from infssm.train.optim import build_optimizer, decay_groups, set_learning_rate
 
 STEPS = 20
 

@@ -21,11 +21,12 @@ from benchmarks.digits_results import BASE
 from infssm._seeding import seed_all
 from infssm.data import Task
 from infssm.errors import DivergedError
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
+from infssm.learner.optim.schedule import learning_rate, task_lr
+from infssm.learner.setup import Setup, build
 from infssm.methods import train_step
 from infssm.models import create_model
-from infssm.train import load_config, merge
-from infssm.train.optim import build_optimizer, decay_groups, learning_rate, set_learning_rate, task_lr
-from infssm.train.setup import Setup, build
 
 SEARCHED = 0
 """The base, or seed, that settings are searched on."""

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import infssm.kernels.heads
 import infssm.models.mamba2
+import infssm.ops.heads
 from benchmarks.measure import Aim, Method, interleaved, with_raised_malloc
 from benchmarks.memory import resident
-from infssm.data.torchvision import torchvision
-from infssm.kernels import backend_report
+from infssm._torchvision import torchvision
 from infssm.models import create_model
+from infssm.ops import backend_report
 
 BATCH, TOKENS, WIDTH, HEAD = 4, 512, 256, 64
 AIMS = {"transformers / ours": Aim(4, at_least=True), "memory: ours / scan": Aim(1.2)}
@@ -64,7 +64,7 @@ class Problem:
 
     def by_scan(self, x: Tensor) -> Tensor:
         """Ours, token by token."""
-        heads, layer = infssm.kernels.heads, infssm.models.mamba2
+        heads, layer = infssm.ops.heads, infssm.models.mamba2
         kept, heads.LEAST_STATES = heads.LEAST_STATES, dict.fromkeys(heads.LEAST_STATES, sys.maxsize)
         calls = layer.can_mix, layer.can_scan_projected
         layer.can_mix = layer.can_scan_projected = lambda *_: False

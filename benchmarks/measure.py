@@ -82,7 +82,7 @@ def peak_memory(job: str) -> float:
 
 def exp_rate(threads: int) -> float:
     """Exponentials per second of the compiled kernels' own exp, in the first-level cache."""
-    from infssm.kernels.backend import NATIVE
+    from infssm.ops.backend import NATIVE
 
     if NATIVE is None:
         return float("nan")

@@ -51,7 +51,8 @@ class Bench:
         self.name, self.base, self.out, self.workers = name, base, out, workers
 
     def config(self, run: Run) -> Any:
-        from infssm.train import load_config, merge, run_path
+        from infssm.bench.running import run_path
+        from infssm.learner.config.load import load_config, merge
 
         method, options, seed = run
         common = {"seed": seed, "out": str(self.out), "train": {"threads": 1}}
@@ -77,8 +78,8 @@ class Bench:
         return [self._outcome(run, result) for run, result in zip(runs, results, strict=True)]
 
     def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
-        from infssm.executors import Job, LocalProcesses, gather, results
-        from infssm.train import run_path
+        from infssm.bench.executors import Job, LocalProcesses, gather, results
+        from infssm.bench.running import run_path
 
         configs = [self.config(run) for run in runs]
         jobs = {run_path(config): Job(config) for config in configs}
@@ -109,9 +110,9 @@ def _trains_task0(method: str) -> bool:
 
 
 def _validation_aa(path: Path) -> float:
-    from infssm.studies._run import TrainedRun, _fabric
-    from infssm.train.evaluate import evaluate
-    from infssm.train.setup import load_weights
+    from infssm.bench.studies.run import TrainedRun, _fabric
+    from infssm.learner.evaluate import evaluate
+    from infssm.learner.setup import load_weights
 
     run = TrainedRun.open(path)
     load_weights(run.setup.method, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")
@@ -122,7 +123,7 @@ def _validation_aa(path: Path) -> float:
 
 
 def _auto_weight(path: Path) -> float | None:
-    from infssm.train.saving.checkpoint import load_newest
+    from infssm.learner.saving.checkpoint import load_newest
 
     state, _ = load_newest(path / "checkpoints" / "last.ckpt")
     components = state["method"]["components"]
@@ -170,7 +171,7 @@ def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
 
 def machine() -> dict[str, Any]:
     """Versions, commit and processor, without anything about where files lie."""
-    from infssm.runs import commit_of, environment
+    from infssm.learner.store.env import commit_of, environment
 
     found = environment()
     found["commit"] = found["commit"] or commit_of(Path(__file__).resolve())  # of an installed copy nobody knows it

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infssm.data.torchvision import torchvision
-from infssm.kernels import selective_scan
+from infssm._torchvision import torchvision
+from infssm.ops import selective_scan
 
 
 class ScanProblem:

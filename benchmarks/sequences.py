@@ -29,12 +29,14 @@ from benchmarks.sequences_arms import (
     text_stream,
 )
 from benchmarks.sequences_page import FOLDER, Point, write_page
+from infssm.bench.running import run, run_path
 from infssm.data import Split
-from infssm.runs import RunDirectory
-from infssm.train import RunConfig, load_config, merge, run, run_path
-from infssm.train.devices import launch
-from infssm.train.evaluate import evaluate_seen
-from infssm.train.setup import build, load_weights
+from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.devices import launch
+from infssm.learner.evaluate import evaluate_seen
+from infssm.learner.setup import build, load_weights
+from infssm.learner.store.directory import RunDirectory
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from infssm.train import merge
+from infssm.learner.config.load import merge
 
 RATE, HIGH, LOW = 2e-3, 4e-3, 3e-4
 SMALL = {"d_model": 64, "n_layer": 2}

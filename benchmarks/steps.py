@@ -84,7 +84,7 @@ def step_methods(case: dict[str, Any]) -> tuple[dict[str, Method], int]:
 
 
 def transformers_methods() -> dict[str, Method]:
-    from infssm.data import torchvision as guarded
+    from infssm import _torchvision as guarded
 
     guarded.torchvision()  # transformers imports it
     from transformers import MambaConfig, MambaForCausalLM

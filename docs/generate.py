@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import infssm
+from infssm.bench.presets import list_benchmarks
+from infssm.bench.studies import list_studies
 from infssm.data import list_datasets
 from infssm.methods import explain_method
 from infssm.models import list_models
-from infssm.presets import list_benchmarks
-from infssm.studies import list_studies
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,27 +46,27 @@ def works() -> str:
     return "\n".join(["| what | names |", "|---|---|", *lines])
 
 
-ROOMS = (
-    *("methods", "models", "states", "geometry", "kernels", "data", "replay", "metrics", "train", "runs", "presets"),
-    *("executors", "sweeps", "inference"),
+PACKAGES = (
+    *("methods", "methods.replay", "models", "ssm", "ops", "data", "learner", "learner.metrics", "learner.store"),
+    *("bench", "bench.presets", "bench.executors", "bench.sweeps", "bench.reports"),
 )
 ADAPTERS = {
-    "inference.hub": ["HubClassifier"],
+    "learner.hub": ["HubClassifier"],
     "integrations": ["mend_torchvision"],
     "integrations.transformers": ["accelerate", "accelerated", "restore", "ContinualTrainerMixin"],
     "integrations.timm": ["register"],
-    "studies": ["list_studies", "run_study", "Study"],
+    "bench.studies": ["list_studies", "run_study", "Study"],
 }
 
 
 def api() -> str:
-    """Every public name, for mkdocstrings: those of ``infssm`` first, then what rooms offer besides."""
+    """Every public name, for mkdocstrings: those of ``infssm`` first, then what its packages offer besides."""
     lines = ["## infssm", "", *(f"::: infssm.{name}" for name in infssm.__all__)]
-    for room in ROOMS:
-        module = importlib.import_module(f"infssm.{room}")
+    for package in PACKAGES:
+        module = importlib.import_module(f"infssm.{package}")
         names = [n for n in module.__all__ if n not in infssm.__all__ and not inspect.ismodule(getattr(module, n))]
         documented = [n for n in names if callable(getattr(module, n)) and getattr(module, n).__doc__]
-        lines += ["", f"## infssm.{room}", "", *(f"::: infssm.{room}.{name}" for name in documented)]
+        lines += ["", f"## infssm.{package}", "", *(f"::: infssm.{package}.{name}" for name in documented)]
     for module_name, names in ADAPTERS.items():
         lines += ["", f"## infssm.{module_name}", "", *(f"::: infssm.{module_name}.{name}" for name in names)]
     made_on_use = {"lightning": "ContinualCallback(method, task=0)", "avalanche": "MethodPlugin(method)"}

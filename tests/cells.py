@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infssm.kernels.backend import NATIVE
+from infssm.ops.backend import NATIVE
 
 ROOT = Path(__file__).resolve().parent.parent
-NUMERICAL = [f"tests/{room}" for room in ("kernels", "geometry", "states", "models", "methods")]
-KERNELS = ["tests/kernels", "tests/geometry"]
+NUMERICAL = [f"tests/{room}" for room in ("ops", "ssm", "models", "methods")]
+KERNELS = ["tests/ops", "tests/ssm"]
 # Triton's interpreter computes in numpy, whatever the instruction set of the others is.
 PYTEST = ("-m", "pytest", "-q", "--ignore-glob=*test_triton*")
 
@@ -41,9 +41,9 @@ def avx2() -> int:
 def no_compiler() -> int:
     """Installed where no compiler works: the reference serves, from the kernels to the command line."""
     python = installed("no-compiler", {"CC": "no-such-compiler", "CXX": "no-such-compiler"})
-    found = "from infssm.kernels.backend import NATIVE; raise SystemExit(NATIVE is not None)"
+    found = "from infssm.ops.backend import NATIVE; raise SystemExit(NATIVE is not None)"
     subprocess.run([python, "-c", found], check=True, cwd=ROOT)
-    return pytest(python, [*KERNELS, "tests/states/test_recorder.py", "tests/train/test_loop.py"])
+    return pytest(python, [*KERNELS, "tests/ssm/test_recorder.py", "tests/learner/test_loop.py"])
 
 
 def sanitize() -> int:
@@ -60,7 +60,7 @@ def sanitize() -> int:
     options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
     # These count memory and start a process of their own: the sanitizer's share would be counted, or missing.
     left_out = ("test_never_holds_all_states_at_once", "test_unknown_instruction_set_is_named")
-    paths = [*KERNELS, *(f"--deselect=tests/kernels/test_operators.py::{name}" for name in left_out)]
+    paths = [*KERNELS, *(f"--deselect=tests/ops/test_operators.py::{name}" for name in left_out)]
     return pytest(python, paths, LD_PRELOAD=":".join(libraries), PYTHONMALLOC="malloc", **options)
 
 
@@ -74,7 +74,7 @@ def wheel() -> int:
     with tempfile.TemporaryDirectory() as empty:
         command = [python, "-m", "infssm", "run", "method=lwf-ac", "train.epochs=1", "train.limit_batches=2"]
         subprocess.run(command, cwd=empty, check=True)
-    return pytest(python, [*KERNELS, "tests/train/test_loop.py"])
+    return pytest(python, [*KERNELS, "tests/learner/test_loop.py"])
 
 
 CELLS: Mapping[str, Callable[[], int]] = {

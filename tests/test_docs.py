@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import infssm
+from infssm.bench.running import run
 from infssm.cli.app import invoke
-from infssm.train import run
-from tests.train.tiny import tiny_config
+from tests.learner.tiny import tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

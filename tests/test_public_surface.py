@@ -26,7 +26,7 @@ def test_import_does_no_work():
 def test_rooms_load_neither_torchs_compiler_nor_optional_packages():
     """Torch's compiler takes as long to import as torch itself; only recording and optimizers need it."""
     code = (
-        "import sys, infssm.cli, infssm.train, infssm.studies, infssm.integrations\n"
+        "import sys, infssm.cli, infssm.learner, infssm.bench.studies, infssm.integrations\n"
         "slow = 'torch._dynamo lightning_fabric sklearn matplotlib timm torchvision transformers wandb'.split()\n"
         "sys.exit(' '.join(name for name in slow if name in sys.modules) or 0)"
     )

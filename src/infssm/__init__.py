@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infssm.bench.presets import run as run
     from infssm.data import TaskStream as TaskStream
     from infssm.data import load_dataset as load_dataset
     from infssm.errors import CheckpointError as CheckpointError
@@ -20,30 +21,30 @@ if TYPE_CHECKING:
     from infssm.errors import DivergedError as DivergedError
     from infssm.errors import InfssmError as InfssmError
     from infssm.errors import NoSSMLayersError as NoSSMLayersError
-    from infssm.geometry import StateSpace as StateSpace
-    from infssm.geometry import distance as distance
-    from infssm.geometry import gram as gram
-    from infssm.geometry import gram_dense as gram_dense
-    from infssm.geometry import list_distances as list_distances
-    from infssm.geometry import principal_angles as principal_angles
-    from infssm.geometry import register_distance as register_distance
-    from infssm.geometry import soft_normalize as soft_normalize
-    from infssm.inference import load as load
-    from infssm.kernels import causal_conv1d as causal_conv1d
-    from infssm.kernels import selective_scan as selective_scan
+    from infssm.learner.predict import load as load
     from infssm.methods import attach as attach
     from infssm.methods import list_methods as list_methods
     from infssm.methods import register_method as register_method
     from infssm.models import create_model as create_model
     from infssm.models import list_models as list_models
     from infssm.models import register_model as register_model
-    from infssm.presets import run as run
-    from infssm.states import record_states as record_states
-    from infssm.states import register_probe as register_probe
+    from infssm.ops import causal_conv1d as causal_conv1d
+    from infssm.ops import selective_scan as selective_scan
+    from infssm.ssm import StateSpace as StateSpace
+    from infssm.ssm import distance as distance
+    from infssm.ssm import gram as gram
+    from infssm.ssm import gram_dense as gram_dense
+    from infssm.ssm import list_distances as list_distances
+    from infssm.ssm import principal_angles as principal_angles
+    from infssm.ssm import record_states as record_states
+    from infssm.ssm import register_distance as register_distance
+    from infssm.ssm import register_probe as register_probe
+    from infssm.ssm import soft_normalize as soft_normalize
 
 __version__ = "0.1.0"
 
-_ROOMS = {
+_PACKAGES = {
+    "bench.presets": ("run",),
     "data": ("TaskStream", "load_dataset"),
     "errors": (
         "CheckpointError",
@@ -53,24 +54,24 @@ _ROOMS = {
         "InfssmError",
         "NoSSMLayersError",
     ),
-    "geometry": (
+    "learner.predict": ("load",),
+    "methods": ("attach", "list_methods", "register_method"),
+    "models": ("create_model", "list_models", "register_model"),
+    "ops": ("causal_conv1d", "selective_scan"),
+    "ssm": (
         "StateSpace",
         "distance",
         "gram",
         "gram_dense",
         "list_distances",
         "principal_angles",
+        "record_states",
         "register_distance",
+        "register_probe",
         "soft_normalize",
     ),
-    "inference": ("load",),
-    "kernels": ("causal_conv1d", "selective_scan"),
-    "methods": ("attach", "list_methods", "register_method"),
-    "models": ("create_model", "list_models", "register_model"),
-    "presets": ("run",),
-    "states": ("record_states", "register_probe"),
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_HOME = {name: package for package, names in _PACKAGES.items() for name in names}
 
 __all__ = sorted(_HOME)
 
@@ -90,7 +91,7 @@ def _without_collector() -> Iterator[None]:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'infssm' has no attribute {name!r}")
-    with _without_collector():  # a room may load the name on first use, too
+    with _without_collector():  # a package may load the name on first use, too
         value = getattr(importlib.import_module(f"infssm.{_HOME[name]}"), name)
     globals()[name] = value
     return value

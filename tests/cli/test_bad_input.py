@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import infssm
+from infssm.bench.presets import plan
 from infssm.cli.app import invoke, repeat_seeds
-from infssm.presets import plan
-from infssm.train import load_config, merge, setup
-from tests.train.tiny import TINY
+from infssm.learner import setup
+from infssm.learner.config.load import load_config, merge
+from tests.learner.tiny import TINY
 
 LAUGHS = "[&a [x, x, x, x, x, x, x, x, x, x], " + ", ".join(
     f"&{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
@@ -103,7 +104,7 @@ def test_a_model_that_would_not_fit_is_not_built() -> None:
 
 
 def test_building_within_memory_draws_the_same_weights() -> None:
-    from infssm.models._registry import MODELS
+    from infssm.models.registry import MODELS
 
     torch.manual_seed(3)
     one = infssm.create_model("vim_nano", depth=1, embed_dim=16)

@@ -20,11 +20,11 @@ import yaml
 from safetensors.torch import load_file
 
 from infssm.cli.app import invoke
+from infssm.learner.config.load import load_config, to_dict, to_yaml
+from infssm.learner.loop import Loop
 from infssm.methods import explain_method, list_methods
-from infssm.train import load_config, to_dict, to_yaml
-from infssm.train.loop import Loop
 from tests.compare import identical
-from tests.train.tiny import TINY, tiny_config
+from tests.learner.tiny import TINY, tiny_config
 
 BASELINES = ("frozen", "joint", "linear", "seq")
 FAST = [

@@ -13,10 +13,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from infssm.bench.running import run_path
 from infssm.errors import ConfigError
+from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import load_config, to_yaml
+from infssm.learner.setup import check_config
 from infssm.methods import list_methods, method_options
-from infssm.train import RunConfig, load_config, run_path, to_yaml
-from infssm.train.setup import check_config
 
 MODEL_OPTIONS = ("depth", "embed_dim", "patch_size", "img_size", "in_chans", "num_classes", "d_state", "drop_path_rate")
 VALUES = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from infssm.bench.presets import estimate as _estimate
 from infssm.cli.app import invoke
-from infssm.presets import _estimate
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from infssm.cli.app import invoke
 from tests.data.test_audio import write_float_wav, write_wav
-from tests.train.sequences import sound_folder, text_folder
+from tests.learner.sequences import sound_folder, text_folder
 
 SMALL = ["model.options.d_model=16", "model.options.n_layer=1", "train.epochs=1", "train.limit_batches=2"]
 

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from infssm.data import torchvision as guarded
+from infssm import _torchvision as guarded
 from infssm.errors import ConfigError
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 from infssm.data import FileImages, check, find_unreadable, load_dataset, require_readable
 from infssm.data.places import cache_root
 from infssm.errors import DataError
-from infssm.train import load_config
-from infssm.train.setup import load_stream
+from infssm.learner.config.load import load_config
+from infssm.learner.setup import load_stream
 
 
 def make_folder(root, *, per_class=4, bad=()):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError, NoSSMLayersError
-from infssm.integrations import _fast
 from infssm.integrations.transformers import accelerate, accelerated, restore
-from infssm.states import OldModel, record_states, state_parameters
+from infssm.ssm import OldModel, record_states, state_parameters
+from infssm.ssm import accelerate as _fast
 from tests.compare import assert_rounding
-from tests.states import hf
+from tests.ssm import hf
 
 FAMILIES = [family for family in hf.FAMILIES if family != "zamba"]
 

@@ -70,7 +70,7 @@ def test_avalanche_plugin(plugin_class: Any, expected: dict[str, Tensor]) -> Non
 def test_absent_libraries_are_named(module: str, name: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
-    monkeypatch.setattr("infssm.integrations._lazy.find_spec", lambda _: None)
+    monkeypatch.setattr("infssm._optional.find_spec", lambda _: None)
     adapter = importlib.import_module(f"infssm.integrations.{module}")
     monkeypatch.delitem(vars(adapter), name, raising=False)  # made by an earlier use
     with pytest.raises(ConfigError, match=hint):
@@ -80,7 +80,7 @@ def test_absent_libraries_are_named(module: str, name: str, hint: str, monkeypat
 
 
 def test_timm_builds_our_models() -> None:
-    from infssm.data.torchvision import timm
+    from infssm._torchvision import timm
     from infssm.integrations.timm import register
 
     added = register()

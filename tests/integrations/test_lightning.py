@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from infssm.data.torchvision import torchvision
+from infssm._torchvision import torchvision
 from tests.integrations.loops import STEPS, Spy, assert_same, calls_of, data, model_and_method
 
 torchvision()  # Lightning's metrics import it

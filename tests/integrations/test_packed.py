@@ -5,8 +5,8 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.integrations.transformers import accelerate
-from infssm.states import find_mixers, record_states
-from tests.states.hf import FAMILIES, WIDTH, make, tokens
+from infssm.ssm import find_mixers, record_states
+from tests.ssm.hf import FAMILIES, WIDTH, make, tokens
 
 LENGTHS = (3, 1, 5)
 SEQ_IDX = torch.repeat_interleave(torch.arange(3), torch.tensor(LENGTHS))[None]

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from infssm.integrations import mend_torchvision
 from infssm.integrations.transformers import accelerate
 from infssm.methods import Method, attach
-from infssm.states import OldModel
+from infssm.ssm import OldModel
 from tests.compare import identical
-from tests.states import hf
+from tests.ssm import hf
 
 mend_torchvision()  # peft imports transformers, which imports torchvision
 

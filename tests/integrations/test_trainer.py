@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 
-from infssm.data.torchvision import torchvision
+from infssm._torchvision import torchvision
 from infssm.methods import attach
 from tests.integrations.loops import STEPS, Spy, assert_same, calls_of, data, model_and_method
 

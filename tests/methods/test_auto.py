@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Batch, Method, attach, build_method
-from infssm.methods._shared.losses import cross_entropy
-from infssm.methods.inf_ssm._auto import SHARE
+from infssm.methods.core.losses import cross_entropy
+from infssm.methods.regularizers.inf_ssm._auto import SHARE
 from infssm.models import create_model
-from infssm.states import record_states
+from infssm.ssm import record_states
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.test_inf_ssm import sn

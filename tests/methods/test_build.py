@@ -6,7 +6,7 @@ import pytest
 
 from infssm.errors import ConfigError, NoSSMLayersError
 from infssm.methods import Regularizer, attach, build_method, canonical_name, list_methods, parse_name
-from infssm.methods._build import split_name
+from infssm.methods.core.build import split_name
 from tests.methods import toys
 
 OURS = {"seq", "joint", "ewc", "si", "mas", "ucl", "lwf-ac", "lwf-abc", "inf-ssm", "inf-ssm+", "inf-ssm-exact"}

@@ -26,7 +26,7 @@ from infssm.methods import (
     list_methods,
     parse_name,
 )
-from infssm.methods._build import components
+from infssm.methods.core.build import components
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS, Task

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import StatePair, TaskInfo, attach, build_method
-from infssm.methods.distillation import kl_divergence, mean_over_tokens, past_classes
-from infssm.states import OldModel
+from infssm.methods.regularizers.distillation import kl_divergence, mean_over_tokens, past_classes
+from infssm.ssm import OldModel
 from tests.methods import toys
 from tests.methods.test_conformance import start
 from tests.methods.toys import TASKS
-from tests.states import hf
+from tests.ssm import hf
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from infssm.methods.er import masked_cross_entropy
+from infssm.methods.bases.er import masked_cross_entropy
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of, step, train

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Batch, TaskInfo, build_method
-from infssm.methods.ewc import EWC
+from infssm.methods.regularizers.ewc import EWC
 from tests.methods import toys
 from tests.methods.toys import TASKS
 

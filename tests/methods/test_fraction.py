@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Method, attach, build_method
-from infssm.methods._rows import share, take_rows
-from infssm.states import OldModel
+from infssm.methods.core.rows import share, take_rows
+from infssm.ssm import OldModel
 from tests.methods import toys
 from tests.methods.test_conformance import batch, begin, optimizer_of, run, start, step
 from tests.methods.toys import TASKS
-from tests.states import hf
+from tests.ssm import hf
 
 COMPARING = ["inf-ssm", "inf-ssm+", "inf-ssm-exact", "lwf-ac", "lwf-abc", "lwf", "lwf-f"]
 FIXED: dict[str, dict[str, Any]] = {"inf-ssm-exact": {"weight": 1.0}}

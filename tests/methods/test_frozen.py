@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
+from infssm.bench.running import run
+from infssm.learner.store.directory import RunDirectory
 from infssm.methods import attach, build_method
 from infssm.models.features import features
-from infssm.runs import RunDirectory
-from infssm.train import run
 from tests.compare import identical
+from tests.learner.tiny import tiny_config
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS
-from tests.train.tiny import tiny_config
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.learner.loop import weights_of
+from infssm.learner.setup import load_weights
 from infssm.methods import Batch, Method, attach, build_method, list_methods, parse_name
 from infssm.models import find_classifier
 from infssm.models.features import features
-from infssm.train.loop import weights_of
-from infssm.train.setup import load_weights
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS
 

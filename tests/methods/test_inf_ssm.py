@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.geometry import StateSpace, distance
 from infssm.methods import build_method
+from infssm.ssm import StateSpace, distance
 from tests.methods import toys
 from tests.methods.test_lwf import mean_square, moved, states
 from tests.methods.toys import TASKS

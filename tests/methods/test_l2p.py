@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
-from infssm.methods.l2p._prompts import PromptedModel, PromptPool, pull
-from infssm.states import find_mixers
+from infssm.methods.bases.l2p._prompts import PromptedModel, PromptPool, pull
+from infssm.ssm import find_mixers
 from tests.compare import assert_rounding, identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of, step, train

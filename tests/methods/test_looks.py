@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import infssm
 from infssm.errors import ConfigError
+from infssm.learner.loop import weights_of
+from infssm.learner.setup import load_weights
 from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_methods, parse_name
-from infssm.methods._build import components
+from infssm.methods.core.build import components
 from infssm.models.features import training_weights
-from infssm.train.loop import weights_of
-from infssm.train.setup import load_weights
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infssm.methods import Batch, build_method
-from infssm.methods._shared.losses import cross_entropy
+from infssm.methods.core.losses import cross_entropy
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS
 

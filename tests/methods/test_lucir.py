@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
-from infssm.methods.lucir import LUCIR
-from infssm.methods.lucir._losses import imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods.bases.lucir import LUCIR
+from infssm.methods.bases.lucir._losses import imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods.replay.balanced import herd
 from infssm.models.features import features as features_of
-from infssm.replay import herd
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of, step, train

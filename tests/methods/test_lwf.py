@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.geometry import StateSpace
 from infssm.methods import StatePair, build_method
-from infssm.states import record_states
+from infssm.ssm import StateSpace, record_states
 from tests.methods import toys
 from tests.methods.toys import TASKS
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Method, attach
-from infssm.states import OldModel, record_states
+from infssm.ssm import OldModel, record_states
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.toys import TASKS
-from tests.states import hf
+from tests.ssm import hf
 
 FAMILIES = ["mamba", "falcon-mamba", "jamba", "mamba2", "bamba", "falcon-h1", "zamba", "zamba2", "nemotron-h"]
 

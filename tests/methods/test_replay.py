@@ -13,7 +13,7 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.methods import Batch, Context, Transforms, build_method, parse_name
-from infssm.methods._shared.replay import Replay
+from infssm.methods.replay.rehearsal import Replay
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import HOSTS, build, optimizer_of, step, train

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.methods import Method, attach
-from infssm.methods.si import SI
+from infssm.methods.regularizers.si import SI
 from tests.compare import identical
 from tests.methods import toys
 
@@ -127,7 +127,7 @@ def test_negative_importances_are_counted_and_clamped(caplog: pytest.LogCaptureF
         method.begin_task(0)
         si.omega = {key: torch.full_like(w, 1.0) for key, w in si.omega.items()}
         si.omega["layers.0.mixer.A_log"][0, :3] = -2.0
-        with caplog.at_level(logging.INFO, logger="infssm.methods.si"):
+        with caplog.at_level(logging.INFO, logger="infssm.methods.regularizers.si"):
             method.end_task(0)
         found[clamp] = si.importance["layers.0.mixer.A_log"]
         assert si.negative == 3

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from infssm.methods import Method, Transforms
-from infssm.methods.xder import XDER
-from infssm.methods.xder import _losses as losses
+from infssm.methods.bases.xder import XDER
+from infssm.methods.bases.xder import _losses as losses
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, train

@@ -11,8 +11,8 @@ from torch import nn
 import infssm.models as models
 from infssm.errors import CheckpointError, ConfigError
 from infssm.models import Backbone, create_model, from_pretrained, list_models, register_model
-from infssm.models._block import drop_path
-from infssm.models._registry import MODELS
+from infssm.models.block import drop_path
+from infssm.models.registry import MODELS
 from tests.compare import assert_rounding, identical
 from tests.models.small import KINDS, SMALL, scramble
 
@@ -169,7 +169,7 @@ def test_register_model_adds_to_the_list():
 
 
 def test_timm_builds_our_models():
-    from infssm.data.torchvision import timm
+    from infssm._torchvision import timm
     from infssm.integrations.timm import register
 
     first = register()

@@ -136,7 +136,7 @@ def test_a_wider_model_is_a_mismatch_not_a_head_of_another_size(state, tmp_path)
 
 
 def test_a_model_is_left_alone_by_a_checkpoint_that_does_not_fit(state, tmp_path):
-    from infssm.models._weights import load_weights
+    from infssm.models.pretrained import load_weights
 
     model = vim()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -157,7 +157,7 @@ def test_position_embeddings_of_no_square_grid(state, tmp_path):
 def test_foreign_models_without_a_backbone_refuse_weights(tmp_path):
     from infssm.errors import ConfigError
     from infssm.models import register_model
-    from infssm.models._registry import MODELS
+    from infssm.models.registry import MODELS
 
     register_model("plain_module_of_this_test")(lambda: torch.nn.Linear(1, 1))
     try:

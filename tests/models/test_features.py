@@ -73,7 +73,7 @@ def test_a_classifier_deep_inside_can_be_replaced_and_copied() -> None:
 
 
 def test_timm_models() -> None:
-    from infssm.data.torchvision import timm
+    from infssm._torchvision import timm
 
     model = timm().create_model("resnet10t", num_classes=3).eval()
     x = torch.randn(2, 3, 32, 32)

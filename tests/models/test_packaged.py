@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from infssm.errors import CheckpointError
-from infssm.models import _weights, create_model
-from infssm.models._weights import PACKAGED, find_weights, read_state_dict
+from infssm.models import create_model
+from infssm.models import pretrained as _weights
+from infssm.models.pretrained import PACKAGED, find_weights, read_state_dict
 
 MODELS = {
     "cifar100-base": {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 4, "stem": "conv"},

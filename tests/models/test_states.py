@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import infssm.kernels
+import infssm.ops
 from infssm.errors import ConfigError
 from infssm.models import STATE_SETS, Mamba2Mixer, MambaMixer, S4DMixer, VimMixer
 from infssm.models import vmamba as vmamba_module
@@ -160,9 +160,9 @@ def test_stopping_computes_states_without_any_scan(name: str, monkeypatch):
     for module, run in ((infssm.models.mixer, "scan"), (infssm.models.mamba2, "scan_heads")):
         original = getattr(module, run)
         monkeypatch.setattr(module, run, lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
-    together = infssm.models._selective.scan_directions  # several scans in one call
+    together = infssm.models.selective.scan_directions  # several scans in one call
     monkeypatch.setattr(
-        *(infssm.models._selective, "scan_directions"),
+        *(infssm.models.selective, "scan_directions"),
         lambda xz, ways, *a, **k: scans.extend(ways) or together(xz, ways, *a, **k),
     )
     whole = infssm.models.mamba2.scan_projected

@@ -45,7 +45,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def _examine() -> dict[str, Any]:
     from infssm.data import data_root
-    from infssm.runs import environment
+    from infssm.learner.store.env import environment
 
     env = environment()
     kernels = env["kernels"]
@@ -72,7 +72,7 @@ def _examine() -> dict[str, Any]:
 
 def _bfloat16() -> str:
     """What ``train.precision=bf16-mixed`` does on this CPU."""
-    from infssm.train.precision import bfloat16_gain, bfloat16_unit
+    from infssm.learner.precision import bfloat16_gain, bfloat16_unit
 
     if (unit := bfloat16_unit()) is None:
         return "no instructions for it: train.precision=bf16-mixed stays in float32 on this CPU"
@@ -82,7 +82,7 @@ def _bfloat16() -> str:
 def _state_of(name: str, module: str, extra: str) -> str:
     """The version of a package that can be imported, or what to do about it: what is installed need not work."""
     from infssm.integrations import mend_torchvision
-    from infssm.runs.env import package_version
+    from infssm.learner.store.env import package_version
 
     version = package_version(name)
     if version is None:

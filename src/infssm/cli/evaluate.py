@@ -21,7 +21,7 @@ def command(
 
     Example: `infssm eval runs/digits-5/ewc/vim_nano/seed0-3f2a90c1 --task 2`
     """
-    from infssm.train.evaluate import evaluate_run
+    from infssm.learner.evaluate import evaluate_run
 
     rows = evaluate_run(run, task, data_root=data_root)
     if as_json:

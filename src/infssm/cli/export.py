@@ -24,7 +24,8 @@ def command(
 
     - `infssm export RUN --to torch -o model.pt2`
     """
-    from infssm.inference import export_classifier, load
+    from infssm.learner.export import export_classifier
+    from infssm.learner.predict import load
 
     if to not in ("onnx", "torch"):
         raise ConfigError(f"--to {to}: a model is exported to onnx or to torch")

@@ -120,19 +120,19 @@ def _datasets() -> dict[str, str]:
 
 
 def _distances() -> dict[str, str]:
-    from infssm.geometry import describe_distance, list_distances
+    from infssm.ssm import describe_distance, list_distances
 
     return {name: describe_distance(name) for name in list_distances()}
 
 
 def _presets() -> dict[str, str]:
-    from infssm.presets import list_presets, load_preset
+    from infssm.bench.presets import list_presets, load_preset
 
     return {name: load_preset(name).summary for name in list_presets()}
 
 
 def _studies() -> dict[str, str]:
-    from infssm.studies import describe_study, list_studies
+    from infssm.bench.studies import describe_study, list_studies
 
     return {name: describe_study(name) for name in list_studies()}
 

@@ -24,7 +24,7 @@ def command(
 
     - `infssm predict RUN photos/*.jpg --top 1 --json > classes.jsonl`
     """
-    from infssm.inference import load
+    from infssm.learner.predict import load
 
     classifier = load(run, task=task)
     for path in images:

@@ -10,7 +10,7 @@ import typer
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from infssm.runs import RunDirectory
+    from infssm.learner.store.directory import RunDirectory
 
 
 def command(
@@ -37,8 +37,9 @@ def command(
     Each run's own `report.html` is written again, too.
     """
     from infssm._files import write_text
+    from infssm.bench.reports import compare
+    from infssm.bench.reports.tables import FORMATS, render
     from infssm.cli.tables import print_comparison
-    from infssm.runs import FORMATS, compare, render
 
     form = "json" if as_json else form or (output.suffix.removeprefix(".") if output else "")
     if paper:
@@ -59,7 +60,7 @@ def command(
 
 def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:
     from infssm._files import write_text
-    from infssm.presets import PAPER_FORMATS, compare_with_paper, coverage, render_paper
+    from infssm.bench.presets import PAPER_FORMATS, compare_with_paper, coverage, render_paper
 
     if form not in PAPER_FORMATS:
         raise ConfigError(f"--paper has no format {form!r}; known: {', '.join(PAPER_FORMATS)}")
@@ -73,7 +74,8 @@ def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:
 
 def _readable(paths: list[Path]) -> list[RunDirectory]:
     """Complete runs, their own reports written again; what is left out is said on stderr."""
-    from infssm.runs import find_runs, write_reports
+    from infssm.bench.reports.report import write_reports
+    from infssm.learner.store.directory import find_runs
 
     runs, problems = write_reports(find_runs(paths, complete=False))
     if not runs and problems:

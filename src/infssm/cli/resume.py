@@ -22,9 +22,10 @@ def command(
 
     Example: `infssm resume runs/digits-5/ewc/vim_nano/seed0-3f2a90c1`
     """
+    from infssm.bench.reports import compare
+    from infssm.bench.running import resume
     from infssm.cli.tables import print_comparison
-    from infssm.runs import RunDirectory, compare
-    from infssm.train import resume
+    from infssm.learner.store.directory import RunDirectory
 
     result = resume(run, overrides or (), quiet=quiet)
     print_comparison(compare([RunDirectory(result.path)]))

@@ -12,8 +12,8 @@ import typer
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infssm.executors import Executor, Job
-    from infssm.train import Result
+    from infssm.bench.executors import Executor, Job
+    from infssm.learner.result import Result
 
 
 def command(
@@ -70,8 +70,8 @@ def command(
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
-    from infssm.executors import gather, results
-    from infssm.presets import is_job, plan
+    from infssm.bench.executors import gather, results
+    from infssm.bench.presets import is_job, plan
 
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
@@ -97,7 +97,7 @@ def command(
 
 def choose_executor(jobs: int, ray: str | None = None) -> Executor:
     """Where runs are carried out: here, in several processes of this machine, or on a Ray cluster."""
-    from infssm.executors import InProcess, LocalProcesses, RayExecutor
+    from infssm.bench.executors import InProcess, LocalProcesses, RayExecutor
 
     if (jobs > 1 or ray) and "RANK" in os.environ:
         raise ConfigError("torchrun's processes work on one run together: leave out --jobs and --ray")
@@ -109,14 +109,14 @@ def choose_executor(jobs: int, ray: str | None = None) -> Executor:
 
 
 def _complete(todo: list[Job]) -> bool:
-    from infssm.runs import RunDirectory
+    from infssm.learner.store.directory import RunDirectory
 
     return all(job.ready and RunDirectory(job.path).complete for job in todo)
 
 
 def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
     """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
-    from infssm.presets import estimate
+    from infssm.bench.presets import estimate
 
     config = todo[-1].config
     if config.data.name == "digits" or _complete(todo):
@@ -146,22 +146,22 @@ def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
 
 
 def _preset(name: str, variant: str) -> Any:
-    from infssm.presets import load_preset
+    from infssm.bench.presets import load_preset
 
     return load_preset(name, variant).values
 
 
 def _miniatures(todo: list[Job]) -> list[Job]:
     """The runs on generated images in the layout of their data sets, under ``<out>/fast-dev``."""
-    from infssm.executors import make_plan
-    from infssm.presets import fast_dev_config
+    from infssm.bench.executors import make_plan
+    from infssm.bench.presets import fast_dev_config
 
     return make_plan(fast_dev_config(job.config, Path(job.config.out) / "fast-dev") for job in todo)
 
 
 def _show(todo: list[Job], *, dry_run: bool) -> None:
-    from infssm.presets import describe, estimate
-    from infssm.train import to_yaml
+    from infssm.bench.presets import describe, estimate
+    from infssm.learner.config.load import to_yaml
 
     configs = [job.config for job in todo]
     if not dry_run or len(configs) == 1:
@@ -175,8 +175,9 @@ def _show(todo: list[Job], *, dry_run: bool) -> None:
 def _conclude(results: list[Result], seconds: float) -> None:
     from rich.console import Console
 
+    from infssm.bench.reports.tables import write_comparison
     from infssm.cli.tables import print_comparison
-    from infssm.runs import RunDirectory, write_comparison
+    from infssm.learner.store.directory import RunDirectory
 
     if not results:
         return

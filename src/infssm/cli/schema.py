@@ -13,9 +13,9 @@ def command() -> None:
     Example: `infssm schema > infssm.schema.json`, and in the first line of a file
     `# yaml-language-server: $schema=infssm.schema.json`
     """
+    from infssm.learner.config.fields import RunConfig
     from infssm.methods import list_methods
     from infssm.models import list_models
-    from infssm.train import RunConfig
 
     schema = RunConfig.model_json_schema()
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

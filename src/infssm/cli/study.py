@@ -29,8 +29,8 @@ def command(
 
     - `infssm study drift --run runs/digits-5/seq/vim_nano/seed0-1a2b3c4d kinds=all`
     """
-    from infssm.studies import describe_study, list_studies, run_study
-    from infssm.train import parse_overrides
+    from infssm.bench.studies import describe_study, list_studies, run_study
+    from infssm.learner.config.load import parse_overrides
 
     if name is None:
         width = max(map(len, list_studies()))

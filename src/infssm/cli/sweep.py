@@ -47,10 +47,10 @@ def command(
     A search that was interrupted continues by the same command, and loses nothing. The same command on other machines,
     with the same --out on a shared file system, joins in. It ends with a table, a figure and the winner's command.
     """
+    from infssm.bench.presets import load_preset
+    from infssm.bench.sweeps import Sweep
     from infssm.cli.run import choose_executor
-    from infssm.presets import load_preset
-    from infssm.sweeps import Sweep
-    from infssm.train import to_yaml
+    from infssm.learner.config.load import to_yaml
 
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
@@ -83,7 +83,7 @@ def _conclude(sweep: Any, found: list[Any], start: list[str]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from infssm.sweeps import rows, winners_command, write_findings
+    from infssm.bench.sweeps import rows, winners_command, write_findings
 
     console = Console()
     table = Table(title=f"{len(found)} trials, AA on validation images, %", box=box.SIMPLE_HEAD, title_justify="left")

@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from infssm.metrics import ACCURACY
-from infssm.runs import Comparison
-from infssm.runs.compare import Row
-from infssm.runs.tables import best_cells, columns
+from infssm.bench.reports.compare import Comparison, Row
+from infssm.bench.reports.tables import best_cells, columns
+from infssm.learner.metrics import ACCURACY
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:

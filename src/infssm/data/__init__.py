@@ -20,13 +20,7 @@ from infssm.data.recipes import (
     make_recipe,
     strong_recipe,
 )
-from infssm.data.registry import (
-    Archive,
-    DatasetEntry,
-    list_datasets,
-    load_dataset,
-    register_dataset,
-)
+from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
 from infssm.data.sequence_loader import SequenceLoader, make_sequence_loader
 from infssm.data.sequences import ArraySequences, Sequences, Tokens, WavFiles
 from infssm.data.sets.synthetic import write_synthetic

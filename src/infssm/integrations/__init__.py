@@ -1,5 +1,5 @@
 """Adapters to other libraries, one module each, imported when used: transformers, timm, avalanche, lightning."""
 
-from infssm.data.torchvision import mend as mend_torchvision
+from infssm._torchvision import mend as mend_torchvision
 
 __all__ = ["mend_torchvision"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infssm.integrations._lazy import made_on_first_use, require
+from infssm._optional import made_on_first_use, require
 
 
 def _plugin_class() -> type:

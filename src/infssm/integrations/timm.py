@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from infssm.data.torchvision import timm
+from infssm._torchvision import timm
 from infssm.errors import ConfigError
 from infssm.models import create_model, list_models
 

@@ -2,56 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import nn
-
-from infssm.errors import NoSSMLayersError
-from infssm.integrations import _fast
-from infssm.integrations._lazy import require
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def accelerate(model: M) -> M:
-    """Run the model's Mamba, FalconMamba, Jamba and Mamba-2 style layers on our scan and convolution, in place.
-
-    For CPUs, where transformers loops over the tokens in Python; on other devices keep its own kernels. Outputs are
-    the same (to 1e-4), in training and inference; generation steps from a cache run the original code. Packed sequences
-    (``seq_idx``, ``cu_seqlens``, ``position_ids`` that restart) stay apart in layers that are told of them. States are
-    then recorded by the same scan. Parameters, ``state_dict``, ``save_pretrained`` and pickling are as before;
-    :func:`restore` undoes it.
-    """
-    swapped = 0
-    for module in model.modules():
-        if (fast := _fast.fast_class(type(module))) is not None:
-            module.__class__ = fast
-            swapped += 1
-    if not swapped and not any(isinstance(module, _fast.Fast) for module in model.modules()):
-        raise NoSSMLayersError(
-            f"{type(model).__name__} has no transformers layer to accelerate; known: {', '.join(_fast.known())}"
-        )
-    return model
-
-
-def restore(model: M) -> M:
-    """Undo :func:`accelerate`, in place."""
-    for module in model.modules():
-        if isinstance(module, _fast.Fast):
-            module.__class__ = module.original  # type: ignore[assignment]
-    return model
-
-
-@contextmanager
-def accelerated(model: M) -> Iterator[M]:
-    """:func:`accelerate` for the block only."""
-    accelerate(model)
-    try:
-        yield model
-    finally:
-        restore(model)
+from infssm._optional import require
+from infssm.ssm.accelerate import accelerate, accelerated, restore
 
 
 class ContinualTrainerMixin:

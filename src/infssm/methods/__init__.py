@@ -1,12 +1,11 @@
 """Continual-learning methods: one contract, one file or folder per method, one file per head, composition by name.
 
-Every module of this folder is imported, so that adding a method touches its own file alone.
+Every module of `bases`, `regularizers` and `heads` is imported, so that adding a method touches its own file alone.
 """
 
 import importlib
-import pkgutil
 
-from infssm.methods._build import (
+from infssm.methods.core.build import (
     attach,
     build_method,
     canonical_name,
@@ -18,9 +17,7 @@ from infssm.methods._build import (
     parse_name,
     register_method,
 )
-from infssm.methods._method import Method, StatesConfig
-from infssm.methods._step import total_loss, train_step
-from infssm.methods.contract import (
+from infssm.methods.core.contract import (
     Base,
     Batch,
     BatchLike,
@@ -34,7 +31,9 @@ from infssm.methods.contract import (
     Terms,
     Transforms,
 )
-from infssm.methods.head import FeatureBatch, Features, FittedHead, Head
+from infssm.methods.core.head import FeatureBatch, Features, FittedHead, Head
+from infssm.methods.core.method import Method, StatesConfig
+from infssm.methods.core.step import total_loss, train_step
 
 __all__ = [
     "Base",
@@ -69,5 +68,5 @@ __all__ = [
     "train_step",
 ]
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+for _folder in ("bases", "regularizers", "heads"):
+    importlib.import_module(f"{__name__}.{_folder}")

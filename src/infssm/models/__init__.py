@@ -1,14 +1,14 @@
 """Readable state space backbones on the kernels of infssm, and the registry that builds them."""
 
-from infssm.models._backbone import Backbone, create_model, from_pretrained, kinds_of_model
-from infssm.models._registry import describe_model, list_models, register_model
-from infssm.models._sequence import LanguageModel, SequenceClassifier
-from infssm.models._weights import check_weights, find_weights
+from infssm.models.backbone import Backbone, create_model, from_pretrained, kinds_of_model
 from infssm.models.features import Classifier, find_classifier
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
 from infssm.models.mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
+from infssm.models.pretrained import check_weights, find_weights
+from infssm.models.registry import describe_model, list_models, register_model
 from infssm.models.s4d import S4DMixer, S4DModel
+from infssm.models.sequence import LanguageModel, SequenceClassifier
 from infssm.models.vim import VimMixer, VisionMamba
 from infssm.models.vmamba import SS2D, VMamba
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from infssm.models import _init
-from infssm.models._registry import register_model
-from infssm.models._selective import Direction, depthwise_conv, run_directions
-from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
+from infssm.models import initialization as _init
 from infssm.models.mixer import SSMMixer, StateRows, check_state_set
+from infssm.models.registry import register_model
+from infssm.models.selective import Direction, depthwise_conv, run_directions
+from infssm.models.sequence import LanguageModel, SequenceClassifier, classifier, language_model
 
 
 class MambaMixer(SSMMixer):

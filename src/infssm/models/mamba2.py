@@ -8,13 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
-from infssm.kernels.layer import LayerSizes, LayerWeights, can_mix, mix
-from infssm.kernels.projected import HeadWeights, can_scan_projected, scan_projected
-from infssm.models import _init
-from infssm.models._registry import register_model
-from infssm.models._selective import depthwise_conv, is_hooked
-from infssm.models._sequence import LanguageModel, SequenceClassifier, classifier, language_model
+from infssm.models import initialization as _init
 from infssm.models.mixer import (
     RawStates,
     SSMMixer,
@@ -24,6 +18,12 @@ from infssm.models.mixer import (
     beside_checkpoint,
     check_state_set,
 )
+from infssm.models.registry import register_model
+from infssm.models.selective import depthwise_conv, is_hooked
+from infssm.models.sequence import LanguageModel, SequenceClassifier, classifier, language_model
+from infssm.ops import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
+from infssm.ops.layer import LayerSizes, LayerWeights, can_mix, mix
+from infssm.ops.projected import HeadWeights, can_scan_projected, scan_projected
 
 
 class RMSNormGated(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from infssm.errors import ConfigError
-from infssm.kernels import ScanInputs, ScanStates, mean_states, scan
+from infssm.ops import ScanInputs, ScanStates, mean_states, scan
 
 StateRows = tuple[Tensor, "slice | None"]
 """A parameter and the rows of it that form states (``None``: all rows)."""

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.models._backbone import Backbone
-from infssm.models._registry import register_model
-from infssm.models._sequence import mean_of_tokens
+from infssm.models.backbone import Backbone
 from infssm.models.mixer import RawStates, SSMMixer, StateRows, at_least_float32, beside_checkpoint, check_state_set
+from infssm.models.registry import register_model
+from infssm.models.sequence import mean_of_tokens
 
 Discretization = Literal["zoh", "bilinear"]
 

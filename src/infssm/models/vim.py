@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.models import _init
-from infssm.models._backbone import Backbone
-from infssm.models._block import Block, RMSNorm, drop_path_rates, run_blocks
-from infssm.models._registry import register_model
-from infssm.models._selective import Direction, depthwise_conv, run_directions
-from infssm.models._stem import ConvStem
+from infssm.models import initialization as _init
+from infssm.models.backbone import Backbone
+from infssm.models.block import Block, RMSNorm, drop_path_rates, run_blocks
 from infssm.models.mixer import SSMMixer, StateRows, check_state_set
+from infssm.models.registry import register_model
+from infssm.models.selective import Direction, depthwise_conv, run_directions
+from infssm.models.stem import ConvStem
 
 
 class VimMixer(SSMMixer):

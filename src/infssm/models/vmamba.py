@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.kernels import ScanInputs
-from infssm.models import _init
-from infssm.models._backbone import Backbone
-from infssm.models._block import drop_path, drop_path_rates
-from infssm.models._registry import register_model
+from infssm.models import initialization as _init
+from infssm.models.backbone import Backbone
+from infssm.models.block import drop_path, drop_path_rates
 from infssm.models.mixer import SSMMixer, StateRows, at_least_float32, check_state_set
+from infssm.models.registry import register_model
+from infssm.ops import ScanInputs
 
 _DIRECTIONS = 4
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from infssm.errors import ConfigError
+from infssm.learner.loop import weights_of
+from infssm.learner.setup import load_weights
 from infssm.methods import Method, attach, build_method, parse_name
 from infssm.methods.heads.cosine import CosineClassifier
 from infssm.models import find_classifier
 from infssm.models.features import features
-from infssm.train.loop import weights_of
-from infssm.train.setup import load_weights
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS
 

@@ -10,13 +10,7 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 
 from infssm.errors import ConfigError
-from infssm.methods.heads._fitting import (
-    gaussian_classifier,
-    lda_classifier,
-    ridge_classifier,
-    shrunk,
-    squared_error,
-)
+from infssm.methods.heads._fitting import gaussian_classifier, lda_classifier, ridge_classifier, shrunk, squared_error
 from infssm.methods.heads._gaussians import Gaussians
 from tests.methods.heads.test_statistics import gathered, some
 

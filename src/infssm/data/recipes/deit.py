@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from infssm._torchvision import timm
 from infssm.data.recipes.base import PerImageRecipe
 from infssm.data.recipes.stats import IMAGENET, Stats
-from infssm.data.torchvision import timm
 
 if TYPE_CHECKING:
     from PIL.Image import Image

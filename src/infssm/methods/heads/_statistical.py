@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from infssm.methods._looks import FittedConfig
-from infssm.methods.contract import ComponentConfig, Context
-from infssm.methods.head import Features, FittedHead
+from infssm.methods.core.contract import ComponentConfig, Context
+from infssm.methods.core.head import Features, FittedHead
+from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads._drift import Drift, MapDrift, MeanDrift
 from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums
 

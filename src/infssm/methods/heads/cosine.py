@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from infssm.methods._build import register_method
-from infssm.methods.contract import ComponentConfig, Context
-from infssm.methods.head import Head, class_count
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import ComponentConfig, Context
+from infssm.methods.core.head import Head, class_count
 from infssm.models.features import find_classifier
-from infssm.states import unwrap
+from infssm.ssm import unwrap
 
 
 class CosineClassifier(nn.Module):

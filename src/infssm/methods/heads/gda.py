@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from infssm.methods._build import register_method
-from infssm.methods.contract import ComponentConfig, TaskInfo
-from infssm.methods.head import Features
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import ComponentConfig, TaskInfo
+from infssm.methods.core.head import Features
 from infssm.methods.heads._fitting import averaged, gaussian_classifier
 from infssm.methods.heads._gaussians import Gaussians
 from infssm.methods.heads._statistical import GaussianConfig, GaussianHead

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from infssm.methods._build import register_method
-from infssm.methods.contract import ComponentConfig, TaskInfo
-from infssm.methods.head import Features, linear
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import ComponentConfig, TaskInfo
+from infssm.methods.core.head import Features, linear
 from infssm.methods.heads._fitting import lda_classifier
 from infssm.methods.heads._statistical import GaussianConfig, GaussianHead
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from infssm.methods._build import register_method
-from infssm.methods.contract import EVERYTHING
-from infssm.methods.head import Head
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import EVERYTHING
+from infssm.methods.core.head import Head
 
 
 @register_method

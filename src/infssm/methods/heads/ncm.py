@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infssm.methods._build import register_method
-from infssm.methods.contract import TaskInfo
-from infssm.methods.head import Features
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import TaskInfo
+from infssm.methods.core.head import Features
 from infssm.methods.heads._statistical import StatisticalHead
 
 

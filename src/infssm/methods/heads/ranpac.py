@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes, this_share
-from infssm.methods._build import register_method
-from infssm.methods._looks import FittedConfig
-from infssm.methods.contract import ComponentConfig, TaskInfo
-from infssm.methods.head import Features, FittedHead
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import ComponentConfig, TaskInfo
+from infssm.methods.core.head import Features, FittedHead
+from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads._fitting import ridge_classifier, squared_error
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))

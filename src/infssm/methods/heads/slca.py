@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from infssm.methods._build import register_method
-from infssm.methods._step import train_step
-from infssm.methods.contract import ComponentConfig, TaskInfo, Terms
-from infssm.methods.head import Features, linear
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import ComponentConfig, TaskInfo, Terms
+from infssm.methods.core.head import Features, linear
+from infssm.methods.core.step import train_step
 from infssm.methods.heads._fitting import cholesky, lda_classifier
 from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
 from infssm.methods.heads._statistics import ClassStatistics

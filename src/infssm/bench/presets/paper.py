@@ -1,0 +1,156 @@
+"""The paper's result tables cell by cell: which preset fills each, and what complete runs measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from infssm.bench.presets.load import VARIANTS, list_presets, load_preset, paper_numbers
+from infssm.errors import InfssmError
+from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import differences, load_config, to_dict
+from infssm.learner.metrics import Summary, summarize
+from infssm.learner.store.directory import RunDirectory
+from infssm.learner.store.settings import NOT_COUNTING, is_one_of
+from infssm.methods import method_options
+
+TABLES = {
+    "Table 1": "Table 1: replay methods with and without Inf-SSM",
+    "Table 11": "Tables 2 and 11: exemplar-free methods, (A, B, C)",
+    "Table 6": "Table 6: exemplar-free methods, (A, C)",
+    "Table 7": "Table 7: which blocks to regularize",
+    "Table 9": "Table 9: Inf-SSM and Inf-SSM+",
+    "Table 10": "Table 10: Vim-tiny",
+}
+"""Tables of the report in the paper's order; Table 2 is Table 11 without UCL."""
+
+_IGNORED = (
+    *NOT_COUNTING,
+    "seed",
+    "train.task0",
+    "train.accelerator",
+    "train.devices",
+    "train.eval_batch_size",
+    "train.threads",
+)
+"""Settings in which a run may differ from its preset and still count as that preset's."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What runs of a preset gave: measures over seeds, and in which settings the runs differ from the preset."""
+
+    seeds: tuple[int, ...]
+    measures: Mapping[str, Summary]
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a published table. ``paper`` holds AA, AIA and FM in percent, each with mean and std."""
+
+    table: str
+    dataset: str
+    tasks: int
+    method: str
+    preset: str
+    paper: Mapping[str, Mapping[str, float]]
+    measured: Measured | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that fills the cell, with the paper's seeds."""
+        return f"infssm run -p {self.preset} --seed 0 10 100"
+
+
+@cache
+def paper_cells() -> tuple[Cell, ...]:
+    """All rows of the result tables but those of Table 2, which Table 11 repeats.
+
+    A row without a preset of its own is filled by the preset of the same method in Table 11: Inf-SSM in Tables 6 and 9
+    is the same run, and Table 6's Seq is Table 11's set-up with another published number.
+    """
+    presets = {_key(preset.paper): name for name in list_presets() if (preset := load_preset(name)).paper is not None}
+    cells = []
+    for row in paper_numbers()["results"]:
+        if row["table"] == "Table 2":
+            continue
+        name = presets.get(_key(row)) or presets[_key({**row, "table": "Table 11"})]
+        paper = {measure: row[measure] for measure in ("AA", "AIA", "FM")}
+        cells.append(Cell(row["table"], row["dataset"], row["n_tasks"], _method(row), name, paper))
+    return tuple(cells)
+
+
+def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
+    """The paper's tables with what the runs measured; cells without a run have ``measured=None``.
+
+    A run belongs to a preset of its benchmark with the same method and method options. Runs that changed other
+    settings are shown where no faithful ones are, with the differences.
+    """
+    found: dict[str, dict[tuple[str, ...], list[tuple[int, RunDirectory]]]] = {}
+    for run in runs:
+        config = load_config(run.config())
+        for name, differing in _presets_of(config):
+            found.setdefault(name, {}).setdefault(differing, []).append((config.seed, run))
+    measured = {name: _best(groups) for name, groups in found.items()}
+    return [Cell(**{**vars(cell), "measured": measured.get(cell.preset)}) for cell in paper_cells()]
+
+
+def _best(groups: Mapping[tuple[str, ...], Sequence[tuple[int, RunDirectory]]]) -> Measured:
+    """Of the runs of one preset, those closest to it."""
+    differing = min(groups, key=lambda d: (len(d), -len(groups[d])))
+    members = sorted(groups[differing], key=lambda member: member[0])
+    return Measured(tuple(seed for seed, _ in members), summarize([run.matrix() for _, run in members]), differing)
+
+
+def _presets_of(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
+    """Presets a run belongs to, with the settings in which it differs from the closer variant."""
+    found = []
+    for name in _by_benchmark().get(config.benchmark_name, ()):
+        close = [d for variant in VARIANTS if (d := _differences(config, name, variant)) is not None]
+        if close:
+            found.append((name, min(close, key=len)))
+    return found
+
+
+def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] | None:
+    """Settings in which a run differs from a preset; None where it is another method."""
+    preset = _resolved(name, variant)
+    if config.method.name != preset.method.name or _options(config) != _options(preset):
+        return None
+    mine, theirs = ({**to_dict(c), "method": {}} for c in (config, preset))
+    if config.model.weights and preset.model.weights:  # where the file lies does not matter; starting without one does
+        mine["model"]["weights"] = theirs["model"]["weights"]
+    return tuple(line for line in differences(theirs, mine) if not is_one_of(line.partition(":")[0], _IGNORED))
+
+
+def _options(config: RunConfig) -> dict[str, Any] | None:
+    try:
+        return dict(method_options(config.method.name, config.method.options))
+    except InfssmError:
+        return None
+
+
+@cache
+def _resolved(name: str, variant: str) -> RunConfig:
+    return load_config(load_preset(name, variant).values)
+
+
+@cache
+def _by_benchmark() -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for name in list_presets():
+        grouped.setdefault(name.rpartition("/")[0], []).append(name)
+    return grouped
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["table"], row["dataset"], row["n_tasks"], row["backbone"], _method(row)
+
+
+def _method(row: Mapping[str, Any]) -> str:
+    """The row's name in its table: the method, in Table 7 the blocks."""
+    name: str = row["blocks"] if "blocks" in row else row["method"]
+    return name

@@ -1,0 +1,111 @@
+"""Measured results beside the paper's, as Markdown, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from infssm.bench.presets.paper import TABLES, Cell
+from infssm.bench.reports import page
+
+_MEASURES = {"AA": "aa", "AIA": "aia", "FM": "fm"}
+_MISSING = "missing"
+_NOTE = (
+    "Percent; mean ± sample standard deviation over seeds; in brackets measured less published. FM: lower is better. "
+    "Measured values marked * come from runs whose settings differ from the preset's; the differences are listed below."
+)
+
+
+def render_paper(cells: Sequence[Cell], form: str) -> str:
+    """The tables in one of :data:`PAPER_FORMATS`."""
+    return PAPER_FORMATS[form](cells)
+
+
+def _markdown(cells: Sequence[Cell]) -> str:
+    parts = ["# Beside the paper", coverage(cells), _NOTE]
+    for title, mine in _tables(cells):
+        lines = [f"## {title}", "", _pipe(_HEADER), _pipe(["---"] * 3 + ["---:"] * (len(_HEADER) - 3))]
+        parts.append("\n".join(lines + [_pipe(_row(cell)) for cell in mine]))
+        if commands := _commands(mine):
+            parts.append("\n".join(["To fill the missing cells:", "", "```bash", *commands, "```"]))
+        if notes := _differing(mine):
+            parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex(cells: Sequence[Cell]) -> str:
+    blocks = [f"% {coverage(cells)}"]
+    for title, mine in _tables(cells):
+        lines = [f"% {title}", rf"\begin{{tabular}}{{lrl{'r' * (len(_HEADER) - 3)}}}", r"\toprule"]
+        lines += [_line(_HEADER), r"\midrule", *(_line(_row(cell)) for cell in mine), r"\bottomrule", r"\end{tabular}"]
+        lines += [f"% missing: {command}" for command in _commands(mine)]
+        blocks.append("\n".join([*lines, *(f"% {note}" for note in _differing(mine))]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _html(cells: Sequence[Cell]) -> str:
+    parts = []
+    for title, mine in _tables(cells):
+        rows = [[", ".join(row[:3]), *row[3:]] for row in map(_row, mine)]
+        table = page.table([", ".join(_HEADER[:3]), *_HEADER[3:]], rows)
+        commands = {row[0]: cell.command for cell, row in zip(mine, rows, strict=True) if cell.measured is None}
+        parts.append(page.wide(page.card(title, table, " ".join([_NOTE, *_differing(mine)]))))
+        parts.append(page.wide(page.settings(f"{title}: commands that fill the missing rows", commands)))
+    return page.page("Beside the paper", coverage(cells), parts)
+
+
+PAPER_FORMATS: dict[str, Callable[[Sequence[Cell]], str]] = {"md": _markdown, "tex": _latex, "html": _html}
+
+
+def coverage(cells: Sequence[Cell]) -> str:
+    """How many rows have been measured, in a sentence."""
+    done = sum(cell.measured is not None for cell in cells)
+    changed = sum(cell.measured is not None and bool(cell.measured.differences) for cell in cells)
+    tail = f", {changed} of them with changed settings" if changed else ""
+    return f"{done} of {len(cells)} published rows measured{tail}; {len(cells) - done} missing."
+
+
+_HEADER = ["data set", "tasks", "method"] + [f"{m} {part}" for m in _MEASURES for part in ("paper", "ours")] + ["seeds"]
+
+
+def _tables(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    datasets = list(dict.fromkeys(cell.dataset for cell in cells))
+    ordered = sorted(cells, key=lambda cell: (cell.tasks, datasets.index(cell.dataset)))
+    return [(title, [cell for cell in ordered if cell.table == table]) for table, title in TABLES.items()]
+
+
+def _row(cell: Cell) -> list[str]:
+    row = [cell.dataset, str(cell.tasks), cell.method]
+    mark = "*" if cell.measured and cell.measured.differences else ""
+    for published, measure in _MEASURES.items():
+        paper = cell.paper[published]
+        row.append(f"{paper['mean']:.2f} ± {paper['std']:.2f}")
+        mine = cell.measured.measures[measure] if cell.measured else None
+        if mine is None or math.isnan(mine.mean):
+            row.append(_MISSING)
+        else:
+            row.append(f"{mine.format()}{mark} ({100 * mine.mean - paper['mean']:+.2f})")
+    return [*row, str(len(cell.measured.seeds)) if cell.measured else "0"]
+
+
+def _commands(cells: Sequence[Cell]) -> list[str]:
+    return list(dict.fromkeys(cell.command for cell in cells if cell.measured is None))
+
+
+def _differing(cells: Sequence[Cell]) -> list[str]:
+    """What starred rows changed, ``preset: setting: published value != value of the run``."""
+    lines = [
+        f"* {cell.preset}: {'; '.join(cell.measured.differences)}."
+        for cell in cells
+        if cell.measured and cell.measured.differences
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def _pipe(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _line(cells: Sequence[str]) -> str:
+    escaped = (c.replace("_", r"\_").replace("%", r"\%").replace("±", r"$\pm$") for c in cells)
+    return " & ".join(escaped) + r" \\"

@@ -1,0 +1,230 @@
+"""A comparison as Markdown, CSV, LaTeX, JSON and HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from infssm._files import write_text
+from infssm.bench.reports import page, svg
+from infssm.bench.reports.compare import Comparison, Row, compare
+from infssm.bench.reports.report import accuracy_map, mean_chart
+from infssm.learner.metrics import ACCURACY, Summary
+from infssm.learner.store.directory import RunDirectory
+
+Best = Callable[[Sequence[float]], float]
+_ACCURACY: dict[str, tuple[str, Best]] = {
+    "aa": ("AA", max),
+    "aia": ("AIA", max),
+    "fm": ("FM", min),
+    "til_aa": ("task-inc. AA", max),
+}
+_DOMAINS: dict[str, tuple[str, Best]] = {
+    "aa": ("AA", max),
+    "aia": ("AIA", max),
+    "fm": ("FM", min),
+    "newest": ("newest", max),
+    "fwt": ("FWT", max),
+}
+_BITS: dict[str, tuple[str, Best]] = {
+    "aa": ("bits", min),
+    "aia": ("all tasks", min),
+    "fm": ("forgets", min),
+    "newest": ("newest", min),
+    "fwt": ("FWT", max),
+}
+
+
+def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
+    """Measures of a table of one benchmark's rows: heading, and which value is the best one."""
+    if rows[0].measure != ACCURACY:
+        return _BITS
+    return _DOMAINS if all("fwt" in row.measures for row in rows) else _ACCURACY
+
+
+def note(rows: Sequence[Row]) -> str:
+    """What the columns are."""
+    if rows[0].measure != ACCURACY:
+        return (
+            f"{rows[0].measure.title.capitalize()} on held-out text (lower is better), mean over the tasks after the "
+            "last one; all tasks: its mean over the tasks' ends; forgets: bits that a task lost since its best; "
+            "newest: each task after its own training; FWT: bits better than guessing just before its own training. "
+            "Mean ± sample standard deviation over seeds."
+        )
+    return _NOTE_DOMAINS if columns(rows) is _DOMAINS else _NOTE
+
+
+_NOTE_DOMAINS = (
+    "Percent; mean ± sample standard deviation over seeds. AA: average accuracy after the last task, AIA: its mean "
+    "over all tasks, FM: forgetting (lower is better), newest: each task after its own training, FWT: points "
+    "better than guessing just before a task's own training."
+)
+_NOTE = (
+    "Percent; mean ± sample standard deviation over seeds. AA: average accuracy after the last task, AIA: its mean "
+    "over all tasks, FM: forgetting (lower is better), task-inc. AA: decided inside each image's own task."
+)
+
+
+def render(comparison: Comparison, form: str) -> str:
+    """The comparison in one of :data:`FORMATS`."""
+    return FORMATS[form](comparison)
+
+
+def write_comparison(runs: Sequence[RunDirectory], folder: Path) -> tuple[Comparison, Path]:
+    """Write ``comparison.html``, ``.md``, ``.csv`` and ``.tex`` to ``folder``; return the data and the HTML's path."""
+    comparison = compare(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    for form in ("html", "md", "csv", "tex"):
+        write_text(folder / f"comparison.{form}", render(comparison, form))
+    return comparison, folder / "comparison.html"
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """A Markdown table per benchmark, best values in bold."""
+    blocks = []
+    for benchmark in comparison.benchmarks:
+        rows = comparison.of(benchmark)
+        cells, best, header = _cells(rows), best_cells(rows), _header(rows)
+        lines = [f"### {benchmark}", "", _pipe(header), _pipe(["---", *["---:"] * (len(header) - 1)])]
+        lines += [
+            _pipe([f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)]) for i, row in enumerate(cells)
+        ]
+        blocks.append("\n".join(lines))
+    notes = dict.fromkeys(note(comparison.of(benchmark)) for benchmark in comparison.benchmarks)
+    return "\n\n".join([*blocks, *notes]) + "\n"
+
+
+def to_csv(comparison: Comparison) -> str:
+    """One line per set-up with mean and standard deviation of every measure, as fractions."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    measures = list(dict.fromkeys(m for row in comparison.rows for m in row.measures))
+    writer.writerow(["benchmark", "method", "seeds", *(f"{m}_{part}" for m in measures for part in ("mean", "std"))])
+    for row in comparison.rows:
+        found = [row.measures.get(m) for m in measures]
+        numbers = [n for s in found for n in ((None, None) if s is None else (s.mean, s.std))]
+        shown = ["" if n is None or math.isnan(n) else repr(n) for n in numbers]
+        writer.writerow([row.benchmark, row.label, " ".join(map(str, row.seeds)), *shown])
+    return text.getvalue()
+
+
+def to_latex(comparison: Comparison) -> str:
+    """A booktabs table per benchmark, best values in bold."""
+    blocks = []
+    for benchmark in comparison.benchmarks:
+        rows = comparison.of(benchmark)
+        best, header = best_cells(rows), _header(rows)
+        lines = [f"% {benchmark}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
+        lines += [" & ".join(_escape(h) for h in header) + r" \\", r"\midrule"]
+        for i, row in enumerate(_cells(rows)):
+            cells = [_escape(c).replace("±", r"$\pm$") for c in row]
+            lines.append(" & ".join(rf"\textbf{{{c}}}" if (i, j) in best else c for j, c in enumerate(cells)) + r" \\")
+        blocks.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def to_json(comparison: Comparison) -> str:
+    """All measures and curves as JSON; undefined values are null."""
+    rows = [
+        {
+            "benchmark": row.benchmark,
+            "method": row.label,
+            "seeds": list(row.seeds),
+            "measures": {name: _plain(s) for name, s in row.measures.items()},
+            "aa_curve": [v / row.measure.scale for v in row.aa_curve],
+        }
+        for row in comparison.rows
+    ]
+    return json.dumps({"rows": rows, "verdict": comparison.verdict()}, indent=2) + "\n"
+
+
+def to_html(comparison: Comparison) -> str:
+    """The comparison report: tables, AA curves, forgetting; self-contained."""
+    verdict = comparison.verdict()
+    parts = [f'<p class="verdict">{escape(verdict)}</p>'] if verdict else []
+    for benchmark in comparison.benchmarks:
+        rows = comparison.of(benchmark)
+        table = page.table(_header(rows), _cells(rows), best_cells(rows))
+        parts.append(page.wide(page.card(benchmark, table, note(rows))))
+        measure, steps = rows[0].measure, list(range(len(rows[0].aa_curve)))
+        curves = [svg.Series(row.label, steps, row.aa_curve, *row.aa_range) for row in rows]
+        cards = [
+            page.card(
+                f"Average {measure.title}, {measure.unit}",
+                mean_chart(curves, measure, steps),
+                "Bands reach from the lowest to the highest seed." if any(row.aa_range for row in rows) else "",
+            )
+        ]
+        if len(steps) > 1:
+            bars = [(row.label, row.forgetting) for row in rows]
+            names = [str(t) for t in steps[:-1]]
+            cards.append(
+                page.card(
+                    f"Forgetting per task, {measure.change}",
+                    svg.bar_chart(names, bars, x_label="task", y_label=f"forgetting, {measure.change}"),
+                )
+            )
+        parts.append(page.columns(cards))
+        parts.append(
+            page.columns(
+                page.card(f"{row.label}: {measure.title} after each task, {measure.unit}", _mean_heat(row))
+                for row in rows
+            )
+        )
+    runs = sum(len(row.seeds) for row in comparison.rows)
+    return page.page("Comparison of methods", f"{runs} runs · {' · '.join(comparison.benchmarks)}", parts)
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "md": to_markdown,
+    "csv": to_csv,
+    "tex": to_latex,
+    "html": to_html,
+    "json": to_json,
+}
+
+
+def best_cells(rows: Sequence[Row]) -> set[tuple[int, int]]:
+    """(row, column) of the best value of every measure, where there is something to choose from."""
+    best: set[tuple[int, int]] = set()
+    for column, (measure, (_, choose)) in enumerate(columns(rows).items(), start=2):
+        means = [row.measures[measure].mean for row in rows]
+        if len(rows) > 1 and not any(math.isnan(m) for m in means):
+            best |= {(i, column) for i, m in enumerate(means) if m == choose(means)}
+    return best
+
+
+def _mean_heat(row: Row) -> str:
+    values = np.mean([m.all_values for m in row.matrices], axis=0)
+    return accuracy_map(values, row.names_per_task, row.measure)
+
+
+def _header(rows: Sequence[Row]) -> list[str]:
+    return ["method", "seeds", *(heading for heading, _ in columns(rows).values())]
+
+
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    scale, digits = rows[0].measure.scale, rows[0].measure.digits
+    shown = [[row.measures[m].format(scale=scale, digits=digits) for m in columns(rows)] for row in rows]
+    return [[row.label, str(len(row.seeds)), *cells] for row, cells in zip(rows, shown, strict=True)]
+
+
+def _plain(summary: Summary) -> dict[str, float | None]:
+    mean = None if math.isnan(summary.mean) else summary.mean
+    std = None if summary.std is None or math.isnan(summary.std) else summary.std
+    return {"mean": mean, "std": std}
+
+
+def _pipe(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")

@@ -1,0 +1,167 @@
+"""Train on the penalty alone, from the old model: which distances hold it, which pull it away?"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infssm.bench.studies.run import TrainedRun, states_of
+from infssm.bench.studies.study import Study, axes, choose_kinds, register_study
+from infssm.errors import ConfigError
+from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
+from infssm.methods import Batch, Method, build_method, train_step
+from infssm.ssm import StateSpace
+
+_IMAGES = 16
+
+
+@register_study("penalty-alone")
+def penalty_alone(
+    *,
+    run: str | os.PathLike[str] | None = None,
+    kinds: str | Sequence[str] = ("simplified", "aligned", "martin", "output"),
+    steps: int = 50,
+    lr: float = 1e-3,
+    weight_decay: float = 0.1,
+    weight: float = 1e4,
+    data_root: str | None = None,
+) -> Study:
+    """From a run's task-0 model, train on the penalty only, with each distance, with weight decay and without.
+
+    Reports the drift of Ā and C (root mean square), the distance itself, and the accuracy on task 0, which a penalty
+    that holds the old model leaves as they are. `simplified` is the paper's loss with its equality rule: without weight
+    decay nothing moves it off the old model, and with it the rule is broken by the first step. Images are those of
+    task 1; AdamW at a constant rate.
+    """
+    trained = TrainedRun.open(run, data_root=data_root)
+    if len(trained.setup.stream) < 2:
+        raise ConfigError("penalty-alone trains on the images of a second task; this run has one task")
+    chosen = choose_kinds(kinds)
+    shown = sorted({0, 1, 2, 5, 20, steps} & set(range(steps + 1)))
+    rows: list[dict[str, Any]] = []
+    for kind, decay in itertools.product(chosen, dict.fromkeys((weight_decay, 0.0))):
+        measured = _train(trained, kind, shown, lr=lr, weight_decay=decay, weight=weight)
+        rows += [{"kind": kind, "weight_decay": decay, **row} for row in measured]
+    data: dict[str, Any] = {"run": str(run), "steps": steps, "lr": lr, "weight": weight, "rows": rows}
+    return Study("penalty-alone", data, _figure(data), _text(data))
+
+
+def _train(
+    trained: TrainedRun, kind: str, shown: Sequence[int], *, lr: float, weight_decay: float, weight: float
+) -> Iterator[dict[str, float]]:
+    """Train on the penalty; yield what is measured after the steps of ``at``."""
+    method = _method(trained, kind, weight)
+    method.begin_task(trained.setup.stream[1])
+    optimizer = build_optimizer(decay_groups(method.module, weight_decay))
+    set_learning_rate(optimizer, lr)
+    probe = trained.images(_IMAGES)
+    old = _flat(states_of(method.module.eval(), probe))
+    batches = _batches(trained)
+    for step in range(shown[-1] + 1):
+        if step in shown:
+            method.module.eval()
+            new = _flat(states_of(method.module, probe))
+            with torch.no_grad():
+                own = _penalty(method, probe) / weight
+            yield {
+                "step": step,
+                "drift_a": _rms(old, new, "a"),
+                "drift_c": _rms(old, new, "c"),
+                "distance": float(own),
+                "accuracy": 100 * trained.accuracy(method, 0),
+            }
+        if step == shown[-1]:
+            return
+        method.module.train()
+        train_step(partial(_terms, method, next(batches)), optimizer)
+
+
+def _method(trained: TrainedRun, kind: str, weight: float) -> Method:
+    name = "inf-ssm" if kind == "simplified" else "inf-ssm-exact"
+    options: dict[str, Any] = {} if kind == "simplified" else {"distance": kind}
+    stream = trained.setup.stream
+    return build_method(
+        trained.model(0),
+        name,
+        num_classes=stream.num_classes,
+        num_tasks=stream.num_tasks,
+        task_sizes=stream.task_sizes,
+        weight=weight,
+        **options,
+    )
+
+
+def _terms(method: Method, x: Tensor) -> dict[str, Tensor]:
+    return {"penalty": _penalty(method, x)}
+
+
+def _penalty(method: Method, x: Tensor) -> Tensor:
+    """The regularizer's term alone: the forward is run for its states."""
+    classes = method.context.current.classes
+    y = torch.full((len(x),), classes.start if classes else 0)
+    terms = method.loss(Batch(x, y))
+    return terms[f"{method.regularizers[0].name}/distance"]
+
+
+def _batches(trained: TrainedRun) -> Iterator[Tensor]:
+    """Training images of task 1, epoch after epoch."""
+    for epoch in itertools.count():
+        for batch in trained.setup.train_loader(trained.setup.stream[1], epoch):
+            yield batch.x
+
+
+def _flat(states: dict[str, list[StateSpace]]) -> list[StateSpace]:
+    return [space for spaces in states.values() for space in spaces]
+
+
+def _rms(old: Sequence[StateSpace], new: Sequence[StateSpace], which: str) -> float:
+    squares = [(getattr(a, which) - getattr(b, which)).abs().square().mean() for a, b in zip(old, new, strict=True)]
+    return float(torch.stack(squares).mean().sqrt())
+
+
+def _last(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in data["rows"] if row["step"] == data["steps"]]
+
+
+def _text(data: dict[str, Any]) -> str:
+    before = data["rows"][0]["accuracy"]
+    parts = [
+        f"{r['kind']}{'' if r['weight_decay'] else ' without weight decay'}: accuracy {r['accuracy']:.1f} %, drift of "
+        f"A {r['drift_a']:.2g}, of C {r['drift_c']:.2g}"
+        for r in _last(data)
+    ]
+    return (
+        f"Task-0 accuracy {before:.1f} % before; after {data['steps']} steps on the penalty alone: {'; '.join(parts)}."
+    )
+
+
+def _figure(data: dict[str, Any]) -> Any:
+    figure, panels = axes(3, width=4.0, height=3.6)
+    kinds = list(dict.fromkeys(row["kind"] for row in data["rows"]))
+    decays = list(dict.fromkeys(row["weight_decay"] for row in data["rows"]))
+    wanted = (("accuracy", "task-0 accuracy, %"), ("drift_a", "drift of A (rms)"), ("drift_c", "drift of C (rms)"))
+    for panel, (key, title) in zip(panels, wanted, strict=True):
+        for colour, kind in enumerate(kinds):
+            for decay in decays:
+                mine = [r for r in data["rows"] if r["kind"] == kind and r["weight_decay"] == decay]
+                label = kind if decay == decays[0] else None
+                style: dict[str, Any] = {
+                    "color": f"C{colour}",
+                    "linestyle": "-" if decay else ":",
+                    "marker": ".",
+                    "label": label,
+                }
+                panel.plot([r["step"] for r in mine], [r[key] for r in mine], **style)
+        panel.set_xscale("symlog", linthresh=1)
+        panel.set_xticks(sorted({r["step"] for r in data["rows"]}), labels=None)
+        panel.set(xlabel="step on the penalty alone", title=title)
+        panel.xaxis.set_major_formatter("{x:.0f}")
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(frameon=False, fontsize=8, title="solid: weight decay; dotted: none", title_fontsize=7)
+    return figure

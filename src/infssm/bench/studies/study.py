@@ -1,0 +1,107 @@
+"""What a study is: a function that returns numbers, a figure and a text that says what they show."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from infssm._registry import Registry, shorten, suggest
+from infssm.errors import ConfigError
+from infssm.ssm import list_distances
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Study:
+    """The outcome of a study: ``data`` is plain JSON values, ``text`` a few sentences computed from it."""
+
+    name: str
+    data: dict[str, Any]
+    figure: Figure
+    text: str
+
+    def save(self, out: str | os.PathLike[str]) -> Path:
+        """Write ``<name>.json``, ``<name>.png`` and ``<name>.md`` into ``out`` and return the figure's path."""
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.name}.json").write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{self.name}.md").write_text(
+            f"# {self.name}\n\n{self.text}\n\n![]({self.name}.png)\n", encoding="utf-8"
+        )
+        file = folder / f"{self.name}.png"
+        self.figure.savefig(file, dpi=130, bbox_inches="tight")
+        return file
+
+
+_STUDIES: Registry[Callable[..., Study]] = Registry("study")
+register_study = _STUDIES.register
+
+
+def list_studies() -> list[str]:
+    """Names of all studies."""
+    return list(_STUDIES)
+
+
+def describe_study(name: str) -> str:
+    """The first line of what a study says about itself."""
+    return (_STUDIES[name].__doc__ or "").strip().partition("\n")[0]
+
+
+def run_study(name: str, **options: Any) -> Study:
+    """Run the named study; options are those of its function."""
+    study = _STUDIES[name]
+    known = get_type_hints(study)
+    for key, value in options.items():
+        if key not in known or key == "return":
+            raise ConfigError(
+                f"study {name!r} has no option {shorten(repr(key))}{suggest(key, set(known) - {'return'})}"
+            )
+        _check_option(name, key, value, known[key])
+    return study(**options)
+
+
+_LAX = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+
+
+def _check_option(study: str, key: str, value: Any, hint: Any) -> None:
+    """Raise for a value of another type than the option's, and for counts below 1."""
+    try:
+        TypeAdapter(hint, config=_LAX).validate_python(value)
+    except ValidationError as error:
+        reason = shorten(error.errors()[0]["msg"])
+        raise ConfigError(f"study {study!r}: {key}={shorten(repr(value))}: {reason}") from None
+    if isinstance(value, int) and not isinstance(value, bool) and value < (0 if key == "seed" else 1):
+        raise ConfigError(f"study {study!r}: {key}={value} is too small")
+
+
+def choose_kinds(kinds: str | Sequence[str]) -> list[str]:
+    """Distances by name: ``"all"``, one, several with commas between them, or a list."""
+    known = list_distances()
+    chosen = known if kinds == "all" else kinds.split(",") if isinstance(kinds, str) else list(kinds)
+    for kind in chosen:
+        if kind not in known:
+            raise ConfigError(f"unknown distance {kind!r}{suggest(kind, known)}")
+    return chosen
+
+
+def axes(columns: int = 1, width: float = 5.0, height: float = 3.4, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A grid of empty axes in the house's look, row by row."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("studies draw figures with matplotlib: pip install 'infssm[bench]'") from None
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    return figure, panels

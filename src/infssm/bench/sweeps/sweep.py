@@ -1,0 +1,221 @@
+"""`Sweep`: trials asked of a journal, carried out by an executor, and told to the journal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infssm.bench.executors import Executor, Finished, Job, StoppedError
+from infssm.bench.presets import plan
+from infssm.bench.sweeps.journal import Journal
+from infssm.bench.sweeps.propose import propose
+from infssm.bench.sweeps.space import Choice, Range, overrides_of, parse_space
+from infssm.errors import ConfigError, DivergedError, InfssmError
+from infssm.learner.config.load import load_config, to_dict
+from infssm.learner.store.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+_PAUSE = 1.0
+"""Seconds between two looks at what other processes do."""
+ON_VALIDATION = "data.evaluate=val"
+
+
+@dataclass
+class _Work:
+    """A trial that this process works on."""
+
+    jobs: list[Job]
+    values: dict[Job, float] = field(default_factory=dict)
+    stopped: bool = False
+    error: str | None = None
+    over: int = 0
+    """Jobs that are over, or not begun because the trial was stopped."""
+
+
+class Sweep:
+    """A search for the settings with the best AA on validation images, averaged over seeds.
+
+    Args:
+        source: what to start from: a config file, its values, or None for the main job's settings.
+        overrides: settings, fixed or with a range or list of values (see :func:`parse_space`).
+        seeds: of the runs of every trial.
+        search_seed: of the proposals.
+        out: folder under which the search has a folder of its own, which other processes join by the same call.
+        data_root: folder that holds the data.
+    """
+
+    def __init__(
+        self,
+        source: Mapping[str, Any] | Path | None,
+        overrides: Sequence[str],
+        *,
+        seeds: Sequence[int] = (0,),
+        search_seed: int = 0,
+        out: str = "runs",
+        data_root: str | None = None,
+    ) -> None:
+        _require_optuna()
+        self._source, self._data_root, self.seeds = source, data_root, list(seeds)
+        self.fixed, self.space = parse_space(overrides)
+        if not self.space:
+            raise ConfigError(
+                "nothing is searched: give a setting a range, such as method.weight=log:1e-2..1e6, or values, such as "
+                "train.lr=1e-3,1e-4"
+            )
+        given = {} if source is None else to_dict(load_config(source))
+        facts = {
+            "source": given,
+            "fixed": sorted(self.fixed),
+            "space": {key: _facts(part) for key, part in self.space.items()},
+            "seeds": self.seeds,
+            "search_seed": search_seed,
+        }
+        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+        self.folder = Path(out).expanduser() / f"sweep-{name}"
+        self._check_settings()
+        self._facts, self._seed = facts, search_seed
+        self._work: dict[int, _Work] = {}
+        self._of: dict[Job, int] = {}
+
+    @cached_property
+    def _journal(self) -> Journal:
+        return Journal(self.folder, self.space, self._facts, self._seed)
+
+    def first_trial(self) -> list[Job]:
+        """What the first trial would run; nothing is written."""
+        params = propose(self.space, [], self._seed)
+        assert params is not None
+        return self._plan(overrides_of(self.space, params))
+
+    def trials(self) -> list[FrozenTrial]:
+        """All trials so far, by number."""
+        return self._journal.trials()
+
+    def run(
+        self, executor: Executor, *, trials: int | None = 20, seconds: float | None = None, quiet: bool = False
+    ) -> list[FrozenTrial]:
+        """Work until there are ``trials`` trials, or no new one is begun after ``seconds``; all trials, by number.
+
+        What other processes work on is waited for, and taken over where they die.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        try:
+            while True:
+                for end in executor.run(self._jobs(trials, deadline), quiet=quiet, watch=self._watch):
+                    self._take(end)
+                late = deadline is not None and time.monotonic() >= deadline
+                if late or not self._journal.working():
+                    return self._journal.trials()
+                time.sleep(_PAUSE)
+        finally:
+            self._journal.let_go()
+
+    def best(self) -> FrozenTrial | None:
+        """The complete trial with the highest objective; the earliest of several."""
+        complete = [trial for trial in self._journal.trials() if trial.state.name == "COMPLETE"]
+        return max(complete, key=lambda trial: (trial.value, -trial.number), default=None)
+
+    def settings(self, trial: FrozenTrial) -> list[str]:
+        """The searched settings of a trial, as they are written on the command line."""
+        return overrides_of(self.space, trial.params)
+
+    def _check_settings(self) -> None:
+        """Raise for what no trial could run, before any does: the ends of all ranges are tried out."""
+        for pick in (0, -1):
+            ends = [_end(key, part, pick) for key, part in self.space.items()]
+            found = self._plan(ends)
+            if len(found) != len(self.seeds):
+                raise ConfigError("a search is for one method: name it, such as method=inf-ssm-exact")
+
+    def _plan(self, settings: Sequence[str]) -> list[Job]:
+        return plan(
+            self._source,
+            [*self.fixed, *settings, ON_VALIDATION],
+            seeds=self.seeds,
+            data_root=self._data_root,
+            out=str(self.folder / "runs"),
+        )
+
+    def _jobs(self, budget: int | None, deadline: float | None) -> Iterator[Job]:
+        """Jobs of one trial after the other; the next trial is chosen when there is room for it."""
+        while True:
+            late = deadline is not None and time.monotonic() >= deadline
+            trial = self._journal.take(0 if late else budget)
+            if trial is None:
+                return
+            jobs = [
+                replace(job, label=f"trial {trial.number} seed {job.config.seed}")
+                for job in self._plan(self.settings(trial))
+            ]
+            work = self._work[trial.number] = _Work(jobs)
+            self._of |= dict.fromkeys(jobs, trial.number)
+            for job in jobs:
+                self._catch_up(job)
+                if work.stopped:
+                    self._over(trial.number)
+                else:
+                    yield job
+
+    def _catch_up(self, job: Job) -> None:
+        """Report the tasks that the run did before its trial was left behind, as if they were done now."""
+        directory = RunDirectory(job.path)
+        if directory.is_run and directory.saved_tasks:
+            for task, aa in enumerate(directory.matrix().aa_curve):
+                if not self._watch(job, task, float(aa)):
+                    return
+
+    def _watch(self, job: Job, task: int, aa: float) -> bool:
+        number = self._of[job]
+        work = self._work[number]
+        tasks = job.config.data.num_tasks
+        last = job is work.jobs[-1] and task == tasks - 1
+        good = self._journal.report(number, work.jobs.index(job) * tasks + task, aa)
+        work.stopped = work.stopped or not (good or last)
+        return not work.stopped
+
+    def _take(self, end: Finished) -> None:
+        """A job is over."""
+        number = self._of[end.job]
+        work = self._work[number]
+        if end.result is not None:
+            work.values[end.job] = end.result.aa
+        elif isinstance(end.error, DivergedError):
+            work.stopped, work.error = True, str(end.error)
+        elif not isinstance(end.error, StoppedError):
+            assert end.error is not None
+            raise end.error
+        self._over(number)
+
+    def _over(self, number: int) -> None:
+        work = self._work[number]
+        work.over += 1
+        if work.over < len(work.jobs):
+            return
+        value = None if work.stopped else sum(work.values.values()) / len(work.jobs)
+        self._journal.tell(number, value, work.error)
+        for job in work.jobs:
+            del self._of[job]
+        del self._work[number]
+
+
+def _facts(part: Range | Choice) -> list[Any]:
+    return list(part.values) if isinstance(part, Choice) else [part.low, part.high, part.log, part.whole]
+
+
+def _end(key: str, part: Range | Choice, pick: int) -> str:
+    return f"{key}={part.values[pick] if isinstance(part, Choice) else part.text((part.low, part.high)[pick])}"
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna as _optuna  # noqa: F401
+    except ImportError:
+        raise InfssmError("`infssm sweep` needs optuna: pip install 'infssm[sweep]'") from None

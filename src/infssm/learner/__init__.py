@@ -1,0 +1,54 @@
+"""Training one task after another, and using what was learned: the loop, its folder, predictions, export."""
+
+from infssm.learner.config import (
+    DataConfig,
+    LogConfig,
+    MethodConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    config_hash,
+    differences,
+    expand_overrides,
+    load_config,
+    merge,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
+from infssm.learner.export import export_classifier, export_model
+from infssm.learner.optim import build_optimizer, decay_groups, learning_rate, task_lr
+from infssm.learner.predict import Prediction, TrainedClassifier, load
+from infssm.learner.result import Result
+from infssm.learner.saving.checkpoint import load_checkpoint, save_checkpoint
+from infssm.learner.signals import Interrupted
+
+__all__ = [
+    "DataConfig",
+    "Interrupted",
+    "LogConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "Prediction",
+    "Result",
+    "RunConfig",
+    "TrainConfig",
+    "TrainedClassifier",
+    "build_optimizer",
+    "config_hash",
+    "decay_groups",
+    "differences",
+    "expand_overrides",
+    "export_classifier",
+    "export_model",
+    "learning_rate",
+    "load",
+    "load_checkpoint",
+    "load_config",
+    "merge",
+    "parse_overrides",
+    "save_checkpoint",
+    "task_lr",
+    "to_dict",
+    "to_yaml",
+]

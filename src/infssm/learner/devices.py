@@ -1,0 +1,158 @@
+"""Devices and processes through Lightning Fabric, and the one thing the loop does itself: averaging gradients.
+
+Methods run several forwards per step and read states as side outputs, which a wrapped module cannot follow. So modules
+stay unwrapped, every process works on its slice of the same global batch, and gradients are averaged after backward.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from infssm._processes import this_share
+from infssm.errors import ConfigError, InfssmError
+from infssm.learner.config.fields import TrainConfig
+from infssm.learner.precision import settle_precision
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+_LOST = re.compile(r"connection (reset|closed|refused)|broken pipe|timed out|remote process exited", re.I)
+_BUCKET = 16 * 2**20  # elements per all-reduce: few messages, and a bounded copy
+
+
+def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any:
+    """Run ``function(fabric, *args)`` on every process of the configuration; return what process 0 returned."""
+    fabric_class = _fabric()
+    world, local = _torchrun_world()
+    strategy = "ddp" if world > 1 else "ddp_spawn" if config.devices > 1 else "auto"
+    try:
+        fabric = fabric_class(
+            accelerator=config.accelerator,
+            devices=local if world else config.devices,
+            num_nodes=world // local if world else 1,
+            strategy=strategy,
+            precision=settle_precision(config),
+        )
+    except (RuntimeError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"cannot use train.accelerator={config.accelerator} devices={config.devices}: {error}"
+        ) from error
+    if config.batch_size % fabric.world_size:
+        raise ConfigError(
+            f"train.batch_size={config.batch_size} must be a multiple of the {fabric.world_size} processes"
+        )
+    if strategy == "ddp":  # torchrun's processes run one configuration after the other, and part at their end
+        atexit.register(_part)
+    if strategy != "ddp_spawn":
+        with _lost_processes_named():
+            return fabric.launch(function, *args)
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "error"
+        try:
+            return fabric.launch(_in_started_process, note, function, *args)
+        except ProcessRaisedException:
+            if note.exists():
+                raise pickle.loads(note.read_bytes()) from None
+            raise
+
+
+def _torchrun_world() -> tuple[int, int]:
+    """Processes in all and on this machine where torchrun started this one; else (0, 0)."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0, 0
+    world, local, machines = (int(os.environ[f"{name}WORLD_SIZE"]) for name in ("", "LOCAL_", "GROUP_"))
+    if world != local * machines:
+        raise ConfigError(
+            f"torchrun started {world} processes on {machines} machines, {local} of them here: start equally many on "
+            "each machine (--nproc-per-node)"
+        )
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if machines > 1 and restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The shared store still holds the addresses of the dead: github.com/pytorch/pytorch/issues/135712
+        raise ConfigError(
+            "to restart processes on several machines (--max-restarts), torchrun must be started with the environment "
+            "variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on each; else they look for the dead ones and hang"
+        )
+    return world, local
+
+
+@contextlib.contextmanager
+def _lost_processes_named() -> Iterator[None]:
+    """Say in words that another process of torchrun is gone; what the network says of it differs by back end."""
+    try:
+        yield
+    except RuntimeError as error:
+        if this_share().world == 1 or not _LOST.search(str(error)):
+            raise
+        raise InfssmError(
+            "another process of this run is gone, so this one stops too. torchrun starts all of them again where it "
+            "was given --max-restarts; by hand, give the same command again: the run continues from its checkpoint "
+            f"({str(error).splitlines()[0][:200]})"
+        ) from error
+
+
+def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:
+    """Keep the first error of a started process as it is: only its text would reach the parent.
+
+    The processes part before they end: one that ends with a connection still open aborts now and then.
+    """
+    try:
+        result = function(fabric, *args)
+        torch.distributed.barrier()
+        return result
+    except InfssmError as error:
+        if not note.exists():
+            note.write_bytes(pickle.dumps(error))
+        raise
+    finally:
+        _part()
+
+
+def _part() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
+    """Replace each gradient by its mean over all processes (nothing to do on one)."""
+    if fabric.world_size == 1:
+        return
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        bucket.append(parameter.grad)
+        size += parameter.grad.numel()
+        if size >= _BUCKET:
+            _reduce(fabric, bucket)
+            bucket, size = [], 0
+    if bucket:
+        _reduce(fabric, bucket)
+
+
+def _reduce(fabric: Fabric, gradients: list[Tensor]) -> None:
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    mean = fabric.all_reduce(flat, reduce_op="mean")
+    for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _fabric() -> Any:
+    try:
+        from lightning_fabric import Fabric
+    except ImportError:
+        raise ConfigError("training needs lightning-fabric: pip install 'infssm[bench]'") from None
+    return Fabric

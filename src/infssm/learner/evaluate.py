@@ -1,0 +1,85 @@
+"""Tests on tasks, while a run works and of one that is saved: accuracy, or bits of language."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from infssm.data import Split, Task
+from infssm.data.loader import Part
+from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.devices import launch
+from infssm.learner.scoring import Accuracy, ClassScoring, Score, Scoring, TokenScoring
+from infssm.learner.setup import Setup, build, load_weights
+from infssm.learner.store.directory import RunDirectory
+from infssm.ssm import logits_of
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+__all__ = ["Accuracy", "evaluate", "evaluate_ahead", "evaluate_run", "evaluate_seen"]
+
+
+@torch.no_grad()
+def evaluate(
+    fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part = "test", confusion: Tensor | None = None
+) -> Score:
+    """What the method's module reaches on one part of a task, with logits [0, seen) to choose from.
+
+    ``confusion: [seen, seen]``, where given, is added to: images of this process by true and predicted class.
+    """
+    module = setup.method.module
+    was_training = module.training
+    module.eval()
+    scoring: Scoring = TokenScoring() if setup.stream.dataset.language else ClassScoring(task, seen, confusion)
+    counts: Tensor | None = None
+    loader = setup.eval_loader(task, part)
+    for batch in itertools.islice(loader, setup.config.train.limit_batches):
+        batch = batch.to(fabric.device)
+        x = batch.inputs
+        with fabric.autocast():
+            logits = logits_of(module(**x) if isinstance(x, Mapping) else module(x))
+        found = scoring.counts(logits, batch)
+        counts = found if counts is None else counts + found
+    module.train(was_training)
+    zeros = torch.zeros(scoring.size, dtype=torch.float64, device=fabric.device)
+    return scoring.score(fabric.all_reduce(zeros if counts is None else counts, reduce_op="sum"))
+
+
+def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None) -> list[Score]:
+    """Scores on tasks 0..last after training task ``last``, on test images unless ``data.evaluate`` says otherwise.
+
+    ``confusion`` as for :func:`evaluate`.
+    """
+    seen, part = setup.stream[last].classes.stop, setup.config.data.evaluate
+    tasks = (setup.stream[j] for j in range(last + 1))
+    return [evaluate(fabric, setup, task, seen=seen, part=part, confusion=confusion) for task in tasks]
+
+
+def evaluate_ahead(fabric: Fabric, setup: Setup, last: int) -> list[float]:
+    """Test values on the tasks after ``last``, where tasks are domains; else none."""
+    stream = setup.stream
+    later = range(last + 1, stream.num_tasks) if stream.domains else range(0)
+    part = setup.config.data.evaluate
+    return [evaluate(fabric, setup, stream[j], seen=stream.num_classes, part=part).value for j in later]
+
+
+def evaluate_run(path: str | os.PathLike[str], task: int | None = None, *, data_root: str | None = None) -> list[Score]:
+    """Test scores on tasks 0..task of the weights a run saved after ``task`` (its last task unless given)."""
+    run = RunDirectory.open(path)
+    wanted = run.saved_task(task)
+    changes = {} if data_root is None else {"data": {"root": data_root}}
+    config = load_config(merge(run.config(), changes))
+    return launch(config.train, _evaluate_saved, config, run, wanted)  # type: ignore[no-any-return]
+
+
+def _evaluate_saved(fabric: Fabric, config: RunConfig, run: RunDirectory, task: int) -> list[Score]:
+    setup = build(config, fabric.device, Split.load(run.split_path), weights=False)
+    load_weights(setup.method, run.weights_path(task))
+    return evaluate_seen(fabric, setup, task)

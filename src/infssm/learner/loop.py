@@ -1,0 +1,299 @@
+"""The one training loop, top to bottom: tasks, epochs, steps.
+
+Order of a task (methods rely on it): learning rate -> ``begin_task`` -> optimizer -> epochs of (``begin_epoch``, steps
+of (``loss``, backward, optimizer, ``after_step``), ``end_epoch``, validation) -> best epoch restored -> ``end_task`` ->
+test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from infssm._seeding import seed_all
+from infssm.data import Batch, ImageLoader, SequenceLoader, Task
+from infssm.learner.devices import average_gradients
+from infssm.learner.display import Display
+from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
+from infssm.learner.log import Log
+from infssm.learner.metrics import ACCURACY, Confusion, Measure
+from infssm.learner.optim.guard import diagnose, health
+from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
+from infssm.learner.optim.schedule import learning_rate, task_lr
+from infssm.learner.saving.progress import Position, Progress, load_best, save_best, save_progress
+from infssm.learner.saving.rng import set_rng_state
+from infssm.learner.scoring import guess_of
+from infssm.learner.setup import Setup
+from infssm.learner.signals import Interrupted, Signals
+from infssm.learner.store import names
+from infssm.learner.store.directory import RunDirectory
+from infssm.methods import train_step
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass
+class Loop:
+    """One run at work. ``train`` is the loop; everything else is a part of it, in the order it happens."""
+
+    fabric: Fabric
+    setup: Setup
+    progress: Progress
+    run: RunDirectory
+    log: Log | None
+    display: Display
+    signals: Signals
+
+    def __post_init__(self) -> None:
+        self.shown: dict[str, float] = {}
+        self.started = time.monotonic()
+        self.images = 0
+        self.named: deque[str | None] = deque(maxlen=2)
+        self._note_best()
+
+    def train(self) -> None:
+        """All tasks, from where the run stands to the end."""
+        tasks = self.setup.stream.num_tasks
+        if self.progress.position == Position() and self.setup.stream.domains:
+            self.progress.matrix.begin(guess_of(self.setup.stream.facts))
+        while self.progress.position.task < tasks:
+            task = self.setup.task(self.progress.position.task)
+            self.begin_task(task)
+            if epochs := self.setup.epochs(task.index):
+                self.train_task(task, epochs)
+            else:
+                self.save(None)  # a run has a checkpoint before it has a model
+            self.end_task(task)
+
+    def begin_task(self, task: Task) -> None:
+        """Tell the method, unless the run continues inside the task."""
+        position, setup = self.progress.position, self.setup
+        if position.begun:
+            return
+        seed_all(setup.config.seed, task.index, "begin")
+        setup.method.module.train()
+        setup.method.begin_task(task, self.statistics(task), lr=task_lr(setup.config.train, task.index))
+        position.begun = True
+
+    def statistics(self, task: Task) -> ImageLoader | SequenceLoader:
+        """This process's share of the task's training images, for what the method measures."""
+        return self.setup.statistics_loader(task)
+
+    def train_task(self, task: Task, epochs: int) -> None:
+        """A fresh optimizer, all epochs, and the best of them at the end."""
+        method, train = self.setup.method, self.setup.config.train
+        optimizer = build_optimizer(method.param_groups(decay_groups(method.module, train.weight_decay)))
+        if self.progress.optimizer is not None:
+            optimizer.load_state_dict(self.progress.optimizer)
+        for epoch in range(self.progress.position.epoch, epochs):
+            self.train_epoch(task, epoch, epochs, optimizer)
+            method.end_epoch(epoch, epochs)
+            self.validate(task, epoch, optimizer)
+            self.progress.next_epoch()
+            self.save(optimizer)
+            self.stop_if_asked(optimizer, saved=True)
+        if self.progress.position.best is not None:
+            load_best(self.run.checkpoints / self.progress.position.best["file"], self.setup)
+
+    def train_epoch(self, task: Task, epoch: int, epochs: int, optimizer: torch.optim.Optimizer) -> None:
+        """All steps of an epoch, or those still to do."""
+        setup, progress, train = self.setup, self.progress, self.setup.config.train
+        skip = progress.position.step
+        if progress.rng is not None:
+            set_rng_state(progress.rng)
+        else:
+            seed_all(setup.config.seed, task.index, epoch)
+            setup.method.begin_epoch(epoch, epochs)
+        setup.method.module.train()
+        loader = setup.train_loader(task, epoch, skip=skip)
+        steps = min(len(loader) + skip, train.limit_batches or len(loader) + skip)
+        self.started = time.monotonic()
+        self.images = 0
+        for batch in itertools.islice(loader, steps - skip):
+            done = progress.position.step / steps
+            lr = learning_rate(train, task.index, epoch, epochs=epochs, progress=done)
+            set_learning_rate(optimizer, lr)
+            terms = self.step(batch, task, optimizer)
+            progress.position.step += 1
+            progress.position.at += 1
+            progress.meter.add(terms, len(batch))
+            self.images += len(batch) * self.fabric.world_size
+            self.show(task, epoch, epochs, terms, lr)
+            self.stop_if_asked(optimizer)
+
+    def step(self, batch: Batch, task: Task, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Forward, backward, update: the weighted loss terms of the step."""
+        method = self.setup.method
+        batch = batch.to(self.fabric.device)
+        parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+
+        def check(total: Tensor, terms: dict[str, Tensor]) -> None:
+            average_gradients(self.fabric, parameters)
+            if not math.isfinite(health(total, parameters).item()):
+                position = self.progress.position
+                where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
+                raise diagnose(method.module, terms, lambda: method.loss(batch), where)
+
+        return train_step(
+            lambda: method.loss(batch),
+            optimizer,
+            precision=self.fabric.autocast,
+            backward=self.fabric.backward,
+            before_update=check,
+            after_update=method.after_step,
+        )
+
+    def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
+        position, train = self.progress.position, self.setup.config.train
+        value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        self.write(
+            {
+                "kind": "epoch",
+                "task": task.index,
+                "epoch": epoch,
+                "loss": self._mean_terms(),
+                "val": None if math.isnan(value) else value,
+                "lr": optimizer.param_groups[0]["lr"],
+                "images_per_s": self.images / seconds,
+                "seconds": seconds,
+            }
+        )
+        best = position.best["value"] if position.best else None
+        if train.select_best and self.setup.measure.improves(value, best):
+            name = names.best_name(task.index, epoch)
+            if self.fabric.is_global_zero:
+                save_best(self.run.checkpoints / name, self.setup)
+            position.best = {"file": name, "value": value, "epoch": epoch}
+            self.fabric.barrier()
+
+    def end_task(self, task: Task) -> None:
+        """Let the method consolidate, test on all tasks so far, save."""
+        setup, progress = self.setup, self.progress
+        seed_all(setup.config.seed, task.index, "end")
+        images = setup.plain_loader(task)
+        setup.method.end_task(task, self.statistics(task), images)
+        confusion = self._no_confusion(setup.stream[task.index])
+        row = evaluate_seen(self.fabric, setup, task.index, confusion)
+        if confusion is not None:
+            confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
+        measure, values, inside = setup.measure, [s.value for s in row], [s.inside for s in row if s.inside is not None]
+        ahead = evaluate_ahead(self.fabric, setup, task.index)
+        progress.matrix.update(values, inside or None, samples=[s.samples for s in row], ahead=ahead)
+        progress.tick()
+        self.write(
+            {
+                "kind": "task",
+                "task": task.index,
+                measure.key: values,
+                **({"task_accuracy": inside} if inside else {}),
+                "aa": progress.matrix.aa,
+                **({"chosen": chosen} if (chosen := setup.method.chosen()) else {}),
+                "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
+                "seconds": progress.position.seconds,
+            }
+        )
+        self.display.note(f"task {task.index} done: {_shown(measure, values, progress.matrix.aa)}")
+        if chosen:
+            self.display.note(f"  set by itself: {', '.join(f'{name} {value:.3g}' for name, value in chosen.items())}")
+        progress.next_task()
+        if self.fabric.is_global_zero:
+            self.run.write_text(names.MATRIX, progress.matrix.to_csv())
+            if confusion is not None:
+                sizes = (setup.stream.num_classes,) if setup.stream.domains else setup.stream.task_sizes
+                found = Confusion.of(confusion.tolist(), setup.stream.class_names, sizes)
+                self.run.write_json(names.CONFUSION, found.to_json())
+            self.run.write_weights(task.index, weights_of(setup.method.weights()))
+        self.save(None)
+        self.display.task_done(task.index, progress.matrix.aa)
+        self.stop_if_asked(None, saved=True)
+
+    def _no_confusion(self, task: Task) -> Tensor | None:
+        """Zeros [seen, seen] to count into; language has no classes to take for each other."""
+        if self.setup.stream.dataset.language:
+            return None
+        seen = task.classes.stop
+        return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
+
+    def show(self, task: Task, epoch: int, epochs: int, terms: dict[str, Tensor], lr: float) -> None:
+        """Log and display a step, now and then: reading terms waits for the device."""
+        at = self.progress.position.at
+        due = at % self.setup.config.train.log_every == 0
+        if due or not self.shown:
+            self.shown = {name: float(value.detach()) for name, value in terms.items()}
+        if due:
+            self.write(
+                {"kind": "step", "task": task.index, "epoch": epoch, "step": self.progress.position.step, "lr": lr}
+                | {"loss": self.shown}
+            )
+        where = f"task {task.index + 1}/{task.num_tasks} epoch {epoch + 1}/{epochs}"
+        speed = self.images / max(time.monotonic() - self.started, 1e-9)
+        self.display.step(at, where, self.shown, speed)
+
+    def save(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
+        self.progress.optimizer = None if optimizer is None else optimizer.state_dict()
+        if self.log is not None:
+            save_progress(self.run, self.setup, self.progress, self.log)
+            self._note_best()
+            for path in names.best_files(self.run.path):
+                if path.name not in self.named:
+                    path.unlink(missing_ok=True)
+        self.fabric.barrier()
+
+    def stop_if_asked(self, optimizer: torch.optim.Optimizer | None, *, saved: bool = False) -> None:
+        """After a signal to any process: save, on all of them, and leave."""
+        pending = self.signals.pending or self.display.stopping
+        if self.fabric.world_size > 1:
+            flag = torch.tensor(float(pending), device=self.fabric.device)
+            pending = self.fabric.all_reduce(flag, reduce_op="sum").item() > 0
+        if not pending:
+            return
+        if not saved:
+            self.save(optimizer)
+        raise Interrupted(f"interrupted and saved; continue with: infssm resume {self.run.path}")
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line to the log, on process 0."""
+        if self.log is not None:
+            self.log.write(line | {"at": self.progress.position.at})
+
+    def _mean_terms(self) -> dict[str, float]:
+        means = self.progress.meter.means()
+        if self.fabric.world_size == 1 or not means:
+            return means
+        values = torch.tensor(list(means.values()), device=self.fabric.device)
+        return dict(zip(means, self.fabric.all_reduce(values, reduce_op="mean").tolist(), strict=True))
+
+    def _note_best(self) -> None:
+        best = self.progress.position.best
+        self.named.append(best["file"] if best else None)
+
+
+def weights_of(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors by name as the content of a safetensors file."""
+    from safetensors.torch import save
+
+    owned: set[int] = set()
+    alone = {}
+    for name, tensor in tensors.items():  # the format knows no shared weights, such as tied embeddings
+        alone[name] = tensor.clone() if tensor.data_ptr() in owned else tensor.contiguous()
+        owned.add(tensor.data_ptr())
+    return save(alone)
+
+
+def _shown(measure: Measure, values: list[float], mean: float) -> str:
+    """What a finished task reached, in a line."""
+    if measure == ACCURACY:
+        return f"accuracy per task {' '.join(f'{100 * a:.1f}' for a in values)}, AA {100 * mean:.2f} %"
+    return f"{measure.title} per task {' '.join(map(measure.show, values))}, mean {measure.show(mean)}"

@@ -1,0 +1,23 @@
+"""What is measured, the accuracy matrix, the confusion of classes, and everything computed from them."""
+
+from infssm.learner.metrics.confusion import Confusion
+from infssm.learner.metrics.matrix import Accuracies, AccuracyMatrix
+from infssm.learner.metrics.measure import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, Measure, measure_of
+from infssm.learner.metrics.measures import aa_curve, per_task_forgetting, per_task_transfer
+from infssm.learner.metrics.summary import Summary, summarize
+
+__all__ = [
+    "ACCURACY",
+    "BITS_PER_BYTE",
+    "BITS_PER_TOKEN",
+    "Accuracies",
+    "AccuracyMatrix",
+    "Confusion",
+    "Measure",
+    "Summary",
+    "aa_curve",
+    "measure_of",
+    "per_task_forgetting",
+    "per_task_transfer",
+    "summarize",
+]

@@ -1,0 +1,351 @@
+"""The accuracy matrix of a run, filled one row per finished task."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infssm.errors import ConfigError, DataError
+from infssm.learner.metrics import measures
+from infssm.learner.metrics.measure import ACCURACY, Measure, measure_of
+from infssm.learner.metrics.measures import ForgettingRule, Matrix
+
+_COLUMNS = ("step", "task", "class_incremental", "task_incremental", "samples")
+_UNREADABLE = (TypeError, ValueError, MemoryError, ConfigError, DataError, csv.Error)
+"""What reading damaged files raises."""
+_BEFORE = -1
+"""Step of what guessing reaches, in the CSV."""
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """The finished rows of one scenario, and what follows from them.
+
+    Attributes:
+        values: [steps, steps] accuracies as fractions (or values of another measure), NaN above the diagonal.
+        samples: [steps] test images per task.
+        measure: what the values are. Forgetting and transfer count in the direction that is better: forgetting is
+            positive where a task got worse, transfer where it got better.
+    """
+
+    values: Matrix
+    samples: Matrix
+    measure: Measure = ACCURACY
+
+    @property
+    def aa_curve(self) -> Matrix:
+        """AA after every step, tasks weighing equally: [steps]."""
+        return measures.aa_curve(self.values)
+
+    @property
+    def weighted_aa_curve(self) -> Matrix:
+        """AA after every step, images weighing equally: [steps]. NaN when the image counts are unknown."""
+        if np.isnan(self.samples).any():
+            return np.full(len(self.values), np.nan)
+        return measures.aa_curve(self.values, self.samples)
+
+    @property
+    def aa(self) -> float:
+        """Average accuracy over the seen tasks after the last step."""
+        return _last(self.aa_curve)
+
+    @property
+    def weighted_aa(self) -> float:
+        """Accuracy over all images of the seen tasks after the last step (other toolkits' "average accuracy")."""
+        return _last(self.weighted_aa_curve)
+
+    @property
+    def aia(self) -> float:
+        """Average incremental accuracy: mean of the AA curve."""
+        return measures.mean_or_nan(self.aa_curve)
+
+    @property
+    def weighted_aia(self) -> float:
+        """Mean of the image-weighted AA curve."""
+        return measures.mean_or_nan(self.weighted_aa_curve)
+
+    @property
+    def bwt(self) -> float:
+        """Backward transfer: mean change of earlier tasks since each was learnt; NaN before the second task."""
+        return measures.mean_or_nan(self.transfer_per_task()) if len(self.values) else math.nan
+
+    def fm(self, rule: ForgettingRule = "code") -> float:
+        """Forgetting measure; NaN before the second task. See :func:`measures.per_task_forgetting` for ``rule``."""
+        return measures.mean_or_nan(self.forgetting_per_task(rule))
+
+    def forgetting_per_task(self, rule: ForgettingRule = "code") -> Matrix:
+        """Forgetting of every task but the last: [steps - 1]."""
+        return measures.per_task_forgetting(self.measure.better * self.values, rule)
+
+    def transfer_per_task(self) -> Matrix:
+        """Backward transfer of every task but the last: [steps - 1]."""
+        return measures.per_task_transfer(self.measure.better * self.values)
+
+
+class AccuracyMatrix:
+    """Test accuracy on every task after every task, class-incremental and task-incremental.
+
+    Accuracies are fractions in [0, 1]. ``aa``, ``aia``, ``fm()``, ``bwt`` and ``aa_curve`` speak of the
+    class-incremental scenario, the primary one; ``task_incremental`` offers the same names for the other.
+
+    Where tasks are domains every task can be tested before its turn: values ``ahead``, against what guessing reaches,
+    tell the forward transfer.
+
+    Args:
+        num_tasks: tasks in the stream.
+        measure: what the values are; accuracy, or bits of language.
+    """
+
+    def __init__(self, num_tasks: int, measure: Measure = ACCURACY) -> None:
+        if num_tasks < 1:
+            raise ConfigError(f"an accuracy matrix needs at least one task, got {num_tasks}")
+        self.num_tasks = num_tasks
+        self.measure = measure
+        self.steps = 0
+        self._ahead = np.full((num_tasks + 1, num_tasks), np.nan)
+        """Values of tasks before their turn; row 0 is what guessing reaches."""
+        self._class = np.full((num_tasks, num_tasks), np.nan)
+        self._task = np.full((num_tasks, num_tasks), np.nan)
+        self._samples = np.full(num_tasks, np.nan)
+
+    def update(
+        self,
+        accuracies: Sequence[float],
+        task_accuracies: Sequence[float] | None = None,
+        *,
+        samples: Sequence[int] | None = None,
+        ahead: Sequence[float] = (),
+    ) -> None:
+        """Add the row of the task that has just been trained.
+
+        Args:
+            accuracies: [step + 1] class-incremental accuracies on tasks 0..step.
+            task_accuracies: [step + 1] task-incremental accuracies; unknown when left out.
+            samples: [step + 1] test images behind each value, for the image-weighted averages.
+            ahead: [num_tasks - step - 1] values on tasks to come, where they can be tested.
+        """
+        step = self.steps
+        if step == self.num_tasks:
+            raise ConfigError(f"the accuracy matrix holds all its {self.num_tasks} tasks already")
+        row = _row(accuracies, step, "accuracies", self.measure)
+        task_row = None if task_accuracies is None else _row(task_accuracies, step, "task_accuracies", self.measure)
+        counts = None if samples is None else _counts(samples, step)
+        self._class[step, : step + 1] = row
+        if task_row is not None:
+            self._task[step, : step + 1] = task_row
+        if counts is not None:
+            self._samples[: step + 1] = counts
+        if len(ahead):
+            self._ahead[step + 1, step + 1 :] = ahead
+        self.steps += 1
+
+    def begin(self, guess: float) -> None:
+        """Tasks are domains, and ``guess`` is the value that guessing reaches on any of them."""
+        self._ahead[0] = guess
+
+    @property
+    def values(self) -> Matrix:
+        """Class-incremental accuracies [tasks, tasks]; NaN above the diagonal and in rows not reached yet."""
+        return self._class.copy()
+
+    @property
+    def class_incremental(self) -> Accuracies:
+        """Finished rows with the decision taken among all seen classes."""
+        return self._view(self._class)
+
+    @property
+    def task_incremental(self) -> Accuracies:
+        """Finished rows with the decision taken among the classes of the image's own task."""
+        return self._view(self._task)
+
+    def _view(self, matrix: Matrix) -> Accuracies:
+        return Accuracies(matrix[: self.steps, : self.steps].copy(), self._samples[: self.steps].copy(), self.measure)
+
+    @property
+    def aa(self) -> float:
+        """Average accuracy after the last step."""
+        return self.class_incremental.aa
+
+    @property
+    def aia(self) -> float:
+        """Average incremental accuracy."""
+        return self.class_incremental.aia
+
+    @property
+    def bwt(self) -> float:
+        """Backward transfer."""
+        return self.class_incremental.bwt
+
+    @property
+    def fwt(self) -> float:
+        """Forward transfer: mean gain over guessing of every later task, just before its turn."""
+        better, rows = self.measure.better, self._ahead[1 : self.steps + 1]
+        return measures.mean_or_nan(measures.per_task_forward_transfer(better * rows, better * self._ahead[0]))
+
+    @property
+    def of_domains(self) -> bool:
+        """Whether tasks are domains, which can be tested before their turn."""
+        return not np.isnan(self._ahead).all()
+
+    @property
+    def newest(self) -> float:
+        """Mean over tasks of the value right after a task's own training."""
+        return measures.mean_or_nan(np.diagonal(self._class)[: self.steps])
+
+    @property
+    def all_values(self) -> Matrix:
+        """Finished rows [steps, tasks] with the values of tasks before their turn where they are known, else NaN."""
+        ahead = self._ahead[1 : self.steps + 1]
+        return np.where(np.isnan(self._class[: self.steps]), ahead, self._class[: self.steps])
+
+    @property
+    def aa_curve(self) -> Matrix:
+        """AA after every step: [steps]."""
+        return self.class_incremental.aa_curve
+
+    def fm(self, rule: ForgettingRule = "code") -> float:
+        """Forgetting measure."""
+        return self.class_incremental.fm(rule)
+
+    def summary(self) -> dict[str, float]:
+        """All scalar measures by name: those of the class-incremental scenario plain, the others as ``til_*``."""
+        cil, til = self.class_incremental, self.task_incremental
+        return {
+            "aa": cil.aa,
+            "aia": cil.aia,
+            "fm": cil.fm("code"),
+            "fm_paper": cil.fm("paper"),
+            "bwt": cil.bwt,
+            "aa_weighted": cil.weighted_aa,
+            "aia_weighted": cil.weighted_aia,
+            "til_aa": til.aa,
+            "til_aia": til.aia,
+            "til_fm": til.fm("code"),
+            "til_bwt": til.bwt,
+        } | ({"fwt": self.fwt, "newest": self.newest} if self.of_domains else {})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dump``; unknown entries are null."""
+        return {
+            "num_tasks": self.num_tasks,
+            "steps": self.steps,
+            "class_incremental": _nullable(self._class),
+            "task_incremental": _nullable(self._task),
+            "samples": _nullable(self._samples),
+        } | self._more()
+
+    def _more(self) -> dict[str, Any]:
+        """What matrices of accuracies in streams of classes do not have."""
+        measure = {} if self.measure == ACCURACY else {"measure": self.measure.key}
+        return measure | ({"ahead": _nullable(self._ahead)} if self.of_domains else {})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> AccuracyMatrix:
+        """Rebuild what :meth:`to_json` wrote."""
+        try:
+            matrix = cls(int(data["num_tasks"]), measure_of(data.get("measure", ACCURACY.key)))
+            matrix.steps = int(data["steps"])
+            if "ahead" in data:
+                matrix._ahead[:] = np.array(data["ahead"], dtype=np.float64)
+            for name, target in (("class_incremental", matrix._class), ("task_incremental", matrix._task)):
+                target[:] = np.array(data[name], dtype=np.float64)
+            matrix._samples[:] = np.array(data["samples"], dtype=np.float64)
+        except (KeyError, *_UNREADABLE) as error:
+            raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
+        return matrix
+
+    def to_csv(self) -> str:
+        """One line per known entry: step, task, both accuracies (empty when unknown), test images.
+
+        Of another measure than accuracy, its name takes the place of ``class_incremental``. Values of tasks before
+        their turn come last; their step is that of the model, -1 for guessing.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow((*_COLUMNS[:2], self._column, *_COLUMNS[3:], "num_tasks"))
+        for step in range(self.steps):
+            for task in range(step + 1):
+                cells = (self._class[step, task], self._task[step, task], self._samples[task])
+                writer.writerow((step, task, *map(_text, cells), self.num_tasks))
+        for row, task in np.argwhere(~np.isnan(self._ahead)):
+            writer.writerow((row - 1, task, _text(self._ahead[row, task]), "", "", self.num_tasks))
+        return text.getvalue()
+
+    @property
+    def _column(self) -> str:
+        return _COLUMNS[2] if self.measure == ACCURACY else self.measure.key
+
+    @classmethod
+    def from_csv(cls, source: str | Path) -> AccuracyMatrix:
+        """Rebuild what :meth:`to_csv` wrote, from its text or from the file at a path."""
+        text = source.read_text() if isinstance(source, Path) else source
+        try:
+            every = list(csv.DictReader(io.StringIO(text)))
+            key = next(name for name in every[0] if name not in (*_COLUMNS[:2], *_COLUMNS[3:], "num_tasks"))
+            matrix = cls(int(every[0]["num_tasks"]), ACCURACY if key == _COLUMNS[2] else measure_of(key))
+            rows = [row for row in every if int(row["task"]) <= int(row["step"])]
+            if every[: len(rows)] != rows:
+                raise ValueError("values of tasks before their turn stand among the others")
+            for row in every[len(rows) :]:
+                matrix._ahead[int(row["step"]) - _BEFORE, int(row["task"])] = float(row[key])
+            for number, row in enumerate(rows):
+                step, task = int(row["step"]), int(row["task"])
+                if number != step * (step + 1) // 2 + task or not 0 <= task <= step:
+                    raise ValueError(f"line {number + 2} is for task {task} after task {step}")
+                matrix._class[step, task] = float(row[key])
+                matrix._task[step, task] = float(row["task_incremental"] or "nan")
+                matrix._samples[task] = float(row["samples"] or "nan")
+                matrix.steps = max(matrix.steps, step + 1)
+            if len(rows) != matrix.steps * (matrix.steps + 1) // 2:
+                raise ValueError(f"the row after task {matrix.steps - 1} is cut short")
+        except (KeyError, IndexError, StopIteration, *_UNREADABLE) as error:
+            raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
+        return matrix
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AccuracyMatrix) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        if self.measure != ACCURACY:
+            return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, {self.measure.title} {self.aa:.4f})"
+        return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, aa={self.aa:.4f}, fm={self.fm():.4f})"
+
+
+def _last(curve: Matrix) -> float:
+    return float(curve[-1]) if curve.size else math.nan
+
+
+def _row(values: Sequence[float], step: int, what: str, measure: Measure) -> Matrix:
+    row = np.asarray(values, dtype=np.float64)
+    if row.shape != (step + 1,):
+        raise ConfigError(f"{what} after task {step} must hold {step + 1} values (tasks 0..{step}), got {row.shape}")
+    if not all(map(measure.allows, row.tolist())):
+        limits = "fractions in [0, 1]" if measure.top == 1 else "at least 0"
+        raise ConfigError(f"{what} must be {limits}, got {row.tolist()}")
+    return row
+
+
+def _counts(values: Sequence[int], step: int) -> Matrix:
+    counts = np.asarray(values, dtype=np.float64)
+    if counts.shape != (step + 1,) or not (counts > 0).all():
+        raise ConfigError(f"samples after task {step} must hold {step + 1} positive counts, got {counts.tolist()}")
+    return counts
+
+
+def _text(value: float) -> str:
+    return "" if math.isnan(value) else repr(float(value))
+
+
+def _nullable(values: Matrix) -> Any:
+    if values.ndim > 1:
+        return [_nullable(row) for row in values]
+    return [None if math.isnan(value) else float(value) for value in values]

@@ -1,0 +1,70 @@
+"""The model of a configuration, made for the data of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from infssm.data import ImageFacts, StreamFacts
+from infssm.errors import ConfigError
+from infssm.learner.config.fields import ModelConfig
+from infssm.models import create_model, kinds_of_model, list_models
+from infssm.models.hub import HubModel, hub_model, is_hub
+from infssm.ssm.accelerate import accelerate
+
+
+def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True) -> nn.Module:
+    """Build the model with as many inputs and outputs as the data have; ``weights=False`` leaves its weights out."""
+    check_fits(config.name, facts)
+    if is_hub(config.name):
+        return _hub(hub_model(config.name, weights=weights), facts)
+    options = _sizes(facts) | config.options
+    chosen = config.weights if weights else None
+    if facts.kind == "language":
+        model: nn.Module = create_model(config.name, weights=chosen, **options)
+    else:
+        model = create_model(config.name, num_classes=facts.num_outputs, weights=chosen, **options)
+    return model
+
+
+def any_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """The model of a configuration before its data are known, to see that it can be built."""
+    if not is_hub(name):
+        found: nn.Module = create_model(name, **options)
+        return found
+    if options:
+        raise ConfigError(f"model {name!r} is as its folder says: leave out model.options")
+    return hub_model(name, weights=False)
+
+
+def check_fits(name: str, facts: StreamFacts) -> None:
+    """Raise for a model that is made for other data, with those that are for these."""
+    if is_hub(name):
+        taken = frozenset({"language"})
+    else:
+        taken = kinds_of_model(name)
+    if facts.kind not in taken:
+        fitting = ", ".join(other for other in list_models() if facts.kind in kinds_of_model(other))
+        raise ConfigError(
+            f"model {name!r} is for {' and '.join(sorted(taken))}, and {facts.samples.name} is {facts.kind}: choose "
+            f"model= {fitting}"
+        )
+
+
+def _sizes(facts: StreamFacts) -> dict[str, Any]:
+    """Options of models that follow from the data."""
+    if isinstance(facts.samples, ImageFacts):
+        return {"in_chans": facts.samples.channels}
+    return {"in_dim" if facts.kind == "series" else "vocab_size": facts.samples.width}
+
+
+def _hub(model: HubModel, facts: StreamFacts) -> HubModel:
+    """The model with our scans in the place of its loops over tokens, where it has layers that we know."""
+    if model.num_classes < facts.num_outputs:
+        raise ConfigError(
+            f"the model knows {model.num_classes} tokens and the text has {facts.num_outputs}: give the model's own "
+            "tokenizer, data.options.tokenizer=FILE"
+        )
+    return accelerate(model)

@@ -1,0 +1,285 @@
+"""From a configuration to the things a run works with: stream, recipe, model, method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from infssm._memory import describe_bytes, memory_here
+from infssm._processes import ALONE, Share, this_share
+from infssm._seeding import seed_all
+from infssm.data import (
+    Dataset,
+    ImageFacts,
+    SequenceLoader,
+    Split,
+    StreamFacts,
+    Task,
+    TaskStream,
+    in_bands,
+    load_dataset,
+    make_loader,
+    make_mixing,
+    make_recipe,
+    make_sequence_loader,
+    make_split,
+    require_readable,
+    strong_recipe,
+)
+from infssm.data.loader import ImageLoader, Part
+from infssm.data.recipes import Mixing, Recipe
+from infssm.errors import CheckpointError, ConfigError
+from infssm.learner.config.fields import DataConfig, RunConfig, TrainConfig
+from infssm.learner.metrics import Measure
+from infssm.learner.modeling import any_model, build_model
+from infssm.learner.scoring import measure_for
+from infssm.learner.store.manifest import read_checked
+from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
+from infssm.models import check_weights, find_weights
+from infssm.models.features import training_weights
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run works with; all of it follows from the configuration, but the process's share of the work."""
+
+    config: RunConfig
+    stream: TaskStream
+    recipe: Recipe | None
+    """How images are transformed; None for sequences."""
+    mixing: Mixing | None
+    method: Method
+    share: Share = ALONE
+
+    def task(self, index: int) -> Task:
+        """Task ``index`` as the method sees it: joint training gets all earlier tasks' images too."""
+        return self.stream.cumulative(index) if self.method.base.joint else self.stream[index]
+
+    def epochs(self, task: int) -> int:
+        """Epochs to train on a task; 0 where it starts from given weights, or where training makes no difference."""
+        train = self.config.train
+        if task > 0:
+            return train.epochs if self.method.trains(task) else 0
+        return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
+
+    @property
+    def measure(self) -> Measure:
+        """What is measured of the model on each task."""
+        return measure_for(self.stream.facts)
+
+    def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
+        """Training batches of one epoch: this process's share of each."""
+        batch_size = self.config.train.batch_size // self.share.world
+        images = {"mixing": self.mixing, "with_raw": self.method.base.needs_raw}
+        return self._loader(
+            task, "train", images, batch_size=batch_size, epoch=epoch, drop_last=True, skip_batches=skip
+        )
+
+    def statistics_loader(self, task: Task) -> ImageLoader | SequenceLoader:
+        """All training images of a task with hard labels, for what methods measure before and after it.
+
+        Each process gets its share, in equally many batches; methods add up what the processes measured.
+        """
+        batch_size = self.config.train.batch_size // self.share.world
+        images = {"with_raw": self.method.base.needs_raw}
+        return self._loader(task, "train", images, batch_size=batch_size, epoch=self.epochs(task.index))
+
+    def plain_loader(self, task: Task) -> ImageLoader | SequenceLoader:
+        """All training images of a task through the evaluation transform, for heads: every image on one process."""
+        return self.eval_loader(task, "train", augment=False)
+
+    def eval_loader(self, task: Task, part: Part, *, augment: bool | None = None) -> ImageLoader | SequenceLoader:
+        """Images of a task to evaluate on: every image on exactly one process; ``augment``: see ``make_loader``."""
+        train = self.config.train
+        batch_size = train.eval_batch_size or 2 * train.batch_size
+        return self._loader(task, part, {"augment": augment}, batch_size=batch_size, shuffle=False)
+
+    def _loader(
+        self, task: Task, part: Part, images: Mapping[str, Any], **options: Any
+    ) -> ImageLoader | SequenceLoader:
+        """Batches of a part of a task; the options ``images`` are for images alone."""
+        options |= {"seed": self.config.seed, "share": self.share}
+        if self.recipe is None:
+            return make_sequence_loader(task, part, **options)
+        workers = self.config.train.num_workers
+        return make_loader(task, part, recipe=self.recipe, num_workers=workers, **images, **options)
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise for names and options that no room knows, and for models that cannot be built, before any work is done."""
+    method_options(config.method.name, config.method.options)
+    _check_targets(config)
+    _check_model(config.model.name, json.dumps(config.model.options, sort_keys=True))
+
+
+@lru_cache(maxsize=32)
+def _check_model(name: str, options: str) -> None:
+    """Build the model once, to see that it can be; training takes its gradients and AdamW's two moments besides."""
+    with torch.random.fork_rng(devices=[]):
+        model = any_model(name, json.loads(options))
+    needed = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+    there = memory_here()
+    if there is not None and needed > there:
+        raise ConfigError(
+            f"to train model {name!r} with {options} takes {describe_bytes(needed)} or more, and this machine has "
+            f"{describe_bytes(there)}: make it smaller"
+        )
+
+
+def _check_targets(config: RunConfig) -> None:
+    """Mixed and smoothed targets need a base that can train on them."""
+    base, train = parse_name(config.method.name)[0], config.train
+    if not base.takes_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
+        raise ConfigError(
+            f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
+            f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"
+        )
+
+
+def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
+    """The stream of tasks, with a stored split or the one the configuration draws."""
+    data = config.data
+    dataset = read_dataset(data)
+    dataset = require_readable(dataset, skip_unreadable=data.skip_unreadable)
+    by = _task_kind(data, dataset)
+    dataset = in_bands(dataset, data.bands)
+    if split is None:
+        split = make_split(
+            dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
+        )
+    return TaskStream(
+        dataset,
+        split,
+        data.num_tasks,
+        class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
+        base_classes=data.base_classes,
+        tasks=data.tasks,
+        by=by,
+    )
+
+
+def read_dataset(data: DataConfig) -> Dataset:
+    """The data set that a configuration names."""
+    options = dict(data.options)
+    if data.name.startswith("hf:") and data.by not in (None, "class", "domain"):
+        options.setdefault("domain", data.by)
+    return load_dataset(data.name, data.root, **options)
+
+
+def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]:
+    """What makes tasks of a data set."""
+    by = data.by or ("domain" if dataset.language else "class")
+    if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
+        return "domain"
+    if by == "class":
+        return "class"
+    words = ["class"] + ([dataset.domain_word] if dataset.domain_of is not None else [])
+    raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
+
+
+def build(config: RunConfig, device: torch.device, split: Split | None = None, *, weights: bool = True) -> Setup:
+    """Load the data, build model and method; initial weights depend on the seed alone.
+
+    ``weights=False`` leaves out the weights to start from, for a run that loads its own.
+    """
+    if weights and config.model.weights is not None:
+        check_weights(config.model.weights)
+    stream, train = load_stream(config, split), config.train
+    method, recipe = build_learner(config, stream.facts, device, weights=weights)
+    mixing = None
+    if recipe is not None:
+        mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
+    return Setup(config, stream, recipe, mixing, method, this_share())
+
+
+def build_learner(
+    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True
+) -> tuple[Method, Recipe | None]:
+    """The method with its model, and the recipe of its images; the data need not be there."""
+    train = config.train
+    check_suits(config.method.name, facts.kind, domains=bool(facts.domains))
+    seed_all(config.seed, "model")
+    model = build_model(config.model, facts, weights=weights)
+    recipe = _recipe(config.data, facts, model) if facts.kind == "images" else None
+    if recipe is None:
+        _check_sequences(train)
+    elif (resize := getattr(model, "set_input_size", None)) is not None:
+        resize(recipe.size)
+    if weights and train.task0 != "train":
+        load_weights(model, _found(train.task0))
+    method = build_method(
+        model.to(device),
+        config.method.name,
+        num_classes=facts.num_outputs,
+        num_tasks=len(facts.task_sizes),
+        task_sizes=facts.task_sizes,
+        data_kind=facts.kind,
+        domains=bool(facts.domains),
+        transforms=None if recipe is None else _transforms(facts.images, recipe),
+        seed=config.seed,
+        **config.method.options,
+    )
+    method.module.to(device)
+    return method, recipe
+
+
+def _found(task0: str) -> Path:
+    """The file of weights after task 0, which may be named as ``model.weights`` may."""
+    try:
+        return find_weights(task0)
+    except CheckpointError as error:
+        raise CheckpointError(f"train.task0: cannot read the weights: {error}") from None
+
+
+def _recipe(data: DataConfig, facts: StreamFacts, model: nn.Module) -> Recipe:
+    return make_recipe(
+        data.recipe,
+        facts.images,
+        size=data.image_size or (_own_size(model) if data.recipe == "deit" else None),
+        eval_normalization=data.eval_normalization,
+        val_transform=data.val_transform,
+    )
+
+
+def _transforms(images: ImageFacts, recipe: Recipe) -> Transforms:
+    return Transforms(recipe.train, recipe.eval, strong_recipe(images, recipe).train)
+
+
+def _check_sequences(train: TrainConfig) -> None:
+    """Images can be mixed and labels smoothed; sequences are trained on as they are."""
+    if train.mixing != "none" or train.label_smoothing:
+        raise ConfigError("sequences are not mixed or smoothed: set train.mixing=none train.label_smoothing=0")
+
+
+def _own_size(model: nn.Module) -> int | None:
+    """Pixels of the square images a model was made for, if it was."""
+    height, width = getattr(model, "img_size", (None, None))
+    return height if height == width else None
+
+
+def load_weights(into: nn.Module | Method, path: Path) -> None:
+    """Load the weights that a run saved after a task (``task_00.safetensors``).
+
+    A method built like the run's gets the head that the run had reached; a model, to train on, the classifier that was
+    in training.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        weights = load(read_checked(path))
+        if isinstance(into, Method):
+            into.load_weights(weights)
+        else:
+            into.load_state_dict(training_weights(into, weights))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the weights {path}: {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights {path} do not fit the model: {error}") from None

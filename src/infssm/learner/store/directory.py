@@ -1,0 +1,363 @@
+"""The run directory: everything needed to repeat, resume and read a run, in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from infssm._files import atomic_file, explained, write_text
+from infssm.errors import ConfigError, DataError
+from infssm.learner.metrics import AccuracyMatrix, Confusion
+from infssm.learner.store import names
+from infssm.learner.store.lock import locked
+from infssm.learner.store.manifest import Manifest, digest_of, read_checked
+from infssm.learner.store.settings import settings_digest
+
+T = TypeVar("T")
+
+
+class RunDirectory:
+    """``<out>/<benchmark>/<method>/<model>/seed<k>-<hash>/`` and the files in it.
+
+    | file | content |
+    |---|---|
+    | ``run.json`` | marks the folder as a run; checksums of the other files |
+    | ``config.yaml`` | the whole configuration |
+    | ``env.json`` | versions, commit, threads, device, command |
+    | ``split.json`` | data set indices of train, validation and test, with a hash |
+    | ``stream.json`` | class names, tasks and kind of images: what the model needs to be used without the data |
+    | ``metrics.jsonl`` | one line per logged step, epoch and task |
+    | ``accuracy_matrix.csv`` | accuracy on every task after every task |
+    | ``confusion.json`` | test images by true and predicted class, after the last task done |
+    | ``result.json`` | the measures; written when the run is complete |
+    | ``checkpoints/`` | ``last.ckpt`` to resume from, ``task_00.safetensors`` ... to use |
+    | ``report.html`` | all of it to look at |
+    | ``lock`` | which process works here |
+
+    Other files that lie in the folder stay there, whatever is done to the run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
+        """Make a new run directory; one that holds a run already is an error unless it may be overwritten."""
+        run = cls(path)
+        run.check_usable()
+        if run.is_run and not overwrite:
+            state = "a complete run" if run.complete else "an unfinished run"
+            raise ConfigError(
+                f"{path} holds {state} of this configuration: continue it with `infssm resume {path}`, "
+                "repeat it with --overwrite, or choose another --out"
+            )
+        run.make()
+        run._clear()
+        Manifest().write(path)
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """Open an existing run directory."""
+        run = cls(path)
+        if not run.is_run:
+            raise ConfigError(
+                f"{path} is not a run directory: it has no {names.MARKER} (give the folder that holds it, "
+                "or start a run with `infssm run`)"
+            )
+        return run
+
+    @property
+    def is_run(self) -> bool:
+        """Whether infssm made this folder: it bears our mark, or holds all that a run had before there was one."""
+        marked = os.path.lexists(self.path / names.MARKER)
+        return marked or all((self.path / name).exists() for name in names.BEFORE_MARKER)
+
+    def check_usable(self) -> None:
+        """Raise where a run here would replace files that are none of ours."""
+        if self.is_run:
+            return
+        try:
+            taken = [file for file in names.our_files(self.path) if not names.is_unfinished_write(file)]
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.path}: {error.strerror}; choose another folder with --out") from error
+        if taken:
+            raise ConfigError(
+                f"{self.path} is not a run directory, but holds {taken[0].name}, which a run would replace: choose "
+                "another folder with --out"
+            )
+
+    def make(self) -> None:
+        """Make the folders, where they are missing."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {self.path}: {error.strerror}; choose another folder with --out"
+            ) from error
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Be the only process that works in this directory, for as long as the context lasts."""
+        return locked(self.path)
+
+    def adopt(self) -> None:
+        """Go on with an unfinished run: remove half-written files, give a run from before the marker its mark."""
+        for path in filter(names.is_unfinished_write, names.our_files(self.path)):
+            with explained(path):
+                path.unlink(missing_ok=True)
+        if Manifest.read(self.path) is None:
+            kept = (names.ENV, names.MATRIX, *map(names.weights_name, self.saved_tasks))
+            manifest = Manifest(settings_digest(self.config()))
+            for name in kept:
+                if (self.path / name).is_file():
+                    manifest = manifest.expecting(name, digest_of((self.path / name).read_bytes()))
+            manifest.write(self.path)
+
+    def _clear(self) -> None:
+        """Remove the files of a run; first those that would make the rest look like one."""
+        files = names.our_files(self.path)
+        first = [self.path / names.RESULT, *map(self.weights_path, self.saved_tasks)]
+        for path in [*(f for f in files if f in first), *(f for f in files if f not in first)]:
+            if path.name != names.MARKER:
+                with explained(path):
+                    path.unlink(missing_ok=True)
+
+    @property
+    def config_path(self) -> Path:
+        """Where the configuration is."""
+        return self.path / names.CONFIG
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / names.CHECKPOINTS
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """Where the checkpoint to resume from is."""
+        return self.path / names.LAST
+
+    def weights_path(self, task: int) -> Path:
+        """Where the model after a task is."""
+        return self.path / names.weights_name(task)
+
+    @property
+    def saved_tasks(self) -> list[int]:
+        """Tasks whose model was saved and is still there."""
+        return names.saved_tasks(self.path)
+
+    @property
+    def split_path(self) -> Path:
+        """Where the split is stored."""
+        return self.path / names.SPLIT
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where the metric lines are."""
+        return self.path / names.METRICS
+
+    @property
+    def report_path(self) -> Path:
+        """Where the HTML report is."""
+        return self.path / names.REPORT
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run went through all its tasks."""
+        return os.path.lexists(self.path / names.RESULT)
+
+    def verify(self) -> None:
+        """Raise for the first file that is not what the run wrote; files that are missing are no matter here."""
+        manifest = Manifest.read(self.path)
+        for name in manifest.files if manifest else ():
+            if os.path.lexists(self.path / name):
+                self._read(name)
+
+    def config(self) -> dict[str, Any]:
+        """The configuration as nested plain values."""
+        path, remedy = self.config_path, "restore it, or start a new run"
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}; {remedy}") from None
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise ConfigError(f"{path} is damaged: it is not YAML; {remedy}") from None
+        if not _is_config(values):
+            raise ConfigError(f"{path} is damaged: it does not hold the settings of a run; {remedy}")
+        manifest = Manifest.read(self.path)
+        if manifest is not None and manifest.settings not in ("", settings_digest(values)):
+            raise ConfigError(
+                f"{path} was changed since the run began, and other settings give other results: {remedy}"
+            )
+        return dict(values)
+
+    def env(self) -> dict[str, Any]:
+        """The environment the run was started in."""
+        return self._json(names.ENV)
+
+    def result(self) -> dict[str, Any]:
+        """The measures of a complete run."""
+        if not self.complete:
+            raise DataError(f"the run {self.path} is not complete: continue it with `infssm resume {self.path}`")
+        return self._json(names.RESULT)
+
+    def matrix(self) -> AccuracyMatrix:
+        """The accuracy matrix as far as it is filled."""
+        path = self.path / names.MATRIX
+        final = self.result().get("matrix") if self.complete else None
+        known = None if final is None else self._parsed(names.RESULT, lambda: AccuracyMatrix.from_json(final))
+        if not os.path.lexists(path):
+            if known is None:
+                raise DataError(f"the run {self.path} has not finished its first task")
+            return known
+        content = self._read(names.MATRIX)
+        matrix = self._parsed(names.MATRIX, lambda: AccuracyMatrix.from_csv(content.decode()))
+        if known is not None and known != matrix:
+            raise DataError(f"{path} is damaged: it differs from the matrix in {names.RESULT}; {names.REMEDY}")
+        return matrix
+
+    @property
+    def last_task(self) -> int | None:
+        """The last task the run has finished, by what it wrote down; None before the first is."""
+        manifest = Manifest.read(self.path)
+        known = self.saved_tasks
+        if self.complete or os.path.lexists(self.path / names.MATRIX):
+            known.append(self.matrix().steps - 1)
+        elif manifest is not None:
+            listed = {names.weights_name(task): task for task in range(len(manifest.files))}
+            known += [listed[name] for name in manifest.files if name in listed]
+        return max(known, default=None)
+
+    def saved_task(self, task: int | None = None) -> int:
+        """The task after which the asked-for model was saved (the last one unless given); ConfigError without it."""
+        wanted = self.last_task if task is None else task
+        if wanted is None or wanted not in self.saved_tasks:
+            there = f"tasks {', '.join(map(str, self.saved_tasks))}" if self.saved_tasks else "no task"
+            missing = "" if wanted is None else f", not after {'the last one, ' if task is None else ''}task {wanted}"
+            raise ConfigError(
+                f"{self.path} has saved weights after {there}{missing}: restore the file or choose another task with "
+                f"--task; an unfinished run goes on with `infssm resume {self.path}`"
+            )
+        return wanted
+
+    def stream(self) -> dict[str, Any]:
+        """What the model has to know of its data, as plain values."""
+        return self._json(names.STREAM)
+
+    def confusion(self) -> Confusion | None:
+        """Which classes are taken for which; None for a run that did not record it."""
+        if not os.path.lexists(self.path / names.CONFUSION):
+            return None
+        values = self._json(names.CONFUSION)
+        return self._parsed(names.CONFUSION, lambda: Confusion.from_json(values))
+
+    def names_per_task(self) -> list[tuple[str, ...]]:
+        """What each task is of, its classes or its domain; empty where that was not recorded."""
+        if os.path.lexists(self.path / names.STREAM) and (domains := self.stream().get("domains")):
+            return [(str(domain),) for domain in domains]
+        confusion = self.confusion()
+        return confusion.names_per_task if confusion else []
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All metric lines, oldest first; a last line cut short by a crash is left out."""
+        if not os.path.lexists(self.metrics_path):
+            return []
+        lines = self._read(names.METRICS).split(b"\n")[:-1]
+        return [self._line(number, line) for number, line in enumerate(lines, start=1)]
+
+    def _line(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        if not _is_metric(values):
+            raise DataError(
+                f"{self.metrics_path} is damaged in line {number}: restore it, or delete it to go on without its curves"
+            )
+        return dict(values)
+
+    def seal_metrics(self) -> None:
+        """Take the checksum of the metric lines: they are complete."""
+        if self.metrics_path.is_file():
+            self._expect(names.METRICS, self.metrics_path.read_bytes())
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the run whole or not at all."""
+        if name == names.CONFIG:
+            manifest = Manifest.read(self.path) or Manifest()
+            replace(manifest, settings=settings_digest(yaml.safe_load(text))).write(self.path)
+        elif name != names.REPORT:  # made of the others, never read
+            self._expect(name, text.encode())
+        write_text(self.path / name, text)
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run whole or not at all."""
+        self.write_text(name, json.dumps(values, indent=2) + "\n")
+
+    def write_weights(self, task: int, content: bytes) -> None:
+        """Write the model after a task whole or not at all."""
+        path = self.weights_path(task)
+        self._expect(names.weights_name(task), content)
+        with explained(path), atomic_file(path) as file:
+            file.write(content)
+
+    def _expect(self, name: str, content: bytes) -> None:
+        (Manifest.read(self.path) or Manifest()).expecting(name, digest_of(content)).write(self.path)
+
+    def _read(self, name: str) -> bytes:
+        path = self.path / name
+        try:
+            return read_checked(path)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}; {names.REMEDY}") from None
+
+    def _json(self, name: str) -> dict[str, Any]:
+        content = self._read(name)
+        values = self._parsed(name, lambda: json.loads(content))
+        if not isinstance(values, dict):
+            raise DataError(f"{self.path / name} is damaged: it holds no named values; {names.REMEDY}")
+        return values
+
+    def _parsed(self, name: str, parse: Callable[[], T]) -> T:
+        try:
+            return parse()
+        except (DataError, ValueError, RecursionError) as error:
+            raise DataError(f"{self.path / name} is damaged: {error}; {names.REMEDY}") from None
+
+
+def find_runs(paths: Iterable[str | os.PathLike[str]], *, complete: bool = True) -> list[RunDirectory]:
+    """All run directories at or below ``paths``, sorted; only complete ones by default."""
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ConfigError(f"there is no {path}")
+        found |= {file.parent for name in (names.MARKER, names.CONFIG) for file in path.rglob(name)}
+    runs = [RunDirectory(path) for path in sorted(found)]
+    return [run for run in runs if run.complete] if complete else runs
+
+
+def _is_metric(line: Any) -> bool:
+    """Whether a line of the log has what reports read."""
+    if not isinstance(line, dict) or not isinstance(line.get("at"), int):
+        return False
+    if line.get("kind") == "epoch":
+        loss = line.get("loss")
+        numbers = [line.get("images_per_s"), *(loss.values() if isinstance(loss, dict) else [None])]
+    else:
+        numbers = [line.get("lr")] if line.get("kind") == "step" else []
+    return all(isinstance(number, (int, float)) for number in numbers)
+
+
+def _is_config(values: Any) -> bool:
+    """Whether a file's content has the sections every run's configuration has."""
+    if not isinstance(values, dict) or not isinstance(values.get("seed"), int):
+        return False
+    sections = [values.get(section) for section in ("data", "model", "method")]
+    return all(isinstance(section, dict) and isinstance(section.get("name"), str) for section in sections)

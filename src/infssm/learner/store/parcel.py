@@ -1,0 +1,78 @@
+"""A run directory as bytes: what a machine that does not share a folder sends to one that keeps the runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+from infssm._files import atomic_file, explained
+from infssm.errors import DataError
+from infssm.learner.store import names
+from infssm.learner.store.directory import RunDirectory
+from infssm.learner.store.manifest import Manifest, digest_of
+
+_LAST = (names.LAST, names.RESULT)
+"""What a run continues from and what makes it complete: they are written when all they speak of is there."""
+_OWN = (names.MARKER, names.CONFIG, names.REPORT)
+"""Not sent: they speak of folders, and are written anew."""
+
+
+def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:
+    """The files of a run that nobody works on, in one piece; those with a digest in ``known`` only where it changed.
+
+    ``known`` is brought up to date.
+    """
+    known = {} if known is None else known
+    parcel = io.BytesIO()
+    with zipfile.ZipFile(parcel, "w", zipfile.ZIP_STORED) as archive:
+        for path in names.our_files(run.path):
+            name = path.relative_to(run.path).as_posix()
+            if name in _OWN or names.is_unfinished_write(path) or not path.is_file():
+                continue
+            content = path.read_bytes()
+            if known.get(name) != (digest := digest_of(content)):
+                known[name] = digest
+                archive.writestr(name, content)
+        manifest = Manifest.read(run.path) or Manifest()
+        archive.writestr(names.MARKER, json.dumps(sorted(manifest.files)))
+    return parcel.getvalue()
+
+
+def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
+    """Write the files of a parcel to a run directory, whose configuration is ``config``, as YAML.
+
+    Nothing but files of a run is written, and nothing outside its directory. A process may be killed at any moment:
+    what lies there then can be continued.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(parcel)) as archive:
+            files = {info.filename: archive.read(info) for info in archive.infolist() if _is_fine(info)}
+            checked = set(json.loads(files.pop(names.MARKER)))
+            foreign = [info.filename for info in archive.infolist() if not _is_fine(info)]
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+        raise DataError(f"what came for {run.path} is no run: {error}") from None
+    if foreign:
+        raise DataError(f"what came for {run.path} holds {foreign[0]!r}, which is no file of a run")
+    run.check_usable()
+    run.make()
+    with run.lock():
+        if Manifest.read(run.path) is None:
+            Manifest().write(run.path)
+        run.write_text(names.CONFIG, config)
+        for name in sorted(files, key=lambda name: (_LAST.index(name) + 1 if name in _LAST else 0, name)):
+            _write(run, name, files[name], checked=name in checked)
+
+
+def _write(run: RunDirectory, name: str, content: bytes, *, checked: bool) -> None:
+    path = run.path / name
+    if checked:
+        (Manifest.read(run.path) or Manifest()).expecting(name, digest_of(content)).write(run.path)
+    with explained(path):
+        path.parent.mkdir(exist_ok=True)
+        with atomic_file(path) as file:
+            file.write(content)
+
+
+def _is_fine(info: zipfile.ZipInfo) -> bool:
+    return info.compress_type == zipfile.ZIP_STORED and (names.is_ours(info.filename) or info.filename == names.MARKER)

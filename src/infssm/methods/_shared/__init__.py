@@ -1,1 +1,0 @@
-"""What several methods are built from: losses, replay, importances, passes over data, sums over processes."""

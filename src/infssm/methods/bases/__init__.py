@@ -1,0 +1,10 @@
+"""One file or folder per base method: what is trained on, and with which loss.
+
+Every module of this folder is imported, so that adding one touches its own file alone.
+"""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

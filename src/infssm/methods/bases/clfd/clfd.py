@@ -1,0 +1,234 @@
+"""CLFD on experience replay: learn from frequency maps, let classes share features by how alike they look.
+
+The encoder is trained on the first task and frozen from its last epoch on; the buffer holds its maps, not images. The
+maps have half the image's size: a backbone with ``set_input_size`` (Vim) is resized, its position embeddings resampled
+(224 pixels become 7×7 patches of 16, the 32 pixels of ``vim_nano`` 4×4 patches of 4). Where fewer than 4×4 patches
+would be left, as with digits of 8 pixels, the maps are enlarged to the image's size instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from infssm._processes import sum_over_processes
+from infssm.errors import ConfigError
+from infssm.methods.bases.clfd import _model
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.passes import evaluating, require_loader
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, capture, classes_of
+from infssm.methods.replay.reservoir import ReservoirBuffer
+
+
+class CLFDConfig(ReplayConfig):
+    """Options of :class:`CLFD`; the paper gives the buffer size alone."""
+
+    capacity_factor: int = Field(
+        4, ge=1, description="entries per image of buffer_size; a map of a quarter of the pixels (original: 4)"
+    )
+    ratio: float = Field(0.6, gt=0, le=1, description="share of features selected (original: 0.6)")
+    warmup: float = Field(0.4, ge=0, le=1, description="share of epochs before counts set the probabilities (original)")
+    adapt: Literal["auto", "native", "upsample"] = Field(
+        "auto",
+        description="'native': the backbone takes half-size maps; 'upsample': maps enlarged to image size; 'auto': "
+        "native where that leaves 4x4 patches or more",
+    )
+    flip: bool = Field(True, description="flip replayed maps at random (original); off for digits and letters")
+
+
+@register_method
+class CLFD(StreamReplay):
+    """Replays small frequency maps instead of images, and gives each class the features it shares least.
+
+    Cross-entropy of the stream, its features selected per class, plus cross-entropy of replayed maps.
+
+    Paper: Liu et al., Continual Learning in the Frequency Domain, NeurIPS 2024, arXiv:2410.06645
+    """
+
+    name = "clfd"
+    Config: ClassVar[type[ComponentConfig]] = CLFDConfig
+    own_first_task: ClassVar[bool] = True
+    config: CLFDConfig
+    needs_raw: ClassVar[bool] = False
+
+    def __init__(self, config: CLFDConfig, context: Context) -> None:
+        super().__init__(config, context)
+        if context.num_classes is None:
+            raise ConfigError("clfd counts features per class: give num_classes")
+        self.frozen: dict[str, Tensor] | None = None
+        """The encoder's final weights, once it has them."""
+        self._images = 0
+        self._comparing = False
+        self._ready = False
+        wrapped = context.module
+        assert isinstance(wrapped, _model.FrequencyModel)
+        self.encoder, self.selection = wrapped.encoder, wrapped.selection
+        shape = (context.num_classes, wrapped.num_features)
+        height, width = wrapped.image_size
+        channels = self.encoder.all.in_channels // 4
+        self._blank = torch.zeros(1, channels, height, width, dtype=torch.uint8)
+        self.counts, self._new_counts = torch.zeros(shape), torch.zeros(shape)
+        self.probabilities = torch.zeros(shape)
+        self.looks = torch.zeros(shape[0], channels * (height // 2) * (width // 2))
+        """Sum of the low bands of each class's images."""
+
+    def make_buffer(self) -> ReservoirBuffer:
+        """A reservoir of encoded maps."""
+        capacity = self.config.capacity_factor * self.config.buffer_size
+        return ReservoirBuffer(capacity, ("features", "label"), seed=self.context.seed)
+
+    @classmethod
+    def prepare(cls, config: CLFDConfig, context: Context) -> nn.Module:
+        """Wrap the model between encoder and selection."""
+        like = next(context.module.parameters())
+        wrapped = _model.FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
+        wrapped.encoder.to(like.device, like.dtype)
+        return wrapped
+
+    def start(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """The encoder is fixed from the second task on."""
+        self._ready = False
+        self.encoder.requires_grad_(task.index == 0)
+
+    def begin_epoch(self, epoch: int, epochs: int) -> None:
+        """Probabilities of the first epoch; in the last one of the first task the encoder becomes final."""
+        classes, index = classes_of(self.context, self.name), self.context.current.index
+        block = slice(classes.start, classes.stop)
+        self._ready = True
+        if epoch == 0 and index == 0:
+            self.probabilities[block] = 0.0
+            self.probabilities[block, : _model.share_of(self.config.ratio, self.counts.shape[1])] = 1.0
+        elif epoch == 0:
+            self.probabilities[block] = self.config.ratio
+        self._comparing = epoch == (epochs - 1 if index == 0 else 0)
+        if self._comparing:
+            self.looks[block] = 0.0
+        if self._comparing and index == 0:
+            self.frozen = {k: v.detach().clone() for k, v in self.encoder.state_dict().items()}
+            self.buffer.clear()
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """The terms ``ce`` of the stream and ``replay``."""
+        if not self._ready:
+            raise ConfigError("clfd follows epochs: call method.begin_epoch(epoch, epochs) before the steps of each")
+        current_rows, labels = len(batch.y), batch.y.cpu()
+        maps, old_labels = self._replayed_maps(current_rows)
+        allowed = self._allowed(labels)
+        with capture(self.encoder) as encoded, capture(self.selection) as selected:
+            logits = self.context.forward(batch.x, current_rows=current_rows, replayed=maps, allowed=allowed)
+        self.context.old_forward_kwargs()
+        self._new_counts.index_add_(0, labels, selected[0].mask[:current_rows].cpu().float())
+        if self._comparing:
+            self._add_looks(encoded[0], labels)
+        self.remember(features=encoded[0].features, label=batch.y)
+        if self.context.current.index == 0:
+            self._images += current_rows
+        terms = {"ce": F.cross_entropy(logits[:current_rows], batch.y)}
+        return terms if old_labels is None else terms | {"replay": F.cross_entropy(logits[current_rows:], old_labels)}
+
+    def _replayed_maps(self, current_rows: int) -> tuple[Tensor | None, Tensor | None]:
+        """Stored maps and labels of one draw, cropped and flipped once the encoder is final."""
+        if not self.replays:
+            return None, None
+        entries = self.buffer.get(self.draw(self.replay_count(current_rows)))
+        maps = entries["features"]
+        if self.frozen is not None:
+            with torch.no_grad():
+                blank = self.encoder(self.context.normalized(self._blank)).features[0, :, 0, 0]
+            maps = _model.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
+        return self.to_device(maps).to(next(self.encoder.parameters()).dtype), self.to_device(entries["label"])
+
+    def _allowed(self, labels: Tensor) -> Tensor:
+        """Features each image's class may use in this step, ``[b, d]``: one uniform draw for all images."""
+        drawn = torch.rand(self.counts.shape[1], generator=self.buffer.fresh_generator(per_process=False))
+        return self.to_device(drawn < self.probabilities[labels])
+
+    def after_step(self) -> None:
+        """Offer the maps, and take back what the optimizer did to a final encoder."""
+        super().after_step()
+        if self.frozen is not None and self.context.current.index == 0:
+            self.encoder.load_state_dict(self.frozen)
+
+    def end_epoch(self, epoch: int, epochs: int) -> None:
+        """Probabilities from how alike classes look, later from what was selected."""
+        self._ready = False
+        self.counts += sum_over_processes([self._new_counts])[0]
+        self._new_counts.zero_()
+        if self._comparing:
+            self._compare()
+        if epoch + 1 > self.config.warmup * epochs:
+            counted = self.counts.amax(dim=1) > 0
+            self.probabilities[counted] = _model.later_probabilities(self.counts[counted])
+
+    def _compare(self) -> None:
+        self._comparing = False
+        classes = classes_of(self.context, self.name)
+        block = slice(classes.start, classes.stop)
+        self.looks[block] = sum_over_processes([self.looks[block]])[0]
+        if classes.start == 0:
+            return
+        looks = F.normalize(self.looks, dim=1)
+        for label in classes:
+            similarity = looks[: classes.start] @ looks[label]
+            self.probabilities[label] = _model.first_probabilities(similarity, self.counts[: classes.start])
+
+    def finish(self, task: TaskInfo, loader: Loader | None) -> None:
+        """After the first task: buffer and encoder agree, and the reservoir has seen all of its images."""
+        self._pending = []
+        if not self.trained and task.index == 0:
+            raise ConfigError("clfd must train task 0 itself, a checkpoint has no encoder: use train.task0=train")
+        if task.index == 0:
+            self._settle(loader)
+            self.buffer.seen = max(self.buffer.seen, int(sum_over_processes([torch.tensor(self._images)])[0]))
+
+    def _settle(self, loader: Loader | None) -> None:
+        """Where the best epoch was an earlier one, its encoder is the final one: fill buffer and looks anew with it."""
+        final = self.encoder.state_dict()
+        if self.frozen is not None:
+            if all(torch.equal(final[key], value) for key, value in self.frozen.items()):
+                return
+            if loader is None:
+                self.encoder.load_state_dict(self.frozen)
+                return
+        loader = require_loader(loader, self.name, "fills its buffer with the encoder of the best epoch")
+        self.frozen = {key: value.detach().clone() for key, value in final.items()}
+        self.buffer.clear()
+        self.looks.zero_()
+        with evaluating(self.context.module):
+            for batch in loader:
+                encoded: _model.Encoded = self.encoder(self.to_device(batch.x))
+                self._add_looks(encoded, batch.y.cpu())
+                self.buffer.offer(features=encoded.features, label=batch.y)
+        self.looks = sum_over_processes([self.looks])[0]
+
+    def _add_looks(self, encoded: _model.Encoded, labels: Tensor) -> None:
+        self.looks.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Buffer, counts, probabilities, looks, and the final encoder."""
+        return super().state_dict() | {
+            "counts": self.counts.clone(),
+            "new_counts": self._new_counts.clone(),
+            "probabilities": self.probabilities.clone(),
+            "looks": self.looks.clone(),
+            "frozen": self.frozen,
+            "images": self._images,
+            "comparing": self._comparing,
+            "ready": self._ready,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.counts, self._new_counts = state["counts"].clone(), state["new_counts"].clone()
+        self.probabilities, self.looks = state["probabilities"].clone(), state["looks"].clone()
+        self.frozen, self._images = state["frozen"], state["images"]
+        self._comparing, self._ready = state["comparing"], state["ready"]
+        if self.context.task is not None:
+            self.encoder.requires_grad_(self.context.task.index == 0)

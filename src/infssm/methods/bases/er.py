@@ -1,0 +1,90 @@
+"""ER: train on the stream and on images drawn from a reservoir of all past ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import EVERYTHING, Batch, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.losses import cross_entropy
+from infssm.methods.core.sequences import joined
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, classes_of
+
+Mask = Literal["full", "seen", "current+seen"]
+
+
+class ERConfig(ReplayConfig):
+    """Options of :class:`ER`."""
+
+    buffer_size: int = Field(500, gt=0, description="images kept; 500 on ImageNet-R, 1000 elsewhere (Tables 14-19)")
+    mask: Mask = Field(
+        "full",
+        description="logits in the softmax: 'full' all classes (Mammoth), 'seen' those met so far, 'current+seen' the "
+        "current task's for its images and those met so far for replayed ones",
+    )
+
+
+@register_method
+class ER(StreamReplay):
+    """Experience replay: every batch of new images is joined by some old ones from a small memory.
+
+    Cross-entropy over stream and replayed images in one batch.
+
+    Paper: Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019, arXiv:1902.10486
+    """
+
+    name = "er"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
+    Config: ClassVar[type[ComponentConfig]] = ERConfig
+    config: ERConfig
+
+    def columns(self, task: TaskInfo) -> slice:
+        """As ``mask`` says."""
+        if self.config.mask == "full":
+            return slice(None)
+        classes = classes_of(self.context, self.name, task)
+        return slice(0 if self.config.mask == "seen" else classes.start, classes.stop)
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """One term: the cross-entropy of both halves."""
+        both = self._with_replayed(batch) if self.replays else batch
+        self.remember(**self.rows_of(batch))
+        stream = len(batch.y)
+        logits = self.context.forward(model_input(both), current_rows=stream)
+        if self.context.data_kind == "language":
+            return {"ce": cross_entropy(logits, both, slice(None))}
+        mask = self.config.mask
+        return {"ce": masked_cross_entropy(logits, both.y, current_rows=stream, classes=self._classes, mask=mask)}
+
+    def _with_replayed(self, batch: BatchLike) -> BatchLike:
+        """The batch, and after it rows of the buffer."""
+        if self.context.data_kind != "images":
+            drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
+            return joined(batch, drawn, self.context.data_kind)
+        found = self.replay(len(batch.y))
+        labels = self.to_device(found.entries["label"])
+        return Batch(torch.cat((batch.x, found.x)), torch.cat((batch.y, labels)))
+
+    @property
+    def _classes(self) -> range:
+        return range(0) if self.config.mask == "full" else classes_of(self.context, self.name)
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, classes: range, mask: Mask) -> Tensor:
+    """Mean cross-entropy of ``logits: [b, K]``; the first ``current_rows`` rows are of the task with ``classes``.
+
+    labels: [b]. mask: which columns take part, see :class:`ERConfig`.
+    """
+    if mask == "full":
+        return F.cross_entropy(logits, labels)
+    column = torch.arange(logits.shape[1], device=logits.device)
+    hidden = (column >= classes.stop).expand(logits.shape)
+    if mask == "current+seen":
+        from_stream = torch.arange(len(logits), device=logits.device)[:, None] < current_rows
+        hidden = hidden | (from_stream & (column < classes.start))
+    return F.cross_entropy(logits.masked_fill(hidden, -torch.inf), labels)

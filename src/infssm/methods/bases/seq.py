@@ -1,0 +1,59 @@
+"""Seq: plain training on one task after the other, the lower bound; and Joint, the upper bound."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import EVERYTHING, Base, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.losses import cross_entropy
+
+
+class SeqConfig(ComponentConfig):
+    """Options of :class:`Seq`."""
+
+    mask: Literal["current", "seen", "full"] = Field(
+        "current",
+        description="logits in the softmax: 'current' the task's (released code), 'seen' those met so far, 'full' all",
+    )
+
+
+@register_method
+class Seq(Base):
+    """Plain training on one task after another, nothing held: what forgets, and the base of every regularizer."""
+
+    name = "seq"
+    Config = SeqConfig
+    takes: ClassVar[frozenset[str]] = EVERYTHING
+    config: SeqConfig
+
+    def columns(self, task: TaskInfo) -> slice:
+        """As ``mask`` says."""
+        return {"current": task.block, "seen": task.seen, "full": slice(None)}[self.config.mask]
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """One term: the cross-entropy."""
+        return {
+            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
+        }
+
+
+@register_method
+class Joint(Base):
+    """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
+
+    name = "joint"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
+    joint: ClassVar[bool] = True
+
+    def columns(self, task: TaskInfo) -> slice:
+        """All seen classes."""
+        return task.seen
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """One term: the cross-entropy over all seen classes."""
+        return {
+            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
+        }

@@ -1,0 +1,1 @@
+"""What every method is made of: the contract, the context, building by name, the training step."""

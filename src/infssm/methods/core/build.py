@@ -1,0 +1,293 @@
+"""From a name such as ``er+inf-ssm`` and flat or dotted options to a :class:`Method`."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from infssm._catalogue import Text
+from infssm._registry import Registry, shorten, suggest
+from infssm.errors import ConfigError
+from infssm.methods.core.context import Progress
+from infssm.methods.core.contract import Base, Component, ComponentConfig, Context, Regularizer, Transforms
+from infssm.methods.core.head import Head
+from infssm.methods.core.method import Method, StatesConfig
+from infssm.ssm import OutputRecorder, Recorder
+
+C = TypeVar("C", bound=type[Component])
+components: Registry[type[Component]] = Registry("method", group="infssm.methods")
+
+
+class MethodText(NamedTuple):
+    """A method in words.
+
+    ``role`` is base, regularizer or head; ``options`` are (name, default, meaning).
+    """
+
+    name: str
+    role: str
+    summary: str
+    details: str
+    paper: str
+    options: tuple[tuple[str, str, str], ...]
+
+
+def register_method(cls: C) -> C:
+    """Class decorator: make a :class:`Base`, :class:`Regularizer` or :class:`Head` available under its ``name``."""
+    components.register(cls.name)(cls)
+    return cls
+
+
+def list_methods() -> list[str]:
+    """Names of all bases, regularizers and heads; join one base, regularizers and one head with ``+``."""
+    return list(components)
+
+
+def describe_method(name: str) -> str:
+    """What a single method does, in a line."""
+    return components.describe(name)
+
+
+def explain_method(name: str) -> MethodText:
+    """What a single method is, does and takes: for lists and documentation."""
+    cls = components[name]
+    text = Text.of(cls.__doc__)
+    role = "base" if issubclass(cls, Base) else "head" if issubclass(cls, Head) else "regularizer"
+    schemas: list[type[ComponentConfig]] = [cls.Config]
+    if issubclass(cls, Regularizer) and cls.needs_states:
+        schemas.append(StatesConfig)
+    options = [(key, field) for schema in schemas for key, field in schema.model_fields.items()]
+    return MethodText(
+        name,
+        role,
+        *text,
+        tuple(
+            (key, str(field.get_default(call_default_factory=True)), field.description or "") for key, field in options
+        ),
+    )
+
+
+def split_name(name: str) -> list[str]:
+    """``"er+inf-ssm"`` to ``["er", "inf-ssm"]``; a plus before no name belongs to the name it follows (``der++``)."""
+    parts: list[str] = []
+    for part in name.split("+"):
+        if part or not parts:
+            parts.append(part)
+        else:
+            parts[-1] += "+"
+    return parts
+
+
+def canonical_name(name: str) -> str:
+    """The one spelling: base, regularizers by name, head; ``linear``, and ``seq`` beside others, go unsaid."""
+    base, regularizers, head = parse_name(name)
+    named = [r.name for r in regularizers] + ([head.name] if head is not components["linear"] else [])
+    return "+".join([*([] if named and base is components["seq"] else [base.name]), *named])
+
+
+class Composition(NamedTuple):
+    """The components that a name stands for."""
+
+    base: type[Base]
+    regularizers: list[type[Regularizer]]
+    head: type[Head]
+
+    @property
+    def classes(self) -> list[type[Component]]:
+        """All of them: base, regularizers, head."""
+        return [self.base, *self.regularizers, self.head]
+
+
+def parse_name(name: str) -> Composition:
+    """What a name stands for, regularizers sorted; no base means ``seq``, no head ``linear``."""
+    classes = [components[part] for part in split_name(name)]
+    if len({c.name for c in classes}) < len(classes):
+        raise ConfigError(f"{name!r} names a method twice")
+    base = _only(name, [c for c in classes if issubclass(c, Base)], components["seq"], "base method can form the loss")
+    head = _only(name, [c for c in classes if issubclass(c, Head)], components["linear"], "head can make the logits")
+    assert issubclass(base, Base)
+    assert issubclass(head, Head)
+    regularizers = sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name)
+    _check_families(name, regularizers)
+    if base.joint and regularizers:
+        raise ConfigError(f"{name!r}: joint training sees all data at once, so there is nothing to regularize")
+    if base.freezes and regularizers:
+        raise ConfigError(f"{name!r}: the features of {base.name} do not move, so there is nothing to regularize")
+    if base.own_classifier and not head.fitted and head in classes:
+        raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
+    return Composition(base, regularizers, head)
+
+
+def _only(name: str, found: list[type[Component]], default: type[Component], what: str) -> type[Component]:
+    if len(found) > 1:
+        raise ConfigError(f"{name!r}: only one {what}, got {' and '.join(c.name for c in found)}")
+    return found[0] if found else default
+
+
+def _check_families(name: str, regularizers: list[type[Regularizer]]) -> None:
+    """Refuse two regularizers that hold the same thing: their sum is one of them with another weight."""
+    for one, other in itertools.combinations(regularizers, 2):
+        if one.family is not None and one.family == other.family:
+            raise ConfigError(
+                f"{name!r}: {one.name} and {other.name} hold the same states; choose one and set its weight"
+            )
+
+
+def build_method(
+    model: nn.Module,
+    name: str,
+    *,
+    num_classes: int | None = None,
+    num_tasks: int | None = None,
+    task_sizes: Sequence[int] | None = None,
+    data_kind: str = "images",
+    domains: bool = False,
+    transforms: Transforms | None = None,
+    own_loop: bool = False,
+    seed: int = 0,
+    **options: Any,
+) -> Method:
+    """Compose the named method on ``model``; see :func:`infssm.attach` for the options.
+
+    ``seed`` is the run's: the draws of replay buffers follow from it. ``task_sizes`` are the classes of each task;
+    without them tasks share the classes equally. ``data_kind`` is what the samples are (see :func:`check_suits`) and
+    ``domains`` whether tasks are new domains. ``transforms`` make model input of stored raw images again.
+    """
+    named = parse_name(name)
+    configs = method_options(name, options)
+    check_suits(name, data_kind, domains=domains)
+    states = configs.pop("states")
+    assert isinstance(states, StatesConfig)
+    before = Context(
+        model,
+        num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
+        num_tasks=num_tasks,
+        task_sizes=None if task_sizes is None else tuple(task_sizes),
+        data_kind=data_kind,
+        states_options=states.model_dump(),
+        transforms=transforms or Transforms(),
+        own_loop=own_loop,
+        seed=seed,
+        # Away from the seeds of replay buffers, whose draws would otherwise go along with these.
+        progress=Progress(generator=torch.Generator().manual_seed(2**32 + seed)),
+    )
+    module = named.base.prepare(configs[named.base.name], before)
+    named.head.prepare(configs[named.head.name], replace(before, module=module))
+    prepared = _watched(replace(before, module=module), named.regularizers)
+    base = named.base(configs[named.base.name], prepared)
+    context = replace(prepared, columns=base.columns)
+    head = named.head(configs[named.head.name], context)
+    regularizers = [cls(configs[cls.name], context) for cls in named.regularizers]
+    return Method(canonical_name(name), context, base, regularizers, head)
+
+
+def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
+    """Raise for a method that cannot work on a stream, with those that can.
+
+    ``data_kind``: ``images``, ``series``, ``tokens`` (with classes) or ``language``. ``domains``: whether
+    tasks are new domains.
+    """
+
+    def suits(component: type[Component]) -> bool:
+        return data_kind in component.takes and (component.takes_domains or not domains)
+
+    bad = [component for component in parse_name(name).classes if not suits(component)]
+    if not bad:
+        return
+    what = f"{data_kind}{' whose tasks are new domains' if domains and data_kind in bad[0].takes else ''}"
+    known = ", ".join(other for other in components if suits(components[other]))
+    raise ConfigError(f"method {bad[0].name!r} does not work on {what}; these do: {known}")
+
+
+def _watched(context: Context, regularizers: Sequence[type[Regularizer]]) -> Context:
+    """The context with recorders of what the regularizers compare."""
+    states, features, logits = (
+        any(getattr(cls, need) for cls in regularizers) for need in ("needs_states", "needs_features", "needs_logits")
+    )
+    return replace(
+        context,
+        recorder=Recorder(context.module, **context.states_options) if states else None,
+        outputs=OutputRecorder(context.module, features=features, logits=logits) if features or logits else None,
+    )
+
+
+def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
+    """Hold ``model`` to what it knew, in your own training loop.
+
+    ```python
+    method = infssm.attach(model, "inf-ssm-exact")
+    for task in stream:
+        method.begin_task(task)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y) + method.penalty(x)  # 0 on the first task
+            loss.backward(); optimizer.step(); optimizer.zero_grad(); method.after_step()
+        method.end_task(task)
+    ```
+
+    Works with any model whose state space layers are known (:class:`infssm.NoSSMLayersError` otherwise). ``options``
+    are the fields of the method's components: ``weight=1e3``, ``layers=12``; where several components share a field
+    name, say whose: ``**{"ewc.weight": 1e3, "lwf-ac": {"weight": 1e4}}``.
+
+    A mapping of keyword arguments may stand for ``x`` in ``penalty``. Methods that measure on data want a loader:
+    ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
+    ``load_state_dict`` in the place of ``begin_task``.
+    """
+    if parse_name(name)[0].joint:
+        raise ConfigError(
+            f"{name!r} trains on the data of all tasks at once, so in a loop of your own there is nothing to attach: "
+            "train on all data without a method, or let infssm.run do it with method=joint"
+        )
+    method = build_method(model, name, own_loop=True, **options)
+    for warning in (regularizer.warning for regularizer in method.regularizers if regularizer.warning):
+        warnings.warn(warning, UserWarning, stacklevel=2)
+    return method
+
+
+def method_options(name: str, options: Mapping[str, Any]) -> dict[str, ComponentConfig]:
+    """The validated options of every component that a method's name stands for, and those of ``states``."""
+    return resolve_options(name, parse_name(name).classes, options)
+
+
+def resolve_options(
+    name: str, classes: list[type[Component]], options: Mapping[str, Any]
+) -> dict[str, ComponentConfig]:
+    """Sort flat and per-component options into each component's validated configuration."""
+    schemas: dict[str, type[ComponentConfig]] = {c.name: c.Config for c in classes} | {"states": StatesConfig}
+    chosen: dict[str, dict[str, Any]] = {key: {} for key in schemas}
+    for key, value in options.items():
+        if key in schemas and isinstance(value, Mapping):
+            chosen[key] |= value
+            continue
+        owner, dot, field = key.rpartition(".")
+        if dot and owner in schemas:
+            chosen[owner][field] = value
+            continue
+        owners = [owner for owner, schema in schemas.items() if key in schema.model_fields]
+        if not owners:
+            known = {field for schema in schemas.values() for field in schema.model_fields}
+            raise ConfigError(f"method {name!r} has no option {shorten(repr(key))}{suggest(key, known)}")
+        if len(owners) > 1:
+            raise ConfigError(f"option {key!r} of {name!r} belongs to {' and '.join(owners)}: say {owners[0]}.{key}")
+        chosen[owners[0]][key] = value
+    return {key: _validate(key, schema, chosen[key]) for key, schema in schemas.items()}
+
+
+def _validate(owner: str, schema: type[ComponentConfig], values: Mapping[str, Any]) -> ComponentConfig:
+    for key in values:
+        if key not in schema.model_fields:
+            raise ConfigError(f"method {owner!r} has no option {shorten(repr(key))}{suggest(key, schema.model_fields)}")
+    try:
+        return schema(**values)
+    except ValidationError as error:
+        lines = [
+            f"{owner}.{'.'.join(map(str, e['loc']))}: {shorten(e['msg'], 300)} (got {shorten(repr(e['input']))})"
+            for e in error.errors()
+        ]
+        raise ConfigError("; ".join(lines)) from None

@@ -1,0 +1,248 @@
+"""Heads: how features ``f(x): [b, d]`` become logits ``[b, K]``.
+
+A *trained* head is the classifier that the loss is taken of. A *fitted* head is computed at the end of each task from
+features of the task's images, without augmentation, and stands in the classifier's place until the next task begins;
+then the classifier in training is put back. What fitted heads keep are statistics, never images.
+
+A new fitted head is one file in ``methods/heads``: a class with ``name``, ``Config``, ``Module``, ``reset``, ``fit``,
+``state_dict``, ``load_state_dict``, and ``@register_method`` above it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.methods.core.contract import CLASSES, Component, Context, Loader, TaskInfo, model_input
+from infssm.methods.core.passes import evaluating, require_loader
+from infssm.methods.core.rows import Input
+from infssm.methods.core.views import Looking, Looks, check_looks, looks_of
+from infssm.models.features import Classifier, features, find_classifier
+from infssm.ssm import OldModel, unwrap
+
+
+class Head(Component, ABC):
+    """The component that turns features into logits; at most one of a method."""
+
+    fitted: ClassVar[bool] = False
+    """Whether it is computed at the end of tasks, on top of the classifier that is trained."""
+
+    needs_old: bool = False
+    """Whether features of the model before the task are asked for; the method then keeps a frozen old model."""
+
+    @classmethod
+    def prepare(cls, config: Any, context: Context) -> None:
+        """Put the head's classifier into ``context.module`` (trained heads); called once, before training."""
+
+    def reset(self) -> None:
+        """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
+
+    def install(self) -> None:
+        """Put the fitted module in the place of the classifier in training."""
+
+    def withdraw(self) -> None:
+        """Put the classifier in training back."""
+
+    def reached(self) -> dict[str, dict[str, Tensor]] | None:
+        """Tensors of the fitted module and of the classifier in training, while the fitted one is installed."""
+        return None
+
+    def restore(self, reached: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Stand where :meth:`reached` was called."""
+        if reached is not None:
+            raise ConfigError(
+                f"the state has a fitted head, and {self.name} is none: build the method by its full name"
+            )
+
+
+class FeatureBatch(NamedTuple):
+    """Features of some images: ``new: [b, d]`` of the model now, ``old: [b, d]`` of the model before the task.
+
+    ``y: [b]`` labels. ``old`` is ``None`` on the first task and where the head does not ask for it.
+    """
+
+    new: Tensor
+    y: Tensor
+    old: Tensor | None
+
+
+class Features:
+    """Features of a task's images, batch by batch, on the module's device; iterating again runs the models again.
+
+    Under several processes each has its share of the images, some maybe none: add up with ``sum_over_processes``.
+    """
+
+    def __init__(self, context: Context, loader: Loader, *, old: bool, looks: Looks | None = None) -> None:
+        self._context = context
+        self._loader = loader
+        self._old = context.old if old else None
+        self._looks = looks
+
+    def __iter__(self) -> Iterator[FeatureBatch]:
+        device = self._context.device
+        module = unwrap(self._context.module)
+        with evaluating(module):
+            for batch in self._loader:
+                x = _on(device, model_input(batch))
+                old = None if self._old is None else self._of_old(self._old, x)
+                yield FeatureBatch(self._of(module, x), batch.y.to(device), old)
+
+    def _of(self, module: nn.Module, x: Input) -> Tensor:
+        return features(module, x) if self._looks is None else self._looks(module, x)
+
+    def _of_old(self, old: OldModel, x: Input) -> Tensor:
+        old.follow()
+        return self._of(old.module, x)
+
+
+def _on(device: torch.device, x: Input) -> Input:
+    return x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
+
+
+class FittedHead(Head):
+    """A head computed from features at the end of each task."""
+
+    fitted: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = CLASSES
+    takes_domains: ClassVar[bool] = False
+    Module: ClassVar[Callable[..., nn.Module]]
+    """Builds the fitted module from its tensors: ``Module(**module.state_dict())`` is the module again."""
+
+    def __init__(self, config: Any, context: Context) -> None:
+        super().__init__(config, context)
+        self._looks = looks_of(config)
+        self._trained: nn.Module | None = None
+        self._fitted: nn.Module | None = None
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
+
+    @abstractmethod
+    def fit(self, rows: Features, task: TaskInfo) -> nn.Module:
+        """Take in the features of the task's images and return ``Module(...)``: ``[b, d]`` to logits ``[b, K]``.
+
+        Called under ``torch.no_grad``, alike on all processes. A class without images so far scores ``-inf``.
+        """
+
+    @property
+    def classifier(self) -> Classifier:
+        """The place of the classifier in the module."""
+        return find_classifier(unwrap(self.context.module))
+
+    @property
+    def num_features(self) -> int:
+        """Width d of the features that it is fitted to."""
+        width = self.classifier.in_features
+        return width if self._looks is None else self._looks.width(width)
+
+    @property
+    def num_models(self) -> int:
+        """How many models the features are of: each has an equal part of them."""
+        return 1 if self._looks is None else self._looks.models
+
+    @property
+    def num_classes(self) -> int:
+        """Number K of classes."""
+        return class_count(self.context, self.classifier, self.name)
+
+    @classmethod
+    def prepare(cls, config: Any, context: Context) -> None:
+        """Nothing is replaced before the first fit; a model without a classifier is refused now."""
+        find_classifier(unwrap(context.module))
+        check_looks(config, context, cls.name)
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """A model that was trained elsewhere is the first task's."""
+        if self._looks is not None and self._looks.first is None and task.index > 0:
+            self._looks.keep(unwrap(self.context.module))
+
+    @torch.no_grad()
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Fit; the method installs what was fitted once the old model is copied."""
+        loader = require_loader(loader, self.name, "is fitted to features of the task's images, without augmentation")
+        if self._looks is not None and task.index == 0:
+            self._looks.keep(unwrap(self.context.module))
+        rows = Features(self.context, loader, old=self.needs_old, looks=self._looks)
+        self._fitted = self._built(self.fit(rows, task).state_dict())
+
+    def _built(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The fitted module of these tensors, in the model's precision, on its device."""
+        like = next(self.context.module.parameters())
+        module = type(self).Module(**tensors)
+        module = module if self._looks is None else Looking(self._looks, module)
+        return module.to(like.device, like.dtype).eval().requires_grad_(False)
+
+    @property
+    def installed(self) -> bool:
+        """Whether the fitted module stands in the classifier's place."""
+        return self._trained is not None
+
+    def install(self) -> None:
+        """Put the fitted module in the place of the classifier in training."""
+        if self._fitted is None or self.installed:
+            return
+        place = self.classifier
+        self._trained = place.module
+        place.replace(self._fitted)
+
+    def withdraw(self) -> None:
+        """Put the classifier in training back."""
+        if self._trained is not None:
+            self.classifier.replace(self._trained)
+        self._trained = self._fitted = None
+
+    def reached(self) -> dict[str, dict[str, Tensor]] | None:
+        """Tensors of the fitted module and of the classifier in training, while the fitted one is installed."""
+        if self._trained is None or self._fitted is None:
+            return None
+        return {"fitted": self._fitted.state_dict(), "trained": self._trained.state_dict()}
+
+    def restore(self, reached: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Stand where :meth:`reached` was called."""
+        self.withdraw()
+        if reached is None:
+            return
+        self.classifier.module.load_state_dict(reached["trained"])
+        fitted = reached["fitted"]
+        if self._looks is not None:
+            self._looks.restore(unwrap(self.context.module), starting_with("looks.first.", fitted))
+            fitted = starting_with("fitted.", fitted)
+        self._fitted = self._built(fitted)
+        self.install()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first task's model, where it looks beside the one now."""
+        first = None if self._looks is None else self._looks.first
+        return {} if first is None else {"first": first.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        if self._looks is not None:
+            self._looks.restore(unwrap(self.context.module), state.get("first"))
+
+
+def starting_with(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose name has this start, without it."""
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+def class_count(context: Context, place: Classifier, head: str) -> int:
+    """Number of classes a head scores: the stream's, else as many as the model's own classifier has."""
+    count = context.num_classes or getattr(place.module, "out_features", None)
+    if not isinstance(count, int):
+        raise ConfigError(f"{head} scores every class: give num_classes")
+    return count
+
+
+def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """``nn.Linear`` with these ``weight: [K, d]`` and ``bias: [K]``: the ``Module`` of heads that are linear."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+    layer.load_state_dict({"weight": weight, "bias": bias})
+    return layer

@@ -1,0 +1,102 @@
+"""LwF and LwF-F: the new model says of the new data what the old one says of it, in its logits or its features."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import EVERYTHING, PairConfig, Regularizer, StatePair, TaskInfo, Terms
+
+
+class LwFConfig(PairConfig):
+    """Options of :class:`LwF`."""
+
+    weight: float = Field(1.0, ge=0, description="on the divergence of the logits (Li and Hoiem: 1, Mammoth: 0.5)")
+    temperature: float = Field(
+        2.0, gt=0, description="divides both models' logits before the softmax (Li and Hoiem, Mammoth: 2)"
+    )
+
+
+class LwFFConfig(PairConfig):
+    """Options of :class:`LwFF`."""
+
+    weight: float = Field(10.0, ge=0, description="on the mean squared difference, or on 1 - cosine")
+    distance: Literal["mse", "cosine"] = Field(
+        "mse", description="'mse': squared difference, mean over features; 'cosine': 1 - cosine of the vectors"
+    )
+
+
+@register_method
+class LwF(Regularizer):
+    """Learning without forgetting: on new data, the old classes' probabilities stay those of the old model.
+
+    ``weight · mean KL(softmax(old/T) ‖ softmax(new/T))`` over the classes met before the task. Over all logits where
+    tasks name no classes of their own, and per token, padding left out, for language models.
+
+    Paper: Li and Hoiem, Learning without Forgetting, ECCV 2016, arXiv:1606.09282
+    """
+
+    name = "lwf"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
+    Config = LwFConfig
+    config: LwFConfig
+    needs_logits: ClassVar[bool] = True
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The term ``logits``."""
+        assert states is not None
+        assert states.logits is not None
+        columns = past_classes(self.context.current)
+        old, new = (logits[..., columns] for logits in states.logits)
+        divergence = kl_divergence(old, new, self.config.temperature)
+        return {"logits": self.config.weight * mean_over_tokens(divergence, states.mask)}
+
+
+@register_method
+class LwFF(Regularizer):
+    """On new data, the features given to the classifier stay near those of the old model.
+
+    ``weight · mean distance`` of the features that old and new model give to their classifier (or output layer).
+
+    Paper: after Li and Hoiem, Learning without Forgetting, ECCV 2016, arXiv:1606.09282, on features
+    """
+
+    name = "lwf-f"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
+    Config = LwFFConfig
+    config: LwFFConfig
+    needs_features: ClassVar[bool] = True
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The term ``features``."""
+        assert states is not None
+        assert states.features is not None
+        old, new = states.features
+        if self.config.distance == "mse":
+            distances = (new - old).square().mean(dim=-1)
+        else:
+            distances = 1 - F.cosine_similarity(new, old, dim=-1)
+        return {"features": self.config.weight * mean_over_tokens(distances, states.mask)}
+
+
+def past_classes(task: TaskInfo) -> slice:
+    """Columns of the classes before the task's own; all where tasks have none of their own (domains, language)."""
+    return slice(None) if task.classes is None or task.classes.start == 0 else slice(0, task.classes.start)
+
+
+def kl_divergence(old: Tensor, new: Tensor, temperature: float) -> Tensor:
+    """``Σ_c p (log p - log q)`` with p, q the softmax of ``old, new: [..., K]`` over the temperature: ``[...]``."""
+    log_p, log_q = (F.log_softmax(logits / temperature, dim=-1) for logits in (old, new))
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+
+
+def mean_over_tokens(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of ``values: [b]`` or ``[b, tokens]``; where there are tokens, of those that ``mask: [b, tokens]`` keeps."""
+    if mask is None or mask.shape != values.shape:
+        return values.mean()
+    kept = mask.to(values.dtype)
+    return (values * kept).sum() / kept.sum()

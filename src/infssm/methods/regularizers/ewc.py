@@ -1,0 +1,78 @@
+"""EWC (online): parameters with large Fisher information stay where the last task left them."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from infssm._processes import sum_over_processes
+from infssm.errors import ConfigError
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import Loader, TaskInfo
+from infssm.methods.core.parameters import Values, wide
+from infssm.methods.core.passes import evaluating, samples
+from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig
+from infssm.ssm import logits_of
+
+
+class EWCConfig(QuadraticConfig):
+    """Options of :class:`EWC`."""
+
+    weight: float = Field(200.0, ge=0, description="λ; the paper uses 200 to 1e4 (Tables 12-13)")
+    gamma: float = Field(0.75, ge=0, le=1, description="γ: share of the old Fisher kept (paper: 0.75)")
+    label_weight: Literal["probability", "one"] = Field(
+        "probability",
+        description="weight of each squared gradient: p(y|x), as Mammoth; or 1, the empirical Fisher",
+    )
+    fisher_samples: int | None = Field(
+        None, gt=0, description="samples per task for the Fisher, spread over the loader's batches; null: all"
+    )
+
+
+@register_method
+class EWC(MeasuredRegularizer):
+    """Elastic weight consolidation: weights that mattered for old tasks (Fisher information) are hard to move.
+
+    ``λ Σ F (θ - θ*)²`` with ``F ← γ F + mean_x w (∂ log p(y|x) / ∂θ)²`` after each task.
+
+    Paper: Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017, arXiv:1612.00796; the
+    running sum: Schwarz et al., Progress & Compress, ICML 2018, arXiv:1805.06370
+    """
+
+    name = "ewc"
+    Config = EWCConfig
+    config: EWCConfig
+    importances: ClassVar[str] = "Fisher"
+
+    @property
+    def decay(self) -> float:
+        """As ``gamma`` says."""
+        return self.config.gamma
+
+    def measure(self, task: TaskInfo, loader: Loader) -> Values:
+        """Mean over samples of the weighted squared gradient of ``log p(y|x)``.
+
+        The softmax runs over the classes that the base trains it over. One sample at a time: the square of a batch's
+        mean gradient would be another, much smaller quantity.
+        """
+        totals, count, columns = self.parameters.zeros(), 0, self.context.columns(task)
+        with evaluating(self.context.module, gradients=True) as module:
+            for x, y in samples(loader, self.config.fisher_samples, self.context.device):
+                log_p = _log_probability(logits_of(module(x)), y, columns)
+                weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
+                for key, gradient in self.parameters.gradients(log_p).items():
+                    totals[key] += weight * gradient.square()
+                count += 1
+        *sums, number = sum_over_processes([*totals.values(), torch.tensor([float(count)]).to(self.context.device)])
+        if not number:
+            raise ConfigError("ewc: the loader given to end_task gave no sample; pass one that can be iterated again")
+        return {key: value / number for key, value in zip(totals, sums, strict=True)}
+
+
+def _log_probability(logits: Tensor, y: Tensor, columns: slice) -> Tensor:
+    """``log p(y|x)`` of one sample, softmax over some columns of ``logits: [1, K]``."""
+    return -F.cross_entropy(logits[:, columns].to(wide(logits.dtype)), y - (columns.start or 0))

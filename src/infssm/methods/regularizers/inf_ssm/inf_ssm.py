@@ -1,0 +1,203 @@
+"""Inf-SSM and Inf-SSM+ as published, and Inf-SSM-exact: distances of infinite-horizon observability.
+
+`inf-ssm` is for reproduction: its simplified distance is not 0 between equal systems and its gradient there is not 0
+either, so a strong weight or a large learning rate pulls the new model away from the old one. `inf-ssm-exact` is what
+to use: a distance with its minimum at the old model, and a weight that can set itself (cautiously).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import (
+    EVERYTHING,
+    ComponentConfig,
+    Context,
+    Loader,
+    PairConfig,
+    Regularizer,
+    StatePair,
+    TaskInfo,
+    Terms,
+)
+from infssm.methods.core.losses import b_difference, mean_over_states, squared_difference
+from infssm.methods.regularizers.inf_ssm._auto import AutoWeight
+from infssm.ssm import StateSpace, distance, list_distances
+
+
+class InfSSMConfig(PairConfig):
+    """Options of :class:`InfSSM`."""
+
+    weight: float = Field(1e6, ge=0, description="λ of the paper, Tables 12-19")
+    equality: Literal["token", "tensor", "off"] = Field(
+        "token",
+        description="where equal systems count as distance 0: per token (paper), per layer (released code), never",
+    )
+
+
+@register_method
+class InfSSM(Regularizer):
+    """The paper's method: holds what each state space layer can ever output, by a simplified distance. To reproduce.
+
+    ``λ · mean(1 - cos²θ)``: the simplified distance between the observability subspaces of old and new.
+
+    Paper: Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025
+    """
+
+    name = "inf-ssm"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
+    Config: ClassVar[type[ComponentConfig]] = InfSSMConfig
+    config: InfSSMConfig
+    needs_states: ClassVar[bool] = True
+    family: ClassVar[str | None] = "inf-ssm"
+    warning: ClassVar[str | None] = (
+        "inf-ssm and inf-ssm+ are the paper's methods, kept for reproduction: their distance is smallest away from the "
+        "old model, so outside a regime of small learning rates they undo what it knew; use 'inf-ssm-exact'"
+    )
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The term ``distance``."""
+        assert states is not None
+        return {"distance": self.config.weight * mean_over_states(states, self._simplified)}
+
+    def _simplified(self, old: StateSpace, new: StateSpace) -> Tensor:
+        equality = self.config.equality
+        return distance(old, new, kind="simplified", soft_normalize=True, validate=False, equality=equality)
+
+
+class InfSSMPlusConfig(InfSSMConfig):
+    """Options of :class:`InfSSMPlus`."""
+
+    gamma: float = Field(1.0, ge=0, description="γ of the paper: weight of the B term, Tables 12-13")
+    b_weight: Literal["product", "separate"] = Field(
+        "product", description="B term weighted λ·γ (the paper's equation) or γ alone"
+    )
+
+
+@register_method
+class InfSSMPlus(InfSSM):
+    """Inf-SSM, and the layers' inputs (B) are held too.
+
+    Inf-SSM plus the mean squared difference of B̃.
+
+    Paper: Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025
+    """
+
+    name = "inf-ssm+"
+    Config = InfSSMPlusConfig
+    config: InfSSMPlusConfig
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The terms ``distance`` and ``b``."""
+        assert states is not None
+        b = b_difference(states, method=self.name, without=InfSSM.name)
+        weight = self.config.gamma * (self.config.weight if self.config.b_weight == "product" else 1.0)
+        return super().penalty(states) | {"b": weight * b}
+
+
+class InfSSMExactConfig(PairConfig):
+    """Options of :class:`InfSSMExact`."""
+
+    distance: Mapping[str, float] = Field(
+        {"output": 1.0},
+        validate_default=True,
+        description="a kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
+    )
+    weight: float | Literal["auto"] = Field(
+        "auto", description="a number, or 'auto': the penalty's gradient a fifth as long as the loss's in this task"
+    )
+    measure_at: int = Field(
+        16, gt=0, description="step of a task at which 'auto' measures first; then at twice, four times, ... that"
+    )
+
+    @field_validator("distance", mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        terms = [term.strip().rpartition("*") for term in value.split("+")]
+        return {kind.strip(): float(factor or 1.0) for factor, _, kind in terms}
+
+    @field_validator("distance")
+    @classmethod
+    def _known(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        if unknown := set(value) - {"a", "b", "c", *list_distances()}:
+            raise ValueError(f"unknown distance {sorted(unknown)}; known: a, b, c, {', '.join(list_distances())}")
+        return value
+
+
+@register_method
+class InfSSMExact(Regularizer):
+    """Holds what each state space layer can ever output, by an exact distance; sets its weight by itself. To use.
+
+    ``weight · mean(distance)`` with any distance of ``infssm list distances`` or a weighted sum of them.
+
+    Paper: after Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025; with the
+    distances of docs/distances.md
+    """
+
+    name = "inf-ssm-exact"
+    takes: ClassVar[frozenset[str]] = EVERYTHING
+    Config = InfSSMExactConfig
+    config: InfSSMExactConfig
+    needs_states: ClassVar[bool] = True
+    family: ClassVar[str | None] = "inf-ssm"
+
+    def __init__(self, config: InfSSMExactConfig, context: Context) -> None:
+        super().__init__(config, context)
+        self.auto = AutoWeight(context, config.measure_at) if config.weight == "auto" else None
+
+    def drift(self, states: StatePair) -> Tensor:
+        """The unweighted penalty."""
+        return sum(
+            (factor * mean_over_states(states, _difference(kind)) for kind, factor in self.config.distance.items()),
+            start=states.new[0].a.real.new_zeros(()),
+        )
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Tell ``auto`` that the old model is a new one."""
+        if self.auto is not None:
+            self.auto.begin_task(task.index)
+
+    def after_step(self) -> None:
+        """Let ``auto`` take in what the step showed."""
+        if self.auto is not None:
+            self.auto.after_step()
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Let ``auto`` say where it held nothing."""
+        if self.auto is not None and task.index > 0:
+            self.auto.end_task()
+
+    def penalty(self, states: StatePair | None) -> Terms:
+        """The term ``distance``."""
+        assert states is not None
+        drift = self.drift(states)
+        if self.auto is not None:
+            return {"distance": self.auto.weigh(drift)}
+        assert self.config.weight != "auto"
+        return {"distance": self.config.weight * drift}
+
+    def chosen(self) -> dict[str, float]:
+        """The measured weight, once there is one."""
+        return {} if self.auto is None or not self.auto.weight else {"weight": self.auto.weight}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The measured weight."""
+        return {} if self.auto is None else self.auto.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the measured weight."""
+        if self.auto is not None:
+            self.auto.load_state_dict(state)
+
+
+def _difference(kind: str) -> Callable[[StateSpace, StateSpace], Tensor]:
+    if kind in ("a", "b", "c"):
+        return squared_difference(kind)
+    return lambda old, new: distance(old, new, kind=kind, soft_normalize=True, validate=False)

@@ -1,0 +1,241 @@
+"""UCL: Gaussian weights with one width per output unit; certain units are held, uncertain ones may move.
+
+The original is made for chains of linear layers. Here it acts on the weights that form a mixer's states, starts from
+trained weights with widths relative to them, and knows one chain: the Δ rows of ``x_proj`` feed ``dt_proj``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from infssm._processes import this_share
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
+from infssm.methods.core.parameters import Member, ParameterSet, Which
+from infssm.methods.regularizers.ucl._widths import SMALLEST, Sampler, inverse_sigma, sigma, unit_rms, unit_shape
+from infssm.ssm import find_mixers
+
+
+class UCLConfig(ComponentConfig):
+    """Options of :class:`UCL`. The paper gives no values; the original's for CIFAR are named."""
+
+    params: Which = Field(
+        "ABC-direct", description="parameters held: those that form (A, C), (A, B, C), or also what feeds them"
+    )
+    beta: float = Field(2e-3, ge=0, description="β on the widths (original: 2e-4 to 2e-3, MNIST 0.03)")
+    alpha: float = Field(0.3, ge=0, description="α on the means in the first task (original: 0.3 to 5, MNIST 0.01)")
+    width: float = Field(
+        0.05, gt=0, description="initial width of a unit over the root mean square of its weights (trained weights)"
+    )
+    rho_lr_scale: float = Field(
+        10.0, gt=0, description="learning rate of the widths over that of the weights (original: 1e-2 over 1e-3)"
+    )
+    first_task: bool = Field(
+        False,
+        description="regularize the first task too, towards the initial weights, as the original; off, it trains "
+        "plainly and the widths keep their initial value",
+    )
+
+
+class _Weight(NamedTuple):
+    """A weight with widths: its mean, rho and mask (one value per unit), and where its inputs come from."""
+
+    mean: nn.Parameter
+    rho: nn.Parameter
+    mask: Tensor
+    source: str | None
+
+
+class _Bias(NamedTuple):
+    """A deterministic vector, held with the strength of its weight's units."""
+
+    value: nn.Parameter
+    mask: Tensor
+    weight: str
+
+
+@register_method
+class UCL(Regularizer):
+    """Every unit learns how certain it is; certain units are held, uncertain ones may move.
+
+    The three terms of uncertainty-regularized continual learning, over the batch size B.
+    ``mean``: ``α/2 ‖Λ (μ - μ*)‖²`` with Λ the larger of the unit's and its input's strength ``σ_init/σ*``.
+    ``magnitude``: ``σ_init² ‖(μ*/σ*)² (μ - μ*)‖₁``. ``width``: ``β/2 Σ (r - log r + σ² - log σ²)``, ``r = (σ/σ*)²``.
+
+    Paper: Ahn et al., Uncertainty-based Continual Learning with Adaptive Regularization, NeurIPS 2019, arXiv:1905.11614
+    """
+
+    name = "ucl"
+    Config = UCLConfig
+    own_first_task = True
+    config: UCLConfig
+
+    def __init__(self, config: UCLConfig, context: Context) -> None:
+        super().__init__(config, context)
+        parameters = ParameterSet(context.module, config.params, layers=context.layers)
+        masks = {name: _mask(parameters.members, name, p) for name, p in parameters.parameters.items()}
+        biases = {name: weight for name in masks if (weight := _weight_of(name)) in masks}
+        self.weights = {
+            name: _Weight(p, _rho(p), _unit_mask(masks[name]), _source(name, masks))
+            for name, p in parameters.parameters.items()
+            if name not in biases
+        }
+        self.biases = {name: _Bias(parameters.parameters[name], masks[name], weight) for name, weight in biases.items()}
+        self.samplers = self._install()
+        self._initial: dict[str, Tensor] = {}
+        self._mean: dict[str, Tensor] = {}
+        self._rho: dict[str, Tensor] = {}
+
+    def _install(self) -> list[Sampler]:
+        samplers = []
+        for prefix, mixer in find_mixers(self.context.module, self.context.layers).items():
+            start = f"{prefix}." if prefix else ""
+            inside = {name.removeprefix(start): w for name, w in self.weights.items() if name.startswith(start)}
+            sampler = Sampler({k: w.rho for k, w in inside.items()}, {k: w.mask for k, w in inside.items()})
+            sampler.install(mixer)
+            samplers.append(sampler)
+        return samplers
+
+    @property
+    def acts_on_first_task(self) -> bool:
+        """Whether the first task is regularized too."""
+        return self.config.first_task
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Set the first widths from the weights, and sample where this task is regularized."""
+        self._follow_device()
+        if not self._initial:
+            for name, weight in self.weights.items():
+                self._initial[name] = (self.config.width * unit_rms(weight.mean)).clamp_min(SMALLEST)
+                weight.rho.data = inverse_sigma(self._initial[name])
+            self._snapshot()
+        self._sample(task)
+
+    def _sample(self, task: TaskInfo | None) -> None:
+        for sampler in self.samplers:
+            sampler.active = task is not None and (task.index > 0 or self.config.first_task)
+
+    def _follow_device(self) -> None:
+        device = self.context.device
+        for weight in self.weights.values():
+            weight.rho.data, weight.mask.data = weight.rho.data.to(device), weight.mask.data.to(device)
+        for bias in self.biases.values():
+            bias.mask.data = bias.mask.data.to(device)
+        self._initial, self._mean, self._rho = (
+            {name: value.to(device) for name, value in stored.items()}
+            for stored in (self._initial, self._mean, self._rho)
+        )
+
+    def _snapshot(self) -> None:
+        self._rho = {name: weight.rho.detach().clone() for name, weight in self.weights.items()}
+        self._mean = {name: weight.mean.detach().clone() for name, weight in self.weights.items()}
+        self._mean |= {name: bias.value.detach().clone() for name, bias in self.biases.items()}
+
+    def penalty(self, states: StatePair | None) -> Terms:  # noqa: ARG002
+        """The terms ``mean``, ``magnitude`` (from the second task on) and ``width``."""
+        first = self.context.current.index == 0
+        batch = self.context.progress.batch_size * this_share().world
+        alpha = self.config.alpha if first else 1.0
+        terms = {
+            "mean": alpha / (2 * batch) * self._sum(self._mean_term),
+            "width": self.config.beta / (2 * batch) * torch.stack([self._width_term(n) for n in self.weights]).sum(),
+        }
+        return terms if first else terms | {"magnitude": self._sum(self._magnitude_term) / batch}
+
+    def _sum(self, term: Any) -> Tensor:
+        return torch.stack([term(name) for name in (*self.weights, *self.biases)]).sum()
+
+    def strength(self, name: str) -> Tensor:
+        """``σ_init / σ*`` of each unit of a weight."""
+        return self._initial[name] / sigma(self._rho[name])
+
+    def _mean_term(self, name: str) -> Tensor:
+        if name in self.biases:
+            bias = self.biases[name]
+            held = self.strength(bias.weight).reshape(bias.value.shape) * bias.mask
+            return (held * (bias.value - self._mean[name])).square().sum()
+        weight = self.weights[name]
+        held = self.strength(name)
+        if weight.source is not None:
+            inputs = weight.mean.shape[-1]
+            held = torch.maximum(held, self.strength(weight.source)[..., :inputs, 0].unsqueeze(-2))
+        return (weight.mask * held * (weight.mean - self._mean[name])).square().sum()
+
+    def _magnitude_term(self, name: str) -> Tensor:
+        if name in self.biases:
+            bias = self.biases[name]
+            held = self.strength(bias.weight).reshape(bias.value.shape) * bias.mask
+            moved = bias.value - self._mean[name]
+        else:
+            held = self.strength(name) * self.weights[name].mask
+            moved = self.weights[name].mean - self._mean[name]
+        return ((held * self._mean[name]).square() * moved.abs()).sum()
+
+    def _width_term(self, name: str) -> Tensor:
+        weight = self.weights[name]
+        variance, old = sigma(weight.rho).square(), sigma(self._rho[name]).square()
+        ratio = variance / old
+        return (weight.mask * (ratio - ratio.log() + variance - variance.log())).sum()
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Hold means and widths where they are now."""
+        self._snapshot()
+
+    def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the widths: no weight decay, and a learning rate of their own through ``lr_scale``."""
+        scale = self.config.rho_lr_scale
+        group = {"name": "widths", "params": [w.rho for w in self.weights.values()], "weight_decay": 0.0}
+        rates = [known["lr"] for known in groups if "lr" in known]
+        return [*groups, group | {"lr_scale": scale} | ({"lr": scale * rates[0]} if rates else {})]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Widths, and the means and widths held."""
+        return {
+            "rho": {name: weight.rho.detach().clone() for name, weight in self.weights.items()},
+            "initial": dict(self._initial),
+            "old_mean": dict(self._mean),
+            "old_rho": dict(self._rho),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore widths, and the means and widths held."""
+        for name, weight in self.weights.items():
+            weight.rho.data.copy_(state["rho"][name])
+        self._initial, self._mean = dict(state["initial"]), dict(state["old_mean"])
+        self._rho = dict(state["old_rho"])
+        self._follow_device()
+        self._sample(self.context.task)
+
+
+def _rho(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(unit_shape(parameter), dtype=parameter.dtype, device=parameter.device))
+
+
+def _mask(members: list[Member], name: str, parameter: Tensor) -> Tensor:
+    """Ones in the rows of the set, zeros elsewhere, of the parameter's shape."""
+    mask = torch.zeros_like(parameter, requires_grad=False)
+    for member in members:
+        if member.name == name:
+            member.take(mask).fill_(1.0)
+    return mask
+
+
+def _unit_mask(mask: Tensor) -> Tensor:
+    return mask[..., :1].clone() if mask.ndim > 1 else mask
+
+
+def _weight_of(name: str) -> str:
+    """``dt_proj.bias`` to ``dt_proj.weight``; a name that is no bias gives no name of a parameter."""
+    return f"{name.removesuffix('bias')}weight" if name.endswith("bias") else ""
+
+
+def _source(name: str, known: Mapping[str, Any]) -> str | None:
+    """The weight whose first units are the inputs of this one: Δ rows of ``x_proj`` for ``dt_proj``."""
+    source = re.sub(r"dt_projs?(?=[._])", "x_proj", name)
+    return source if source != name and source in known else None

@@ -1,0 +1,205 @@
+"""What the replay bases share: a buffer of raw images, and replay draws.
+
+A step replays through one forward of the stream's and the buffer's images together: the backbones have no batch
+statistics, so this equals the separate forwards of other implementations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from infssm._processes import this_share
+from infssm.errors import ConfigError
+from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
+from infssm.methods.core.passes import evaluating, require_loader
+from infssm.methods.core.sequences import fields_of, sequence_rows
+from infssm.methods.replay.buffer import Buffer
+from infssm.methods.replay.gathering import process_slice
+from infssm.methods.replay.reservoir import ReservoirBuffer
+
+
+class ReplayConfig(ComponentConfig):
+    """Options of every method with a buffer."""
+
+    buffer_size: int = Field(1000, gt=0, description="images kept; Tables 14-19: 500 to 2000")
+    replay_batch: int | None = Field(
+        None, gt=0, description="images replayed per step; null: as many as the stream's batch (Mammoth)"
+    )
+
+
+class Replayed(NamedTuple):
+    """One replay draw of this process: ``slots: [m]``, ``x: [m, ...]`` augmented, ``entries`` as stored."""
+
+    slots: Tensor
+    x: Tensor
+    entries: dict[str, Tensor]
+
+
+class Replay(Base):
+    """A base with a buffer. Rows given to :meth:`remember` during a step enter it after the optimizer's step."""
+
+    Config: ClassVar[type[ComponentConfig]] = ReplayConfig
+    config: ReplayConfig
+    stores_data: ClassVar[bool] = True
+    needs_raw: ClassVar[bool] = True
+    takes_soft_labels: ClassVar[bool] = False
+
+    def __init__(self, config: ReplayConfig, context: Context) -> None:
+        super().__init__(config, context)
+        self.buffer: Buffer = self.make_buffer()
+        self.trained = False
+        """Whether this task has had a step: task 0 may come from a checkpoint and only be stored."""
+        self._begun: int | None = None
+
+    def make_buffer(self) -> Buffer:
+        """The buffer, empty."""
+        return ReservoirBuffer(self.config.buffer_size, fields_of(self.context.data_kind), seed=self.context.seed)
+
+    def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
+        """All of them, as most reference implementations of replay."""
+        return slice(None)
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Start the task, unless it was begun before a run was resumed."""
+        if self._begun == task.index:
+            return
+        self._begun, self.trained = task.index, False
+        self.start(task, loader)
+
+    def start(self, task: TaskInfo, loader: Loader | None) -> None:
+        """What a method does when a task begins, once per task."""
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
+        """Finish the task."""
+        self.finish(task, loader)
+        self._begun = None
+
+    @abstractmethod
+    def finish(self, task: TaskInfo, loader: Loader | None) -> None:
+        """What a method does when a task ends."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether there is something to replay, for every process."""
+        return len(self.buffer) >= this_share().world
+
+    def replay(self, batch_size: int) -> Replayed:
+        """Draw from the buffer for a stream batch of ``batch_size`` images per process; images freshly augmented."""
+        slots = self.draw(self.replay_count(batch_size))
+        entries = self.buffer.get(slots)
+        return Replayed(slots, self.context.augmented(entries["image"], self.buffer.fresh_generator()), entries)
+
+    def replay_count(self, batch_size: int) -> int:
+        """Entries replayed per step over all processes, for a stream batch of ``batch_size`` images on each."""
+        return self.config.replay_batch or batch_size * this_share().world
+
+    def draw(self, count: int) -> Tensor:
+        """This process's share of about ``count`` drawn slots: ``[m]``; all processes draw the same.
+
+        All get equally many, one or more: the mean over processes of a mean over images is then that over all images.
+        """
+        world = this_share().world
+        slots = self.buffer.sample(max(count // world, 1) * world)
+        return process_slice(slots[: len(slots) // world * world])
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """The tensor on the module's device."""
+        return tensor.to(self.context.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The buffer."""
+        return {"buffer": self.buffer.state_dict(), "trained": self.trained, "begun": self._begun}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.buffer.load_state_dict(state["buffer"])
+        self.trained, self._begun = state["trained"], state["begun"]
+
+
+class StreamReplay(Replay):
+    """Replay from a reservoir that is offered every image of every step."""
+
+    buffer: ReservoirBuffer
+
+    def __init__(self, config: ReplayConfig, context: Context) -> None:
+        super().__init__(config, context)
+        self._pending: list[dict[str, Tensor]] = []
+
+    def remember(self, **rows: Tensor) -> None:
+        """Offer rows of this process to the reservoir once the step is done."""
+        self.trained = True
+        self._pending.append(rows)
+
+    def after_step(self) -> None:
+        """Offer what the step remembered."""
+        for rows in self._pending:
+            self.buffer.offer(**rows)
+        self._pending = []
+
+    def finish(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """A task that was not trained (task 0 from a checkpoint) still fills the buffer, in one pass."""
+        self._pending = []
+        if self.trained:
+            return
+        with evaluating(self.context.module):
+            for batch in require_loader(loader, self.name, "fills its buffer from the task's data"):
+                self.buffer.offer(**self.rows_of(batch))
+
+    def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
+        """What the buffer stores of a batch that is not trained on."""
+        if self.context.data_kind == "images":
+            return {"image": raw_images(batch, self.name), "label": batch.y}
+        return sequence_rows(batch, self.context.data_kind)
+
+
+def raw_images(batch: BatchLike, method: str) -> Tensor:
+    """The raw images of a batch ``[b, c, h, w]`` uint8, or an error that says how to give them."""
+    if batch.raw is None:
+        raise ConfigError(
+            f"{method} stores images before augmentation: give batches with raw uint8 images, Batch(x, y, raw=images)"
+        )
+    return batch.raw
+
+
+def classes_of(context: Context, method: str, task: TaskInfo | None = None) -> range:
+    """The classes of a task (the current one): told by the task itself, else its share of all classes."""
+    task = context.current if task is None else task
+    if task.classes is not None:
+        return task.classes
+    sizes = task_sizes(context, method)
+    return range(sum(sizes[: task.index]), sum(sizes[: task.index + 1]))
+
+
+def task_sizes(context: Context, method: str) -> tuple[int, ...]:
+    """Classes of each task of the stream: as told beforehand, else equal shares."""
+    if context.task_sizes is not None:
+        return context.task_sizes
+    if context.num_classes is None or context.num_tasks is None or context.num_classes % context.num_tasks:
+        raise ConfigError(
+            f"{method} must know which classes belong to which task: begin tasks that have .classes, or give "
+            "task_sizes, or num_classes and num_tasks that divide evenly"
+        )
+    return (context.num_classes // context.num_tasks,) * context.num_tasks
+
+
+@contextlib.contextmanager
+def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
+    """Collect what ``module`` returns (or its first argument) in the forwards of the block.
+
+    Works below any wrapper around the model (DDP, Fabric), whose forward gives logits alone.
+    """
+    seen: list[Any] = []
+    if inputs:
+        handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    else:
+        handle = module.register_forward_hook(lambda _, __, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()

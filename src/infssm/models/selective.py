@@ -1,0 +1,120 @@
+"""One direction of a selective scan as Mamba and Vim parameterise it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infssm.models.mixer import (
+    RawStates,
+    SSMMixer,
+    StateRows,
+    StateTap,
+    at_least_float32,
+    beside_checkpoint,
+    states_only,
+)
+from infssm.ops import ScanInputs, causal_conv1d
+from infssm.ops.directions import DirectionStates, DirectionWeights, can_scan_directions, scan_directions
+
+
+class Direction(NamedTuple):
+    """Parameters of one scan direction; ``x_proj`` has rows for delta (rank), B (n) and C (n), in this order."""
+
+    conv: nn.Conv1d
+    x_proj: nn.Linear
+    dt_proj: nn.Linear
+    A_log: nn.Parameter
+    D: nn.Parameter
+    reverse: bool = False
+
+    def prepare(self, x: Tensor, z: Tensor) -> ScanInputs:
+        """Convolve and project x [batch, tokens, channels]; z gates the output."""
+        u = causal_conv1d(x, self.conv.weight.squeeze(1), self.conv.bias, reverse=self.reverse)
+        n = self.A_log.shape[1]
+        low, b, c = self.x_proj(u).split([self.dt_proj.in_features, n, n], dim=-1)
+        return ScanInputs(
+            u=u,
+            delta=F.linear(low, self.dt_proj.weight),
+            A=-torch.exp(at_least_float32(self.A_log)),
+            B=b,
+            C=c,
+            D=self.D,
+            z=z,
+            delta_bias=self.dt_proj.bias,
+            delta_softplus=True,
+            reverse=self.reverse,
+        )
+
+    def weights(self) -> DirectionWeights | None:
+        """The parameters as one call reads them; None where a layer is another kind than it was built as, or hooked."""
+        layers = ((self.conv, nn.Conv1d), (self.x_proj, nn.Linear), (self.dt_proj, nn.Linear))
+        if any(type(layer) is not kind or is_hooked(layer) for layer, kind in layers):
+            return None
+        conv, dt = self.conv, self.dt_proj
+        if conv.bias is None or getattr(self.x_proj, "bias", None) is not None:
+            return None
+        return DirectionWeights(conv.weight, conv.bias, self.x_proj.weight, dt.weight, dt.bias, self.A_log, self.D)
+
+    def states(self, found: DirectionStates, tap: StateTap) -> RawStates:
+        """The states that ``tap`` asks for, from what the scan formed."""
+        if tap.include_dt_bias and not tap.zoh:
+            return RawStates(a=found.a, c=found.c, b=found.b, delta=found.delta, zoh=None)
+        with beside_checkpoint():
+            delta = F.linear(found.low, self.dt_proj.weight)
+            A, bias = -torch.exp(self.A_log), self.dt_proj.bias
+            return states_only(ScanInputs(delta, delta, A, found.b, found.c, None, None, bias, True), tap)
+
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """The parameter set ``which`` of this direction, without ``in_proj``."""
+        weight = self.x_proj.weight
+        rows: list[StateRows] = [(self.A_log, None), (self.dt_proj.weight, None), (self.dt_proj.bias, None)]
+        if which == "AC-direct":
+            rank, n = self.dt_proj.in_features, self.A_log.shape[1]
+            return [*rows, (weight, slice(0, rank)), (weight, slice(rank + n, rank + 2 * n))]
+        rows.append((weight, None))
+        if which == "ABC-full":
+            rows.append((self.conv.weight, None))
+            if self.conv.bias is not None:
+                rows.append((self.conv.bias, None))
+        return rows
+
+
+def run_directions(
+    mixer: SSMMixer, xz: Tensor, ways: Sequence[Direction], *, out_scale: float = 1.0, mask: Tensor | None = None
+) -> Tensor:
+    """The sum of all directions' outputs, times ``out_scale``: in one call where it can be, else one by one.
+
+    xz: [batch, tokens, 2 channels], what is scanned and what gates it. mask: [batch, tokens], False where padded; the
+    states say so.
+    """
+    tap, stop = mixer.tap, mixer.tap is not None and mixer.tap.stop
+    known = [weights for way in ways if (weights := way.weights()) is not None]
+    # A study that looks at a mixer's scans puts its own `run_scans` on it. Otherwise a tap does not matter here: a
+    # checkpoint's recomputation takes the way that the forward took.
+    if stop or len(known) < len(ways) or "run_scans" in vars(mixer) or not can_scan_directions(xz, known):
+        x, z = xz.chunk(2, dim=-1)
+        first, *others = mixer.run_scans((way.prepare(x, z) for way in ways), out_scale=out_scale, mask=mask)
+        for other in others:
+            first = first + other
+        return first
+    reverse = [way.reverse for way in ways]
+    y, states = scan_directions(xz, known, reverse, scale=out_scale, states=tap is not None)
+    if tap is not None:
+        mixer.emit([way.states(found, tap)._replace(mask=mask) for way, found in zip(ways, states, strict=True)])
+    return y
+
+
+def depthwise_conv(channels: int, width: int) -> nn.Conv1d:
+    """Parameters of a depthwise causal convolution (weight [channels, 1, width], bias [channels])."""
+    return nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1)
+
+
+def is_hooked(layer: nn.Module) -> bool:
+    """Whether calling the layer runs more than its forward, so that its weights must not be read past it."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return any(hooks)

@@ -1,0 +1,187 @@
+"""Sequence models around a stack of Mamba-style mixers: encoder, classifier, language model.
+
+Parameter names are those of state-spaces/mamba (``backbone.layers.N.mixer...``, ``lm_head``); checkpoints of
+transformers' Mamba and Mamba2 load too.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from infssm.errors import CheckpointError, ConfigError
+from infssm.models import initialization as _init
+from infssm.models.backbone import Backbone
+from infssm.models.block import Block, RMSNorm, run_blocks
+from infssm.models.mixer import SSMMixer
+
+Pooling = Literal["mean", "last"]
+
+
+class SequenceEncoder(nn.Module):
+    """Embedding, blocks, final norm: ids [batch, tokens] or values [batch, tokens, in_dim] -> [batch, tokens, dim]."""
+
+    def __init__(self, mixers: list[SSMMixer], *, d_model: int, vocab_size: int, in_dim: int | None = None) -> None:
+        super().__init__()
+        self.embedding: nn.Module
+        if in_dim is None:
+            embedding = nn.Embedding(vocab_size, d_model)
+            nn.init.normal_(embedding.weight, std=0.02)
+            self.embedding = embedding
+        else:
+            self.embedding = nn.Linear(in_dim, d_model)
+        self.layers = nn.ModuleList(Block(d_model, mixer) for mixer in mixers)
+        self.norm_f = RMSNorm(d_model)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Run all blocks and the final norm on embedded tokens [batch, tokens, dim]; mask: [batch, tokens]."""
+        return run_blocks(self.layers, self.norm_f, tokens, mask=mask)
+
+
+class _SequenceBackbone(Backbone):
+    backbone: SequenceEncoder
+
+    @abstractmethod
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Reduce features to what the head sees; ``mask``: [batch, tokens], False where padded."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits. ``mask``: [batch, tokens], False where ``x`` is padded at the end: no state and no mean counts it."""
+        if mask is None:
+            return super().forward(x)
+        logits: Tensor = self.head(self.pool(self.backbone(self.embed(x), mask), mask))
+        return logits
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Embed ids [batch, tokens] (or values [batch, tokens, in_dim]): [batch, tokens, dim]."""
+        tokens: Tensor = self.backbone.embedding(x)
+        return tokens
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Run all blocks and the final norm: [batch, tokens, dim]."""
+        features: Tensor = self.backbone(tokens)
+        return features
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay must leave alone, besides all one-dimensional ones."""
+        return {name for name, _ in self.named_parameters() if name.endswith("A_log")}
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take transformers' name of the embedding."""
+        return {name.replace("backbone.embeddings.", "backbone.embedding."): value for name, value in state.items()}
+
+
+class SequenceClassifier(_SequenceBackbone):
+    """Pooled features of a sequence -> logits [batch, num_classes]."""
+
+    takes = frozenset({"series", "tokens"})
+
+    def __init__(self, backbone: SequenceEncoder, *, d_model: int, num_classes: int, pooling: Pooling = "mean") -> None:
+        super().__init__()
+        if pooling not in ("mean", "last"):
+            raise ConfigError(f"unknown pooling {pooling!r}; known: mean, last")
+        self.num_features, self.num_classes, self.pooling = d_model, num_classes, pooling
+        self.backbone = backbone
+        self.head = self.make_head(num_classes)
+
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mean over tokens, or the last token: [batch, dim]."""
+        if mask is not None:
+            return mean_of_tokens(features, mask) if self.pooling == "mean" else last_token(features, mask)
+        return features.mean(dim=1) if self.pooling == "mean" else features[:, -1]
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Leave out the output layer of a language model."""
+        state = super().adapt_state_dict(state)
+        return {name: value for name, value in state.items() if not name.startswith("lm_head.")}
+
+
+class LanguageModel(_SequenceBackbone):
+    """Ids [batch, tokens] -> next-token logits [batch, tokens, vocab_size]; output and embedding may share weights."""
+
+    takes = frozenset({"language"})
+
+    def __init__(
+        self, backbone: SequenceEncoder, *, d_model: int, vocab_size: int, tie_embeddings: bool = True
+    ) -> None:
+        super().__init__()
+        self.num_features, self.num_classes = d_model, vocab_size
+        self.backbone = backbone
+        self.lm_head = nn.Linear(d_model, vocab_size, bias=False)
+        self.tie_embeddings = tie_embeddings
+        if tie_embeddings:
+            self.lm_head.weight = backbone.embedding.weight  # type: ignore[assignment]
+
+    @property
+    def head(self) -> nn.Linear:  # type: ignore[override]
+        """The output layer."""
+        return self.lm_head
+
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002 - padding is no target
+        """Every token is predicted from: features as they are."""
+        return features
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Refuse: the head is the vocabulary's."""
+        raise ConfigError(f"a language model has no head of {num_classes} classes; create it with vocab_size instead")
+
+    def saved_options(self) -> dict[str, Any]:
+        """Options for ``create_model``."""
+        return dict(self.model_options)
+
+    def head_shape_differs(self, state: dict[str, Tensor]) -> bool:  # noqa: ARG002
+        """Never: the vocabulary must fit."""
+        return False
+
+    def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Fill in the tied output layer where a file stores it once; refuse one that is not tied."""
+        state = super().adapt_state_dict(state)
+        embedding = state.get("backbone.embedding.weight")
+        if embedding is None or not self.tie_embeddings:
+            return state
+        if not torch.equal(state.setdefault("lm_head.weight", embedding), embedding):
+            raise CheckpointError("lm_head and embedding of the checkpoint differ: create with tie_embeddings=False")
+        return state
+
+
+def mean_of_tokens(features: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``features: [batch, tokens, dim]`` over the tokens that ``mask: [batch, tokens]`` keeps: [batch, dim]."""
+    kept = mask[..., None].to(features.dtype)
+    return (features * kept).sum(dim=1) / kept.sum(dim=1)
+
+
+def last_token(features: Tensor, mask: Tensor) -> Tensor:
+    """Features of the last token that ``mask: [batch, tokens]`` keeps: [batch, dim]."""
+    return features[torch.arange(len(mask), device=mask.device), mask.sum(dim=1) - 1]
+
+
+def init_mixers(mixers: list[Any]) -> list[SSMMixer]:
+    """Scale the projections back into the residual stream by depth."""
+    for mixer in mixers:
+        _init.residual_projection_(mixer.out_proj.weight, len(mixers))
+    return mixers
+
+
+def classifier(
+    mixers: list[SSMMixer],
+    *,
+    d_model: int,
+    vocab_size: int = 50280,
+    in_dim: int | None = None,
+    num_classes: int = 1000,
+    pooling: Pooling = "mean",
+) -> SequenceClassifier:
+    """Build a classifier of token ids, or of real sequences when ``in_dim`` is given."""
+    encoder = SequenceEncoder(init_mixers(mixers), d_model=d_model, vocab_size=vocab_size, in_dim=in_dim)
+    return SequenceClassifier(encoder, d_model=d_model, num_classes=num_classes, pooling=pooling)
+
+
+def language_model(
+    mixers: list[SSMMixer], *, d_model: int, vocab_size: int = 50280, tie_embeddings: bool = True
+) -> LanguageModel:
+    """Build a language model."""
+    encoder = SequenceEncoder(init_mixers(mixers), d_model=d_model, vocab_size=vocab_size)
+    return LanguageModel(encoder, d_model=d_model, vocab_size=vocab_size, tie_embeddings=tie_embeddings)

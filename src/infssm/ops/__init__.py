@@ -1,0 +1,33 @@
+"""Selective scan with state outputs and the fused operations around it: reference, compiled and Triton backends."""
+
+from infssm.ops.backend import backend_report
+from infssm.ops.conv import causal_conv1d
+from infssm.ops.distance import fused_distance
+from infssm.ops.distances import KINDS, Kind
+from infssm.ops.heads import scan_heads
+from infssm.ops.norm import add_rms_norm
+from infssm.ops.packing import seq_idx_from_cu_seqlens, seq_idx_from_position_ids
+from infssm.ops.records import ScanInputs, ScanOutput, ScanStates
+from infssm.ops.scan import scan, selective_scan
+from infssm.ops.states import mean_states
+from infssm.ops.subspace import principal_angles, rotation_lattice
+
+__all__ = [
+    "KINDS",
+    "Kind",
+    "ScanInputs",
+    "ScanOutput",
+    "ScanStates",
+    "add_rms_norm",
+    "backend_report",
+    "causal_conv1d",
+    "fused_distance",
+    "mean_states",
+    "principal_angles",
+    "rotation_lattice",
+    "scan",
+    "scan_heads",
+    "selective_scan",
+    "seq_idx_from_cu_seqlens",
+    "seq_idx_from_position_ids",
+]

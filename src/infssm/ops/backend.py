@@ -1,0 +1,107 @@
+"""Which implementation serves a call: `cpu` (the compiled module), `triton` (CUDA) or `reference` (plain PyTorch)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infssm.errors import ConfigError
+
+BACKENDS = ("reference", "cpu", "triton")
+
+# Narrower floats are widened to float32 at the door, so autocast does not push a model onto the slow path.
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def _load_native() -> ModuleType | None:
+    try:
+        return importlib.import_module("infssm.ops._native")
+    except ImportError:
+        return None
+
+
+# The compiled module, or None where it was not built or cannot be loaded.
+NATIVE = _load_native()
+
+
+# Triton is imported by its first call; INFSSM_TRITON=0 does without it. In its interpreter (how it is tested without a
+# GPU) it takes CPU tensors.
+TRITON = importlib.util.find_spec("triton") is not None and os.environ.get("INFSSM_TRITON") != "0"
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def choose(backend: str | None, *tensors: Tensor | None) -> str:
+    """The backend that serves this call: `backend` if given (checked), else the fastest that can."""
+    if torch.compiler.is_exporting() and backend is None:  # an exported model runs where these kernels are not
+        return "reference"
+    if NATIVE is not None and backend in (None, "cpu") and all(map(_is_simple, tensors)):
+        return "cpu"
+    if backend is not None and backend not in BACKENDS:
+        raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; None picks the fastest")
+    if backend == "reference":
+        return backend
+    fastest = "triton" if any(tensor is not None and tensor.is_cuda for tensor in tensors) else "cpu"
+    obstacle = _obstacle(backend or fastest, tensors)
+    if obstacle is not None and backend is not None:
+        raise ConfigError(f"backend={backend!r} cannot serve this call: {obstacle}; use backend=None or 'reference'")
+    # A tensor without elements has no address to hand over; the reference returns its empty result.
+    empty = any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
+    return "reference" if obstacle is not None or empty else backend or fastest
+
+
+def _is_simple(tensor: Tensor | None) -> bool:
+    """Whether the compiled kernels take the tensor without further questions: the common case, decided fast."""
+    return tensor is None or (tensor.dtype == torch.float32 and tensor.is_cpu and tensor.numel() > 0)
+
+
+def use_native(backend: str | None, *tensors: Tensor | None) -> bool:
+    """Whether the compiled CPU kernels serve this call."""
+    return choose(backend, *tensors) == "cpu"
+
+
+def single(tensor: Tensor) -> Tensor:
+    """The tensor in float32, what the kernels read."""
+    return tensor if tensor.dtype == torch.float32 else tensor.float()
+
+
+def maybe_single(tensor: Tensor | None) -> Tensor | None:
+    """`single`, or None."""
+    return None if tensor is None else single(tensor)
+
+
+def _obstacle(backend: str, tensors: tuple[Tensor | None, ...]) -> str | None:
+    if backend == "cpu" and NATIVE is None:
+        return "infssm.ops._native was not built (reinstall with a C++20 compiler)"
+    if backend == "triton" and not TRITON:
+        return "Triton is not installed (pip install triton) or switched off (INFSSM_TRITON=0)"
+    devices = ("cpu",) if backend == "cpu" else ("cuda", "cpu") if _INTERPRETED else ("cuda",)
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.device.type not in devices:
+            return f"a tensor is on {tensor.device}"
+        if tensor.dtype not in _DTYPES:
+            return f"a tensor is {tensor.dtype}, these kernels compute in float32"
+    return None
+
+
+def backend_report() -> dict[str, Any]:
+    """What was found and which backend `backend=None` will run for float32 tensors on the CPU and on CUDA."""
+    report: dict[str, Any] = {
+        "default": "reference" if NATIVE is None else "cpu",
+        "default_cuda": "triton" if TRITON else "reference",
+        "native": NATIVE is not None,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.is_available(),
+    }
+    if NATIVE is not None:
+        report["isa"] = NATIVE.isa()
+        report["isas"] = list(NATIVE.isas())
+        report["module"] = NATIVE.__file__
+    return report

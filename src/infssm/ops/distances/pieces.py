@@ -1,0 +1,77 @@
+"""Evaluation over many systems in pieces that fit the cache, without keeping n x n matrices for the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from infssm.ops.distances._pair import Pair
+
+# Elements of one [n, n, systems] temporary: 2 MiB in float64 stay in a core's cache; devices want larger pieces.
+CPU_ELEMENTS = 2**18
+DEVICE_ELEMENTS = 2**24
+
+PairFn = Callable[[Pair], Tensor]
+
+
+def in_pieces(fn: PairFn) -> PairFn:
+    """Let a formula whose systems do not see each other take any number of them in little memory.
+
+    ``fn`` maps a pair with tensors ``[..., n]`` to ``[...]``. Above the cache size it runs piece by piece, and the
+    gradient of each piece is taken at once, so that ``[systems, n]`` is all that waits for the backward pass (which
+    then has no second derivative).
+    """
+
+    @wraps(fn)
+    def evaluate(pair: Pair) -> Tensor:
+        lead, n = pair.old_c.shape[:-1], pair.order
+        limit = CPU_ELEMENTS if pair.old_c.device.type == "cpu" else DEVICE_ELEMENTS
+        size = max(1, limit // (n * n))
+        if torch.compiler.is_compiling() or lead.numel() <= size:
+            return fn(pair)
+        flat = pair.map(lambda x: x.reshape(-1, x.shape[-1]))
+        if not torch.is_grad_enabled():  # or the gradients of the pieces would be computed for nothing
+            flat = flat.map(Tensor.detach)
+        value: Tensor = _Pieces.apply(fn, size, pair.soft, *flat.tensors)  # type: ignore[no-untyped-call]
+        return value.reshape(lead)
+
+    return evaluate
+
+
+class _Pieces(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fn: PairFn, size: int, soft: bool, *tensors: Tensor | None) -> Tensor:
+        needs = [bool(need) for need in ctx.needs_input_grad[3:]]
+        split = [None if x is None else torch.split(x.detach(), size) for x in tensors]
+        results = [_piece(fn, [x and x[i] for x in split], soft, needs) for i in range(len(split[0] or ()))]
+        values, grads = zip(*results, strict=True)
+        ctx.save_for_backward(*(None if g[0] is None else torch.cat(g) for g in zip(*grads, strict=True)))
+        return torch.cat(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = (None if x is None else (x * grad.unsqueeze(-1)).to(x.dtype) for x in ctx.saved_tensors)
+        return None, None, None, *slopes
+
+
+def _piece(fn: PairFn, tensors: list[Any], soft: bool, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+    """Values of one piece and their gradient by each of its tensors."""
+    leaves = [x.requires_grad_() if need else x for x, need in zip(tensors, needs, strict=True)]
+    return value_and_slopes(fn, Pair(*leaves, soft=soft), needs)
+
+
+def value_and_slopes(fn: PairFn, pair: Pair, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+    """Values ``[systems]`` and, of the leaves that need one, the derivative of each value by its own systems."""
+    wanted = [x for x, need in zip(pair.tensors, needs, strict=True) if x is not None and need]
+    with torch.set_grad_enabled(bool(wanted)):
+        value = fn(pair)
+    if not value.requires_grad:
+        return value, [None] * len(needs)
+    found = iter(torch.autograd.grad(value, wanted, torch.ones_like(value), allow_unused=True))
+    return value.detach(), [next(found) if need else None for need in needs]

@@ -1,0 +1,141 @@
+"""How layers of other libraries are taught: a probe recomputes the states of a mixer from the mixer's input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from infssm.errors import ConfigError
+from infssm.models import StateRows
+from infssm.ssm.space import StateSpace
+
+BMode = Literal["raw", "euler", "zoh"]
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """How states are read.
+
+    include_dt_bias: the step size with its bias, as in the scan; False leaves the bias out, as the released code does.
+    b_mode: ``raw`` B as projected; ``euler`` B times the mean step; ``zoh`` mean of the zero-order hold of B.
+    """
+
+    include_dt_bias: bool = True
+    b_mode: BMode = "raw"
+
+    def __post_init__(self) -> None:
+        if self.b_mode not in ("raw", "euler", "zoh"):
+            raise ConfigError(f"b_mode={self.b_mode!r}; choose 'raw', 'euler' or 'zoh'")
+
+    def b(self, b: Tensor, delta: Tensor, zoh: Tensor | None) -> Tensor:
+        """B in the chosen mode. b, zoh: [..., n]; delta: [...]."""
+        if self.b_mode == "raw":
+            return b
+        if self.b_mode == "euler":
+            return b * delta.unsqueeze(-1)
+        if zoh is None:
+            raise ConfigError("this layer gives no zero-order hold factor; use b_mode='raw' or 'euler'")
+        return b * zoh
+
+
+@dataclass(frozen=True)
+class MixerInputs:
+    """What a mixer was called with. ``inputs[0]`` and iteration give the positional arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    options: StateOptions = StateOptions()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.args[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.args)
+
+    def __len__(self) -> int:
+        return len(self.args)
+
+    def get(self, position: int, name: str) -> Any:
+        """The argument at ``position``, or the keyword argument ``name``, or None."""
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name)
+
+
+def as_mask(mask: Tensor | None) -> Tensor | None:
+    """A padding mask [batch, tokens] of any dtype as booleans; None where no token is padding."""
+    if mask is None:
+        return None
+    tokens = mask.detach() != 0
+    return None if bool(tokens.all()) else tokens
+
+
+ProbeFn = Callable[[Any, MixerInputs], list[StateSpace]]
+ParametersFn = Callable[[Any, str], list[StateRows]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is known about one mixer class: how to read its states and which parameters form them."""
+
+    states: ProbeFn
+    parameters: ParametersFn | None = None
+
+
+_PROBES: dict[str, Probe] = {}
+_GROUP = "infssm.probes"
+
+
+def register_probe(
+    mixer: type[nn.Module] | str, *, parameters: ParametersFn | None = None
+) -> Callable[[ProbeFn], ProbeFn]:
+    """Teach infssm a mixer class: decorate ``(mixer, inputs) -> list[StateSpace]``, one entry per scan direction.
+
+    ``mixer``: the class, or its qualified name (``"package.module.Class"``; ``*`` matches anything) so that its library
+    need not be imported. Subclasses are covered. ``inputs`` is a :class:`MixerInputs`; a probe must be differentiable.
+    ``parameters``: ``(mixer, which) -> [(parameter, row slice or None)]`` for methods that regularize parameters.
+    Installed packages add probes through the entry-point group ``infssm.probes`` (name: qualified class name).
+    """
+    name = mixer if isinstance(mixer, str) else qualified_name(mixer)
+
+    def add(fn: ProbeFn) -> ProbeFn:
+        known = _PROBES.get(name)
+        if known is not None and _identity(known.states) != _identity(fn):
+            raise ConfigError(f"a probe for {name!r} is registered already")
+        _PROBES[name] = Probe(fn, parameters)
+        return fn
+
+    return add
+
+
+def probe_for(module: nn.Module) -> Probe | None:
+    """The probe of the module's class or of the nearest of its bases, or None."""
+    for cls in type(module).__mro__:
+        name = qualified_name(cls)
+        if name in _PROBES:
+            return _PROBES[name]
+        for pattern, probe in _PROBES.items():
+            if "*" in pattern and fnmatchcase(name, pattern):
+                return probe
+    return None
+
+
+def load_entry_points() -> None:
+    """Add the probes of installed packages; an entry point may be a probe function or a :class:`Probe`."""
+    for point in entry_points(group=_GROUP):
+        if point.name not in _PROBES:
+            loaded = point.load()
+            _PROBES[point.name] = loaded if isinstance(loaded, Probe) else Probe(loaded)
+
+
+def qualified_name(cls: type) -> str:
+    """``package.module.Class``."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _identity(fn: ProbeFn) -> tuple[str, str]:
+    """Equal for the same source run twice (a notebook cell, a reloaded module)."""
+    return getattr(fn, "__module__", ""), getattr(fn, "__qualname__", repr(fn))

@@ -1,0 +1,13 @@
+"""Built-in probes, one file per family. They name classes by qualified name, so no other library is imported."""
+
+from infssm.ssm.probes import (  # noqa: F401  (importing registers)
+    gated_delta,
+    mamba_ssm,
+    mambapy,
+    transformers_mamba,
+    transformers_mamba2,
+    transformers_zamba,
+    vmamba,
+)
+
+__all__: list[str] = []

@@ -1,0 +1,103 @@
+"""Probes of the gated delta rule: transformers' Qwen3-Next, Qwen3.5 and OLMo-hybrid.
+
+Per head, with decay alpha and write strength beta, a value channel s of the memory follows `s <- A s + k beta v`,
+`o = q . s` with `A = alpha (I - beta k k^T)`. A acts as alpha on all that is orthogonal to k, and k is an eigenvector
+of A with eigenvalue `alpha (1 - beta |k|^2)`: whatever the size of k, the system that a token holds fixed has two
+states, in the orthonormal coordinates along q's part orthogonal to k, and along k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from infssm.errors import ConfigError
+from infssm.models import StateRows
+from infssm.ssm.probe import MixerInputs, StateOptions, as_mask, register_probe
+from infssm.ssm.probes.selective import convolve, project, wide
+from infssm.ssm.probes.transformers_mamba import mixer_input
+from infssm.ssm.space import StateSpace
+
+_EPS = 1e-6  # of transformers' l2norm
+
+
+def two_states(q: Tensor, k: Tensor, alpha: Tensor, beta: Tensor, mask: Tensor | None = None) -> StateSpace:
+    """The two-state systems [..., 2] of tokens. q, k: [..., d], as the rule uses them; alpha, beta: [...]."""
+    square = k.square().sum(-1)
+    length = square.clamp_min(torch.finfo(k.dtype).tiny).sqrt()
+    along = (q * k).sum(-1) / length
+    across = q - (along / length).unsqueeze(-1) * k
+    beside = across.square().sum(-1).clamp_min(torch.finfo(k.dtype).tiny).sqrt()
+    a = torch.stack([alpha, alpha * (1 - beta * square)], dim=-1)
+    return StateSpace(
+        a, torch.stack([beside, along], dim=-1), torch.stack([torch.zeros_like(beta), beta * length], dim=-1), mask
+    )
+
+
+def _normalised(x: Tensor) -> Tensor:
+    """transformers' l2norm."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
+
+
+def _projections(mixer: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k side by side before the convolution [batch, tokens, 2 key_dim], b and a [batch, tokens, heads]."""
+    if hasattr(mixer, "in_proj_qkvz"):  # Qwen3-Next: all of a key head's rows together
+        both = project(mixer.in_proj_qkvz, hidden), project(mixer.in_proj_ba, hidden)
+        q, k, _, _, b, a = mixer.fix_query_key_value_ordering(*both)
+        return torch.cat([q.flatten(2), k.flatten(2)], dim=-1), b, a
+    if hasattr(mixer, "in_proj_qkv"):  # Qwen3.5
+        qk = project(mixer.in_proj_qkv, hidden, slice(0, 2 * mixer.key_dim))
+        return qk, project(mixer.in_proj_b, hidden), project(mixer.in_proj_a, hidden)
+    qk = torch.cat([project(mixer.q_proj, hidden), project(mixer.k_proj, hidden)], dim=-1)
+    return qk, project(mixer.b_proj, hidden), project(mixer.a_proj, hidden)
+
+
+def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - A, B and C are made of the same ones
+    """Parameters that form the states: the same for all sets, for A, B and C all come from k, q, alpha and beta."""
+    rows: list[StateRows] = [(mixer.A_log, None), (mixer.dt_bias, None)]
+    rows.append((mixer.conv1d.weight, slice(0, 2 * mixer.key_dim)))
+    if hasattr(mixer, "in_proj_qkvz"):
+        step = len(mixer.in_proj_qkvz.weight) // mixer.num_k_heads
+        starts = range(0, step * mixer.num_k_heads, step)
+        rows += [(mixer.in_proj_qkvz.weight, slice(first, first + 2 * mixer.head_k_dim)) for first in starts]
+        return [*rows, (mixer.in_proj_ba.weight, None)]
+    if hasattr(mixer, "in_proj_qkv"):
+        rows.append((mixer.in_proj_qkv.weight, slice(0, 2 * mixer.key_dim)))
+        return [*rows, (mixer.in_proj_b.weight, None), (mixer.in_proj_a.weight, None)]
+    return rows + [(getattr(mixer, f"{name}_proj").weight, None) for name in "qkba"]
+
+
+@register_probe("transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet", parameters=parameters)
+@register_probe("transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet", parameters=parameters)
+@register_probe("transformers.models.qwen3_5_moe.modeling_qwen3_5_moe.Qwen3_5MoeGatedDeltaNet", parameters=parameters)
+@register_probe("transformers.models.olmo_hybrid.modeling_olmo_hybrid.OlmoHybridGatedDeltaNet", parameters=parameters)
+def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
+    """States of every head: a, b, c: [batch, tokens, heads, 2]."""
+    _check(inputs.options)
+    hidden, mask, seq_idx = mixer_input(mixer, inputs)
+    qk, b, a = _projections(mixer, hidden)
+    qk = convolve(mixer.conv1d, qk, rows=slice(0, 2 * mixer.key_dim), act=mixer.activation, seq_idx=seq_idx)
+    q, k = (torch.unflatten(part, -1, (-1, mixer.head_k_dim)) for part in qk.chunk(2, dim=-1))
+    shared = mixer.num_v_heads // mixer.num_k_heads
+    q, k = (_normalised(part).repeat_interleave(shared, dim=2) for part in (q, k))
+    beta = b.sigmoid() * (2 if getattr(mixer, "allow_neg_eigval", False) else 1)
+    bias = wide(mixer.dt_bias) if inputs.options.include_dt_bias else 0
+    alpha = torch.exp(-wide(mixer.A_log).exp() * F.softplus(a + bias))
+    return [two_states(q / mixer.head_k_dim**0.5, k, alpha, beta, as_mask(mask))]
+
+
+@register_probe("transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearDeltaAttention")
+def per_channel_decay(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:  # noqa: ARG001
+    """Refuse: A = (I - beta k k^T) diag(alpha) has no two-state form."""
+    raise ConfigError(
+        "Kimi's delta attention decays every channel by itself, so its states have no small exact form; hold other "
+        "layers (layers=[...]), or register a probe that takes StateSpace.from_dense of a few tokens"
+    )
+
+
+def _check(options: StateOptions) -> None:
+    if options.b_mode != "raw":
+        raise ConfigError(f"the gated delta rule has no step size for b_mode={options.b_mode!r}; use b_mode='raw'")

@@ -1,7 +1,0 @@
-"""Searches for the best settings of a method, on validation images, by any number of processes that share a folder."""
-
-from infssm.sweeps._report import Row, rows, winners_command, write_findings
-from infssm.sweeps._space import Choice, Range, parse_space
-from infssm.sweeps._sweep import Sweep
-
-__all__ = ["Choice", "Range", "Row", "Sweep", "parse_space", "rows", "winners_command", "write_findings"]

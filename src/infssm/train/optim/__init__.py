@@ -1,6 +1,0 @@
-"""How weights move: the optimizer, its learning rate, and a guard against steps that are not finite."""
-
-from infssm.train.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
-from infssm.train.optim.schedule import learning_rate, task_lr
-
-__all__ = ["build_optimizer", "decay_groups", "learning_rate", "set_learning_rate", "task_lr"]

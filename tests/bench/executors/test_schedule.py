@@ -1,0 +1,179 @@
+"""The order of jobs and their ends, with processes that are played."""
+
+import io
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infssm.bench.executors import Finished, Job, LostError
+from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone, show
+from infssm.bench.executors.schedule import Schedule
+from infssm.learner.display import LiveScreen, PlainScreen, Screen
+from infssm.learner.signals import Interrupted
+from tests.learner.tiny import tiny_config
+
+
+class Played:
+    """A crew whose jobs say what a script has for them, one message each time that anybody listens."""
+
+    def __init__(self, script: dict[Job, list[list[Message]]], slots: int = 2) -> None:
+        self.slots, self.script = slots, script
+        self.at_work: dict[int, tuple[Job, list[Message]]] = {}
+        self.started: list[tuple[Job, bool]] = []
+        self.answers: list[bool] = []
+        self.stopped = self.closed = False
+
+    def start(self, number: int, job: Job, *, overwrite: bool, asks: bool) -> None:  # noqa: ARG002
+        self.started.append((job, overwrite))
+        self.at_work[number] = (job, list(self.script[job].pop(0)))
+
+    def hear(self) -> list[tuple[int, Message]]:
+        heard: list[tuple[int, Message]] = []
+        for number, (job, messages) in list(self.at_work.items()):
+            message = Died("told to stop") if self.stopped else messages.pop(0)
+            if isinstance(message, TaskDone):
+                job.first_task.parent.mkdir(parents=True, exist_ok=True)
+                job.first_task.touch()
+            if isinstance(message, Done | Failed | Died):
+                del self.at_work[number]
+            heard.append((number, message))
+        return heard
+
+    def reply(self, number: int, go_on: bool) -> None:  # noqa: ARG002
+        self.answers.append(go_on)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+FAIL: list[Message] = [Started(2, 0), Failed(ValueError("no"))]
+FIRST: list[Message] = [Started(2, 0), TaskDone(0, 0.5), Stepped(1, "", {}, 1.0), Failed(ValueError("later"))]
+DEAD: list[Message] = [Started(2, 0), Died("killed")]
+
+
+def ends(crew: Played, jobs: list[Job] | Iterator[Job], screen: Screen | None = None, **options) -> list[Finished]:
+    chosen = {"overwrite": False, "retries": 2, "watch": None} | options
+    return list(Schedule(crew, screen or Screen(), **chosen).run(jobs))
+
+
+def make(out: Path, count: int, needs: Job | None = None) -> list[Job]:
+    return [Job(tiny_config(out, seed=number + (100 if needs else 0)), needs) for number in range(count)]
+
+
+def test_a_job_starts_when_its_task_0_is_there_not_when_all_is_over(tmp_path: Path) -> None:
+    first, other = make(tmp_path, 2)
+    [after] = make(tmp_path, 1, first)
+    crew = Played({first: [[*FIRST[:2], *[Noted("")] * 9, FIRST[-1]]], other: [FAIL], after: [FAIL]})
+    found = ends(crew, [first, after, other])
+    assert [job for job, _ in crew.started] == [first, other, after]
+    assert [end.job for end in found] == [other, after, first]
+    assert crew.closed
+
+
+def test_no_more_jobs_wait_than_could_run(tmp_path: Path) -> None:
+    [first] = make(tmp_path, 1)
+    after = make(tmp_path, 5, first)
+    crew, asked = Played({first: [FIRST]} | {job: [FAIL] for job in after}), []
+
+    def ask() -> Iterator[Job]:
+        for job in (first, *after):
+            asked.append(len(crew.started))
+            yield job
+
+    assert len(ends(crew, ask())) == 6
+    assert asked[:4] == [0, 1, 1, 3]  # two wait for the first to have its task 0; nobody asks for more until they run
+
+
+def test_a_dead_process_is_retried_then_given_up(tmp_path: Path) -> None:
+    lucky, lost = make(tmp_path, 2)
+    [after] = make(tmp_path, 1, lost)
+    again = [Started(2, 1), TaskDone(1, 0.5), Died("killed")]
+    crew = Played({lucky: [DEAD, DEAD, again, DEAD, FAIL], lost: [DEAD, DEAD, [Died("at once")]]})
+    found = {end.job: end.error for end in ends(crew, [lucky, lost, after], overwrite=True)}
+    assert isinstance(found[lost], LostError)
+    assert "ended 3 times in one task, the last time because at once" in str(found[lost])
+    assert str(lost.path) in str(found[lost])
+    assert str(found[lucky]) == "no"
+    assert "needs task 0 of seq seed 1" in str(found[after])
+    assert [o for job, o in crew.started if job is lucky] == [True, False, False, False, False]
+
+
+def test_watching_answers_every_task(tmp_path: Path) -> None:
+    [job] = make(tmp_path, 1)
+    crew = Played({job: [[Started(2, 0), TaskDone(0, 0.5), TaskDone(1, 0.25), *FAIL]]})
+    ends(crew, [job], watch=lambda _, task, aa: task + aa < 1)
+    assert crew.answers == [True, False]
+
+
+def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
+    jobs = make(tmp_path, 3)
+    crew = Played({job: [[Started(2, 0), *[TaskDone(0, 0.5)] * 9]] for job in jobs})
+
+    def interrupt(job: Job, *_: object) -> bool:
+        if job is jobs[0]:  # a second signal would end this process
+            signal.raise_signal(signal.SIGTERM)
+        return True
+
+    with pytest.raises(Interrupted, match="all runs are saved"):
+        ends(crew, jobs, watch=interrupt)
+    assert crew.stopped
+    assert crew.closed
+    assert not crew.at_work
+
+
+def test_leaving_early_stops_all(tmp_path: Path) -> None:
+    jobs = make(tmp_path, 2)
+    crew = Played({jobs[0]: [FAIL], jobs[1]: [[Started(2, 0)] * 9]})
+    running = Schedule(crew, Screen(), overwrite=False, retries=0, watch=None).run(jobs)
+    assert next(running).job is jobs[0]
+    running.close()
+    assert crew.stopped
+    assert crew.closed
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = PlainScreen(every=0.0)
+    one, other, alone = screen.open("ewc seed 0"), screen.open("si seed 0"), screen.open()
+    show(Started(4, 2), other)
+    for message in (Started(9, 0), Noted("hello"), Stepped(9, "task 1/2", {"ce": 1.0}, 5.0), TaskDone(0, 0.5)):
+        show(message, one)
+    one.stop()
+    show(Stepped(4, "task 1/1", {"ce": 0.5}, 2000.0), other)
+    alone.start("lwf seed 1", 3)
+    alone.note("alone")
+    assert capsys.readouterr().err.splitlines() == [
+        "si seed 0: continuing at step 2 of 4",
+        "ewc seed 0: 9 steps",
+        "ewc seed 0: hello",
+        "si seed 0: continuing at step 2 of 4",
+        "ewc seed 0: task 1/2, step 9/9, ce 1, 5 images/s, 0 s left",
+        "si seed 0: task 1/1, step 4/4, ce 0.5, 2,000 images/s, 0 s left",
+        "lwf seed 1: 3 steps",
+        "alone",
+    ]
+
+
+def test_live_lines_are_named_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    screen = LiveScreen()
+    one, other = screen.open("ewc seed 0"), screen.open()
+    one.start("", 9, 3)
+    other.start("si seed 1", 4)
+    one.step(5, "task 1/2", {"ce": 1.0}, 5.0)
+    assert [(task.description, task.completed, task.total) for task in screen.bars.tasks] == [
+        ("ewc seed 0", 5, 9),
+        ("si seed 1", 0, 4),
+    ]
+    other.stop()
+    other.stop()
+    assert screen.bars.live.is_started
+    one.note("hello")
+    one.stop()
+    assert not screen.bars.live.is_started
+    assert "ewc seed 0: hello" in sys.stderr.getvalue()

@@ -1,0 +1,83 @@
+"""One process per run directory."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infssm.errors import ConfigError
+from infssm.learner.store import lock
+from infssm.learner.store.lock import locked
+
+HOLD = "import sys; from pathlib import Path; from infssm.learner.store.lock import locked\n"
+WAIT = HOLD + "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+
+
+def hold(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAIT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_refused_until_the_first_dies(tmp_path: Path) -> None:
+    with hold(tmp_path) as process:
+        for _ in range(3):
+            with pytest.raises(ConfigError) as refusal, locked(tmp_path):
+                pass
+            assert f"in use by process {process.pid} on {socket.gethostname()}" in str(refusal.value)
+        process.kill()
+        process.wait()
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == process.pid  # stale
+        with locked(tmp_path):
+            assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+        assert (tmp_path / "lock").read_text() == ""
+
+
+def test_two_runs_of_one_process(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("holder", "refused"),
+    [
+        ({"host": socket.gethostname(), "pid": os.getpid()}, True),
+        ({"host": socket.gethostname(), "pid": 2**22 + 1}, False),  # above the largest number a process can have
+        ({"host": "elsewhere", "pid": 1}, True),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: dict[str, Any] | None, refused: bool
+) -> None:
+    def unsupported(_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock, "_lock", unsupported)
+    (tmp_path / "lock").write_text("torn{" if holder is None else json.dumps(holder))
+    if refused:
+        with pytest.raises(ConfigError, match=r"in use by process .* delete .*lock"), locked(tmp_path):
+            pass
+    else:
+        with locked(tmp_path):
+            pass
+
+
+def test_place_that_cannot_be_locked(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*lock"), locked(tmp_path):
+        pass

@@ -1,0 +1,160 @@
+"""The operators inside PyTorch: torch.compile, opcheck, double use, memory, the report and the choice of backend."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from infssm.errors import ConfigError
+from infssm.ops import (
+    ScanInputs,
+    add_rms_norm,
+    backend_report,
+    causal_conv1d,
+    fused_distance,
+    mean_states,
+    selective_scan,
+)
+from infssm.ops import registered as _ops
+from infssm.ops.backend import NATIVE, use_native
+from tests.ops.cases import OPTIONAL, ScanCase, assert_near
+
+NATIVE_BACKENDS = ["reference"] if NATIVE is None else ["reference", "cpu"]
+
+
+def block(x: dict[str, torch.Tensor], weight: torch.Tensor, backend: str) -> torch.Tensor:
+    """Every operation once, the scan twice with shared inputs."""
+    u = causal_conv1d(x["u"], weight, x["D"], backend=backend)
+    inputs = {**x, "u": u}
+    y, states = selective_scan(**inputs, delta_softplus=True, return_states=True, backend=backend)
+    back = selective_scan(**inputs, delta_softplus=True, reverse=True, backend=backend)
+    normed, total = add_rms_norm(y, back, x["D"], eps=1e-5, backend=backend)
+    old = 0.9 * states.a.detach(), x["C"].detach()
+    penalty = fused_distance(*old, states.a, x["C"], kind="aligned", backend=backend)
+    zoh = mean_states(x["delta"], x["A"], zoh=True, backend=backend).zoh
+    return normed.sum() + total.square().mean() + penalty.sum() + zoh.sum()
+
+
+@pytest.mark.parametrize("backend", NATIVE_BACKENDS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiles_as_one_graph(backend: str) -> None:
+    x = {k: v.requires_grad_() for k, v in ScanCase(2, 5, 6, 3, options=frozenset(OPTIONAL)).tensors().items()}
+    weight = torch.randn(6, 4, requires_grad=True)
+    leaves = [*x.values(), weight]
+    expected = block(x, weight, backend)
+    expected_grads = torch.autograd.grad(expected, leaves)
+    actual = torch.compile(block, fullgraph=True, backend="aot_eager")(x, weight, backend)
+    assert_near(actual, expected, 1e-5, "compiled")
+    for left, right in zip(torch.autograd.grad(actual, leaves), expected_grads, strict=True):
+        assert_near(left, right, 1e-4, "compiled gradient")
+
+
+def states(like: torch.Tensor, needs_grad: bool) -> list[torch.Tensor]:
+    """Tensors that differ a little from the given one."""
+    return [(like.detach() + 0.1 * k).requires_grad_(needs_grad) for k in range(4)]
+
+
+def operators() -> list[tuple[object, tuple[object, ...]]]:
+    """Each operator with arguments, some of which need gradients."""
+    x = {
+        k: v.requires_grad_() for k, v in ScanCase(2, 5, 6, 3, groups=2, options=frozenset(OPTIONAL)).tensors().items()
+    }
+    seq_idx = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 2, 2, 2.0]])
+    full = ScanInputs(**x, delta_softplus=True, reverse=True, seq_idx=seq_idx)
+    bare = ScanInputs(*full[:5])
+    c = torch.randn(4, 3, requires_grad=True)
+    by_head = [(-torch.rand(6)).requires_grad_() for _ in range(3)]  # every channel a head
+    return [
+        (_ops.scan, (*full, True, 2, True, False)),
+        (_ops.scan, (*bare, False, 0, True, False)),
+        (_ops.heads, (*full[:2], by_head[0], *full[3:5], by_head[1], x["z"], by_head[2], True, seq_idx, True, False)),
+        (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True, False)),
+        (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True, full.seq_idx, False)),
+        (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, False)),
+        (_ops.norm, (x["u"], None, x["D"], 1e-5, False)),
+        *(
+            (_ops.distance, (*states(c, to_old)[:2], *states(c, True), kind, True, to_old, True, False))
+            for kind, to_old in (("aligned", False), ("output", True), ("chordal", False), ("geodesic", True))
+        ),
+        (_ops.distance, (*states(c, False)[:2], *states(c, True)[:2], None, None, "martin", True, False, True, False)),
+        (_ops.lattice, (0.1 * c.detach(), (0.2 * c.detach()).requires_grad_())),
+    ]
+
+
+def test_operators_pass_opcheck() -> None:
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if NATIVE is None:  # the schema and the registration stand without a kernel; the rest runs one
+        tests = ["test_autograd_registration"]
+    for operator, arguments in operators():
+        result = torch.library.opcheck(operator, arguments, test_utils=tests)
+        assert set(result.values()) == {"SUCCESS"}
+
+
+MEASURE = """
+import json, sys, torch
+from infssm.ops import selective_scan
+torch.manual_seed(0)
+batch, tokens, channels, n = int(sys.argv[2]), 1024, 512, 16
+u, delta, z = (torch.randn(batch, tokens, channels, requires_grad=True) for _ in range(3))
+A = (-torch.rand(channels, n)).requires_grad_()
+B, C = (torch.randn(batch, tokens, n, requires_grad=True) for _ in range(2))
+inputs = [u, delta, A, B, C]
+selective_scan(*(t[:1, :8] if t.dim() == 3 else t for t in inputs), z=z[:1, :8], backend=sys.argv[1]).sum().backward()
+for t in (*inputs, z): t.grad = torch.zeros_like(t)
+grad = torch.ones(batch, tokens, channels)
+y = torch.zeros_like(grad)
+def resident(field):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
+before = resident("VmRSS")
+out = selective_scan(*inputs, z=z, delta_softplus=True, return_states=True, backend=sys.argv[1])
+grads = torch.autograd.grad([out[0], out[1].a], [*inputs, z], [grad, torch.ones_like(out[1].a)])
+kept = sum(t.numel() * 4 for t in (out[0], out[1].a, *grads)) / 2**20
+print(json.dumps({"above": resident("VmHWM") - before - kept, "largest": batch * tokens * channels * n * 4 / 2**20}))
+"""
+
+
+@pytest.mark.parametrize("backend", NATIVE_BACKENDS)
+def test_never_holds_all_states_at_once(backend: str) -> None:
+    # Freed memory goes back at once, so that what is measured is what is held, not what the allocator keeps.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    batch = 8 if backend == "cpu" else 4  # the reference is slow
+    command = [sys.executable, "-c", MEASURE, backend, str(batch)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    memory = json.loads(run.stdout)
+    assert memory["above"] < 80 < memory["largest"], memory
+
+
+def test_report_names_what_runs() -> None:
+    report = backend_report()
+    assert report["native"] == (NATIVE is not None)
+    assert report["default"] == ("cpu" if use_native(None, torch.zeros(1)) else "reference")
+    if NATIVE is not None:
+        assert report["isa"] in report["isas"]
+        assert "baseline" in report["isas"]
+
+
+def test_choice_of_backend() -> None:
+    single, double = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
+    assert not use_native("reference", single)
+    assert not use_native(None, single, double)
+    assert use_native(None, single, None, single.bfloat16()) == (NATIVE is not None)
+    with pytest.raises(ConfigError, match="is not one of"):
+        use_native("gpu", single)
+    with pytest.raises(ConfigError, match="float64" if NATIVE is not None else "was not built"):
+        use_native("cpu", double)
+
+
+def test_unknown_instruction_set_is_named() -> None:
+    code = "import infssm.ops as k; print(k.backend_report()['isa'])"
+    if NATIVE is None:
+        code = "import infssm.ops as k; print('baseline')"
+    environment = {"INFSSM_ISA": "baseline", "PATH": ""}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout.strip() == "baseline"
+    if NATIVE is not None:
+        with pytest.raises(ValueError, match="vax"):
+            NATIVE.use_isa("vax")
