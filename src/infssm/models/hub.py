@@ -62,6 +62,7 @@ def hub_model(name: str, *, weights: bool = True, trust_remote_code: bool = Fals
     maker: Any = transformers.AutoModelForCausalLM
     trust = {"trust_remote_code": trust_remote_code}  # None would ask the user, and run the code after a "y"
     try:
+        _check_counts(transformers.PreTrainedConfig.get_config_dict(str(place))[0])
         config: Any = transformers.AutoConfig.from_pretrained(str(place), **trust)
         _check_size(config, maker, place, trust)
         if not weights:
@@ -85,16 +86,22 @@ def hub_model(name: str, *, weights: bool = True, trust_remote_code: bool = Fals
     return found
 
 
-_MAX_LAYERS = 10_000
+_MAX_COUNT = 100_000
 _VALUES_PER_BYTE = 8
 """More values per byte of weights mean a damaged configuration: 4-bit weights have 2, with tied ones up to 4."""
 
 
+def _check_counts(config: dict[str, Any]) -> None:
+    """Refuse numbers of layers or labels for which transformers would make lists that fill the memory."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _check_counts(value)
+        elif isinstance(value, int | float) and ("layer" in key or "labels" in key) and value > _MAX_COUNT:
+            raise CheckpointError(f"config.json has {key}={value}, which no model has")
+
+
 def _check_size(config: Any, maker: Any, folder: Path, trust: dict[str, bool]) -> None:
     """Refuse a configuration of a model far larger than the folder's weights, before memory for it is allocated."""
-    for key, value in config.to_dict().items():
-        if "layers" in key and isinstance(value, int) and value > _MAX_LAYERS:
-            raise CheckpointError(f"config.json says {key}={value}, which no model has")
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
     if not stored:
         return
