@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -69,6 +70,7 @@ def _root(
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the application; return its exit code, errors told on stderr."""
+    formatwarning, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         app(args=repeat_seeds(sys.argv[1:] if arguments is None else arguments), prog_name="infssm")
     except SystemExit as leaving:
@@ -81,11 +83,18 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
             raise
         _tell(f"{shorten(str(error.filename), 200)}: {error.strerror}" if error.filename else str(error.strerror))
         return 2
+    finally:
+        warnings.formatwarning = formatwarning
     return 0
 
 
 def _tell(message: str) -> None:
     Console(stderr=True).print(f"[bold red]error:[/] {_plain(message)}", highlight=False, soft_wrap=True)
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
+    """A warning as one line, without the place in the source it came from."""
+    return f"warning: {message}\n" if category is UserWarning else f"{category.__name__}: {message}\n"
 
 
 def repeat_seeds(arguments: Sequence[str]) -> list[str]:
