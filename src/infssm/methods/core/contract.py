@@ -63,6 +63,8 @@ class Component:
     Config: ClassVar[type[ComponentConfig]] = ComponentConfig
     own_first_task: ClassVar[bool] = False
     """Whether it must train the first task itself: a model that another method trained lacks what it needs."""
+    needs_loader: ClassVar[bool] = False
+    """Whether it measures on the task's data when the task ends: ``end_task(task, loader)``."""
     takes: ClassVar[frozenset[str]] = frozenset({"images"})
     """Kinds of data it works on: ``images``, ``series``, ``tokens``, ``language``; :data:`EVERYTHING` is all."""
     takes_domains: ClassVar[bool] = True

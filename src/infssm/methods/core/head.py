@@ -110,6 +110,7 @@ class FittedHead(Head):
     """A head computed from features at the end of each task."""
 
     fitted: ClassVar[bool] = True
+    needs_loader: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = CLASSES
     takes_domains: ClassVar[bool] = False
     Module: ClassVar[Callable[..., nn.Module]]
