@@ -97,6 +97,10 @@ class Component:
         """Options that it set by itself, to be shown when a task ends."""
         return {}
 
+    def warnings(self) -> list[str]:
+        """What a user should know before training with this configuration; shown by ``attach`` and ``infssm run``."""
+        return []
+
     def state_dict(self) -> dict[str, Any]:
         """Everything the component needs to go on, made of tensors and plain values."""
         return {}
@@ -129,9 +133,6 @@ class Regularizer(Component, ABC):
 
     family: ClassVar[str | None] = None
     """Regularizers of one family hold the same thing in variants, so a method takes one of them at most."""
-
-    warning: ClassVar[str | None] = None
-    """What a user who attaches it should know."""
 
     @property
     def compares(self) -> bool:

@@ -187,6 +187,10 @@ class Method:
         """What components set by themselves so far: ``{"inf-ssm-exact.weight": 310.0}``."""
         return {f"{c.name}.{option}": value for c in self.components for option, value in c.chosen().items()}
 
+    def warnings(self) -> list[str]:
+        """What a user should know before training with these components on this model."""
+        return [text for component in self.components for text in component.warnings()]
+
     def state_dict(self) -> dict[str, Any]:
         """With the module's own ``state_dict``, all that resuming needs."""
         old, task = self.context.old, self.context.task
