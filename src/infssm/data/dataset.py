@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences, WavFiles
+from infssm.data.sequences import Sequences, SoundFiles
 from infssm.data.spectra import Spectra
 from infssm.errors import ConfigError, DataError
 
@@ -150,9 +150,5 @@ class Dataset:
 def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
     bands = sequences.width if isinstance(sequences, Spectra) else None
     sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
-    rate = sounds.rate if isinstance(sounds, WavFiles) else None
+    rate = sounds.rate if isinstance(sounds, SoundFiles) else None
     return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
-
-
-class ImageDataset(Dataset):
-    """A data set of images."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.facts import Kind
-from infssm.data.sequences import Sequences, WavFiles
+from infssm.data.sequences import Sequences, SoundFiles
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Spectra(Sequences):
 
     kind: Kind = "series"
 
-    def __init__(self, sounds: WavFiles, bands: int) -> None:
+    def __init__(self, sounds: SoundFiles, bands: int) -> None:
         self.sounds, self.width = sounds, bands
         self._bank = mel_bank(bands, sounds.rate)
         self._known: dict[int, Tensor] = {}
@@ -59,7 +59,7 @@ def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
     """A data set of sounds with ``bands`` log energies in the place of the waveform; as it is where that is None."""
     if bands is None:
         return dataset
-    if not isinstance(dataset.samples, WavFiles):
+    if not isinstance(dataset.samples, SoundFiles):
         raise ConfigError(f"data.bands is for audio, and {dataset.name} holds none: leave it out")
     return replace(dataset, samples=Spectra(dataset.samples, bands))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infssm._batch import inputs_of
 from infssm.data import FileImages, ImageFacts, PerImageRecipe, Recipe, SequenceFacts
-from infssm.data.audio import read_wav
+from infssm.data.audio import read_sound
 from infssm.data.images import to_raw, to_rgb
 from infssm.data.sequence_loader import pad
 from infssm.data.spectra import log_energies, mel_bank
@@ -47,7 +47,7 @@ def sequence_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
     if isinstance(sample, (str, os.PathLike)):
         if facts.rate is None:
             raise DataError(f"the model was trained on {facts.kind}: give numbers [time, {facts.width}], not a file")
-        sound = torch.from_numpy(read_wav(Path(sample), facts.rate))
+        sound = torch.from_numpy(read_sound(Path(sample), facts.rate))
         if facts.bands is None:
             return sound[:, None]
         return log_energies(sound, facts.rate, mel_bank(facts.bands, facts.rate))
