@@ -22,6 +22,7 @@ def command(
     Example: `infssm eval runs/digits-5/ewc/vim_nano/seed0-3f2a90c1 --task 2`
     """
     from infssm.learner.evaluate import evaluate_run
+    from infssm.learner.scoring import Bits
 
     rows = evaluate_run(run, task, data_root=data_root)
     if as_json:
@@ -30,13 +31,18 @@ def command(
     for index, row in enumerate(rows):
         typer.echo(f"task {index}: {_line(row)}")
     mean = sum(row.value for row in rows) / len(rows)
-    typer.echo(f"mean {mean:.3f} bits" if hasattr(rows[0], "bits") else f"AA {100 * mean:.2f} %")
+    if isinstance(rows[0], Bits):
+        typer.echo(f"mean {mean:.3f} bits per {'byte' if rows[0].bytes else 'token'}")
+    else:
+        typer.echo(f"AA {100 * mean:.2f} %")
 
 
 def _line(row: Any) -> str:
     """What was reached on a task."""
-    if hasattr(row, "bits"):
-        return f"{row.bits:.3f} bits, perplexity {row.perplexity:.2f}   ({row.tokens:,} tokens)"
+    if hasattr(row, "perplexity"):
+        per_byte = f"{row.bits_per_byte:.3f} bits per byte, " if row.bytes else ""
+        counts = f"{row.tokens:,} tokens" + (f", {row.bytes:,} bytes" if row.bytes else "")
+        return f"{per_byte}{row.bits_per_token:.3f} bits per token, perplexity {row.perplexity:.2f}   ({counts})"
     return (
         f"{100 * row.class_incremental:6.2f} %   inside the task {100 * row.task_incremental:6.2f} %"
         f"   ({row.images} images)"
