@@ -44,12 +44,15 @@ _BITS: dict[str, tuple[str, Best]] = {
     "newest": ("newest", min),
     "fwt": ("FWT", max),
 }
+_BITS_AND_TOKENS = _BITS | {"bits_per_token": ("per token", min)}
+"""With a tokenizer; where bytes are the tokens, bits per token are bits per byte."""
 
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
     """Measures of a table of one benchmark's rows: heading, and which value is the best one."""
     if rows[0].measure != ACCURACY:
-        return _BITS
+        alike = all(row.measures["bits_per_token"].mean == row.measures["aa"].mean for row in rows)
+        return _BITS if alike else _BITS_AND_TOKENS
     return _DOMAINS if all("fwt" in row.measures for row in rows) else _ACCURACY
 
 
@@ -59,8 +62,8 @@ def note(rows: Sequence[Row]) -> str:
         return (
             f"{rows[0].measure.title.capitalize()} on held-out text (lower is better), mean over the tasks after the "
             "last one; all tasks: its mean over the tasks' ends; forgets: bits that a task lost since its best; "
-            "newest: each task after its own training; FWT: bits better than guessing just before its own training. "
-            "Mean ± sample standard deviation over seeds."
+            "newest: each task after its own training; FWT: bits better than guessing just before its own training; "
+            "per token: the same text in bits per token. Mean ± sample standard deviation over seeds."
         )
     return _NOTE_DOMAINS if columns(rows) is _DOMAINS else _NOTE
 
