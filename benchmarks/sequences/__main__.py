@@ -1,6 +1,6 @@
 """docs/results/sequences.md: language one domain after the other, spoken digits, pixels; every arm on one search.
 
-    python -m benchmarks.manpages --out MANUALS                    # manual pages in three languages
+    python -m benchmarks.sequences.manpages --out MANUALS                    # manual pages in three languages
     python -m benchmarks.sequences --out RUNS --data-root DIR --manuals MANUALS --pretrained WEIGHTS
 
 RUNS keeps the run directories: what is there is not trained again. All arms of a seed start from the task-0 model
@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results import machine
-from benchmarks.sequences_arms import (
+from benchmarks.results.common import machine
+from benchmarks.sequences.arms import (
     MANUALS,
     SPEECH_MODELS,
     SPEECH_STREAMS,
@@ -28,7 +28,7 @@ from benchmarks.sequences_arms import (
     speech_stream,
     text_stream,
 )
-from benchmarks.sequences_page import FOLDER, Point, write_page
+from benchmarks.sequences.page import FOLDER, Point, write_page
 from infssm.bench.running import run, run_path
 from infssm.data import Split
 from infssm.learner.config.fields import RunConfig
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
     parser.add_argument("--data-root", help="folder that holds the spoken digits and cifar100.npz")
-    parser.add_argument("--manuals", help="folder that python -m benchmarks.manpages made")
+    parser.add_argument("--manuals", help="folder that python -m benchmarks.sequences.manpages made")
     parser.add_argument("--pretrained", help="folder with the public S4D weights, *.pth")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--only", nargs="+", default=[""], help="streams whose names begin so, such as 'digits, s4d'")

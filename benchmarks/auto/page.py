@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.auto_language import DOMAINS
-from benchmarks.auto_regimes import GROUPS
-from benchmarks.auto_text import HEADINGS, INTRODUCTION, LANGUAGE, ORDERS, SEQUENCES, TEXT
-from benchmarks.sequences_page import Point
+from benchmarks.auto.language import DOMAINS
+from benchmarks.auto.regimes import GROUPS
+from benchmarks.auto.text import HEADINGS, INTRODUCTION, LANGUAGE, ORDERS, SEQUENCES, TEXT
+from benchmarks.sequences.page import Point
 
 BOUND, PERPLEXITY = -1.0, 3.0
 """Points of AA that may be lost, and percent of perplexity that may be added."""

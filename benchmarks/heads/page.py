@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.heads_search import ARMS, REPLAY
-from benchmarks.heads_text import INTRODUCTION, PROTOCOL_TEXT, SUMMARY, TRIED, VIEWS_TEXT
+from benchmarks.heads.search import ARMS, REPLAY
+from benchmarks.heads.text import INTRODUCTION, PROTOCOL_TEXT, SUMMARY, TRIED, VIEWS_TEXT
 
 SHOWN = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac", "ncm", "linear, aligned", "linear")
 COMPARED = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac")

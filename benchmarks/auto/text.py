@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.auto_language import DOMAINS, ROWS, STEPS, TOKENS
+from benchmarks.auto.language import DOMAINS, ROWS, STEPS, TOKENS
 
 INTRODUCTION = """# The automatic weight
 

@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.results import ROOT
-from benchmarks.sequences_arms import RATE
+from benchmarks.results.common import ROOT
+from benchmarks.sequences.arms import RATE
 
 FOLDER = ROOT / "docs" / "results"
 
