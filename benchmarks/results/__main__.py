@@ -5,8 +5,9 @@
     python -m benchmarks.results cifar --out RUNS --data-root DIR
     python -m benchmarks.results page                       # all three pages from their JSON files alone
 
-Every method gets the same search for its weight (``common.search``), by class-incremental accuracy on the validation
-images of all tasks after the last one, averaged over the seeds. Runs already complete under RUNS are not repeated."""
+Every method gets the same search for its weight (``common.search``), by class-incremental accuracy on the
+validation images of all tasks after the last one, averaged over the seeds. Runs already complete under
+RUNS are not repeated."""
 
 from __future__ import annotations
 

@@ -63,12 +63,13 @@ SHOWN = {
 CONDITIONS = """Percent, mean ± sample standard deviation over seeds 0, 10 and 100; scikit-learn's digits in five tasks
 of two classes. The automatic weight is an earlier rule; [today's](auto.md) has its own page."""
 
-METHOD = """The model is a Vim-nano (8 x 8 pixels, patch 2, depth 4, width 64). All methods start from the task-0 model that seq
-trained with the same seed, except si, ucl and joint, which train task 0 themselves. Every method had the same search
-for its weight: five values two decades apart, then both neighbours of the best, by AA on validation images averaged
-over the three seeds. Test images played no part in it, although an earlier protocol, with best-epoch selection, had
-been evaluated on test images. Made by `python -m benchmarks.results digits --out RUNS`; all numbers, and every weight
-that was tried, are in `digits.json` beside this page."""
+METHOD = """The model is a Vim-nano (8 x 8 pixels, patch 2, depth 4, width 64). All methods start from the task-0
+model that seq trained with the same seed, except si, ucl and joint, which train task 0 themselves. Every
+method had the same search for its weight: five values two decades apart, then both neighbours of the
+best, by AA on validation images averaged over the three seeds. Test images played no part in it, although
+an earlier protocol, with best-epoch selection, had been evaluated on test images. Made by `python -m
+benchmarks.results digits --out RUNS`; all numbers, and every weight that was tried, are in `digits.json`
+beside this page."""
 
 
 def write(bench: Bench, folder: Path) -> None:
@@ -181,7 +182,8 @@ def page(data: Mapping[str, Any]) -> str:
 
 _ANSWERED = {"lwf": "lwf-ac", "ewc": "ewc", "seq": "seq", "joint": "joint"}
 
-_EPOCHS = """The paper's release ends each task with the epoch of best validation accuracy on the new task (`train.select_best:
-true`, as in the presets). That favours the new task: on tasks this easy the first or second epoch wins, before the
-penalty has pulled the states back. Forgetting rises for every method, and `inf-ssm-exact` loses much of its gain.
-Elsewhere tasks end with their last epoch. Weights as in the table above."""
+_EPOCHS = """The paper's release ends each task with the epoch of best validation accuracy on the new task
+(`train.select_best: true`, as in the presets). That favours the new task: on tasks this easy the first or
+second epoch wins, before the penalty has pulled the states back. Forgetting rises for every method, and
+`inf-ssm-exact` loses much of its gain. Elsewhere tasks end with their last epoch. Weights as in the table
+above."""

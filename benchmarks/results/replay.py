@@ -57,15 +57,16 @@ STREAM = {
     "class, a Vim-nano\n(patch 8, depth 4, width 64) from scratch, 6 epochs on task 0 and 3 on the others.",
 }
 METHOD = """Replay, prompt and frequency methods alone and with a state penalty on top: `+inf-ssm` (the paper's) and
-`+inf-ssm-exact` (ours). Buffer: {buffer} images. The weight of inf-ssm is the best on [digits](digits.md), that of
-inf-ssm-exact is automatic. Nothing else was tuned, except that lucir is also shown with fine-tuning batches of 8 at rate
-0.1, chosen on one seed, because the published 128 at 0.01 take few small steps on such a buffer. seq, er, der, der++ and
-x-der start from seq's task-0 model of the same seed; l2p-r, whose queries need a trained model, trains its prompts on
-task 0 from there; lucir and clfd train task 0 with their own head and encoder. The softmax of seq is over the current
-task's classes and that of er as named: `full` is over all classes, `seen` over those met so far, `current+seen` over the
-current task's for new images and over those met so far for replayed ones. der, der++, lucir and clfd use all classes, so
-`seq, mask full` is what they are to be compared with. Made by `python -m benchmarks.results {stream}`; all numbers are in
-`{stream}.json` beside this page."""
+`+inf-ssm-exact` (ours). Buffer: {buffer} images. The weight of inf-ssm is the best on
+[digits](digits.md), that of inf-ssm-exact is automatic. Nothing else was tuned, except that lucir is also
+shown with fine-tuning batches of 8 at rate 0.1, chosen on one seed, because the published 128 at 0.01
+take few small steps on such a buffer. seq, er, der, der++ and x-der start from seq's task-0 model of the
+same seed; l2p-r, whose queries need a trained model, trains its prompts on task 0 from there; lucir and
+clfd train task 0 with their own head and encoder. The softmax of seq is over the current task's classes
+and that of er as named: `full` is over all classes, `seen` over those met so far, `current+seen` over the
+current task's for new images and over those met so far for replayed ones. der, der++, lucir and clfd use
+all classes, so `seq, mask full` is what they are to be compared with. Made by `python -m
+benchmarks.results {stream}`; all numbers are in `{stream}.json` beside this page."""
 
 
 def cifar_base(data_root: str | None) -> Mapping[str, Any]:
