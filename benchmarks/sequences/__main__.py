@@ -2,6 +2,7 @@
 
     python -m benchmarks.sequences.manpages --out MANUALS                    # manual pages in three languages
     python -m benchmarks.sequences --out RUNS --data-root DIR --manuals MANUALS --pretrained WEIGHTS
+    python -m benchmarks.sequences page                            # from sequences.json alone
 
 RUNS keeps the run directories: what is there is not trained again. All arms of a seed start from the task-0 model
 that plain training made. Every setting is run with every seed; which one of a family is put forward is decided on
@@ -94,7 +95,8 @@ def streams(args: argparse.Namespace) -> list[Stream]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
+    parser.add_argument("only_page", nargs="?", choices=["page"], help="write the page again and train nothing")
+    parser.add_argument("--out", default=Path("runs"), type=Path, help="folder for run directories")
     parser.add_argument("--data-root", help="folder that holds the spoken digits and cifar100.npz")
     parser.add_argument("--manuals", help="folder that python -m benchmarks.sequences.manpages made")
     parser.add_argument("--pretrained", help="folder with the public S4D weights, *.pth")
@@ -104,7 +106,7 @@ def main() -> None:
     args.out = args.out.resolve()
     path = FOLDER / "sequences.json"
     stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for seed in args.seeds:
+    for seed in () if args.only_page else args.seeds:
         for stream in streams(args):
             rows = stored.setdefault(stream.name, {"arms": {}, "bits": stream.bits})
             for arm, config in configs(stream, seed, args.out):
