@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -70,6 +71,7 @@ def _root(
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the application; return its exit code, errors told on stderr."""
+    formatwarning, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         app(args=repeat_seeds(sys.argv[1:] if arguments is None else arguments), prog_name="infssm")
     except SystemExit as leaving:
@@ -82,11 +84,18 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
             raise
         _tell(f"{shorten(str(error.filename), 200)}: {error.strerror}" if error.filename else str(error.strerror))
         return 2
+    finally:
+        warnings.formatwarning = formatwarning
     return 0
 
 
 def _tell(message: str) -> None:
     Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {message}"), highlight=False, soft_wrap=True)
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
+    """A warning as one line, without the place in the source it came from."""
+    return f"warning: {message}\n" if category is UserWarning else f"{category.__name__}: {message}\n"
 
 
 def repeat_seeds(arguments: Sequence[str]) -> list[str]:
