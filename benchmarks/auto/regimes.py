@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.digits_results import BASE, REGIMES
-from benchmarks.heads_fit import Gaussian, gda, linear, load, score, statistics
-from benchmarks.heads_memo import remembered
-from benchmarks.heads_runs import SEARCHED, Place, Spec, train
-from benchmarks.heads_search import PROTOCOLS
-from benchmarks.replay_results import ALONE, BUFFER, REPLAY, UNMASKED, cifar_base
-from benchmarks.results import ROOT, SEEDS, Bench
+from benchmarks.heads.fit import Gaussian, gda, linear, load, score, statistics
+from benchmarks.heads.memo import remembered
+from benchmarks.heads.runs import SEARCHED, Place, Spec, train
+from benchmarks.heads.search import PROTOCOLS
+from benchmarks.results.common import ROOT, SEEDS, Bench
+from benchmarks.results.digits import BASE, REGIMES
+from benchmarks.results.replay import ALONE, BUFFER, REPLAY, UNMASKED, cifar_base
 from infssm.learner.config.load import merge
 
 NAME = "inf-ssm-exact"

@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.results import ROOT
-from benchmarks.sequences_arms import RATE
+from benchmarks.results.common import ROOT
+from benchmarks.sequences.arms import RATE
 
 FOLDER = ROOT / "docs" / "results"
 
@@ -151,13 +151,40 @@ def _panel(axes: Any, rows: Sequence[Row], *, bits: bool) -> None:
     axes.legend(fontsize=6)
 
 
+def summary(stored: Mapping[str, Any]) -> list[str]:
+    """One line per stream: plain training, the best arm without old data, by validation samples, and replay."""
+    lines = ["| stream | plain training | best without old data | | replay |", "|---|---:|---:|---|---:|"]
+    for name, stream in stored.items():
+        bits, rows = stream["bits"], rows_of(stream)
+        bold = [row for row in rows if row.label in chosen(rows, bits=bits)]
+        free = [row for row in bold if row.family not in ("er", "joint", "plain")]
+        best = (min if bits else max)(free, key=lambda row: row.average("chosen_by"))
+        replay = next(row for row in bold if row.family == "er")
+        cells = [_spread(row, "mean", bits=bits) for row in (rows[0], best, replay)]
+        unit = "bits per byte" if bits else "AA, %"
+        lines.append(f"| {TITLES[name]} ({unit}) | {cells[0]} | {cells[1]} | `{best.label}` | {cells[2]} |")
+    return lines
+
+
+TITLES = {
+    "stdlib-text": "Python's documentation, then its source",
+    "manuals": "manual pages in English, German, French",
+    "digits, mamba_nano": "two new spoken digits at a time, Mamba",
+    "speakers, mamba_nano": "six speakers in turn, Mamba",
+    "digits, s4d_nano": "two new spoken digits at a time, S4D",
+    "speakers, s4d_nano": "six speakers in turn, S4D",
+    "pixels, s4d_base": "CIFAR-100 pixel by pixel, public S4D weights",
+}
+
+
 def write_page(stored: Mapping[str, Any]) -> None:
-    """The tables between the page's markers, and the picture; the words around them are kept."""
+    """Rewrite the tables between the page's markers, and the picture; the text around them is kept."""
     page = FOLDER / "sequences.md"
     text = page.read_text() if page.exists() else "# Sequences\n"
     found = {name: stream for name, stream in stored.items() if name != "machine"}
     for name, stream in found.items():
         text = _between(text, name, "\n".join(table(rows_of(stream), bits=stream["bits"])))
+    text = _between(text, "summary", "\n".join(summary(found)))
     picture(found, FOLDER / "sequences.png")
     page.write_text(text)
 

@@ -7,8 +7,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.heads_runs import SEARCHED, Place, Spec, setup_of
-from benchmarks.heads_search import ARMS, REPLAY
+from benchmarks.heads.runs import SEARCHED, Place, Spec, setup_of
+from benchmarks.heads.search import ARMS, REPLAY
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import train_step
 

@@ -1,7 +1,8 @@
 """docs/results/sequences.md: language one domain after the other, spoken digits, pixels; every arm on one search.
 
-    python -m benchmarks.manpages --out MANUALS                    # manual pages in three languages
+    python -m benchmarks.sequences.manpages --out MANUALS                    # manual pages in three languages
     python -m benchmarks.sequences --out RUNS --data-root DIR --manuals MANUALS --pretrained WEIGHTS
+    python -m benchmarks.sequences page                            # from sequences.json alone
 
 RUNS keeps the run directories: what is there is not trained again. All arms of a seed start from the task-0 model
 that plain training made. Every setting is run with every seed; which one of a family is put forward is decided on
@@ -16,8 +17,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results import machine
-from benchmarks.sequences_arms import (
+from benchmarks.results.common import machine
+from benchmarks.sequences.arms import (
     MANUALS,
     SPEECH_MODELS,
     SPEECH_STREAMS,
@@ -28,7 +29,7 @@ from benchmarks.sequences_arms import (
     speech_stream,
     text_stream,
 )
-from benchmarks.sequences_page import FOLDER, Point, write_page
+from benchmarks.sequences.page import FOLDER, Point, write_page
 from infssm.bench.running import run, run_path
 from infssm.data import Split
 from infssm.learner.config.fields import RunConfig
@@ -94,9 +95,10 @@ def streams(args: argparse.Namespace) -> list[Stream]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
+    parser.add_argument("only_page", nargs="?", choices=["page"], help="write the page again and train nothing")
+    parser.add_argument("--out", default=Path("runs"), type=Path, help="folder for run directories")
     parser.add_argument("--data-root", help="folder that holds the spoken digits and cifar100.npz")
-    parser.add_argument("--manuals", help="folder that python -m benchmarks.manpages made")
+    parser.add_argument("--manuals", help="folder that python -m benchmarks.sequences.manpages made")
     parser.add_argument("--pretrained", help="folder with the public S4D weights, *.pth")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--only", nargs="+", default=[""], help="streams whose names begin so, such as 'digits, s4d'")
@@ -104,7 +106,7 @@ def main() -> None:
     args.out = args.out.resolve()
     path = FOLDER / "sequences.json"
     stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for seed in args.seeds:
+    for seed in () if args.only_page else args.seeds:
         for stream in streams(args):
             rows = stored.setdefault(stream.name, {"arms": {}, "bits": stream.bits})
             for arm, config in configs(stream, seed, args.out):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.heads_memo import remembered
+from benchmarks.heads.memo import remembered
 from infssm.methods.heads._drift import MapDrift
 from infssm.methods.heads._fitting import gaussian_classifier, lda_classifier, ridge_classifier
 from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums

@@ -1,6 +1,6 @@
 """Manual pages in several languages as text, a folder per language: a stream for ``text:FOLDER``.
 
-    python -m benchmarks.manpages --out FOLDER
+    python -m benchmarks.sequences.manpages --out FOLDER
 
 Takes Debian's packages ``manpages`` and ``manpages-XX`` by ``apt-get download`` (nothing is installed), leaves out
 the lines and marks of the type-setter, and keeps the first pages up to a number of bytes of each language.

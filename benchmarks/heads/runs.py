@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.digits_results import BASE
+from benchmarks.results.digits import BASE
 from infssm._seeding import seed_all
 from infssm.data import Task
 from infssm.errors import DivergedError

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.heads_search import ARMS, REPLAY
-from benchmarks.heads_text import INTRODUCTION, PROTOCOL_TEXT, SUMMARY, TRIED, VIEWS_TEXT
+from benchmarks.heads.search import ARMS, REPLAY
+from benchmarks.heads.text import ANSWER, CONDITIONS, FINDINGS, PROTOCOL_TEXT, TERMS, TRIED, VIEWS_TEXT
 
 SHOWN = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac", "ncm", "linear, aligned", "linear")
 COMPARED = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac")
@@ -24,32 +24,64 @@ Arms = Mapping[str, Mapping[str, Any]]
 
 def page(known: Mapping[str, Any]) -> str:
     """The page as Markdown."""
-    lines = [INTRODUCTION, "", SUMMARY, "", "![AA against accuracy over all classes](heads.svg)"]
+    lines = [*_top(known), "", "## Details", "", TERMS, "", "![AA against accuracy over all classes](heads.svg)"]
+    lines += ["", FINDINGS]
     for name in (name for name in TITLES if name in known):
         arms, unequal = known[name]["arms"], name == "b50-5"
         shown = [h for h in SHOWN if any(h in arm["heads"] for arm in arms.values())]
         if not unequal:  # with tasks of one size both priors are the same
             shown = [h for h in shown if "prior" not in h]
-        lines += ["", f"## {TITLES[name]}", "", PROTOCOL_TEXT[name], "", *_scores(arms, shown, both=unequal)]
+        lines += ["", f"### {TITLES[name]}", "", PROTOCOL_TEXT[name], "", *_scores(arms, shown, both=unequal)]
         lines += _left_out(known[name])
-        lines += ["", "### Against the frozen backbone with the same head", ""]
+        lines += ["", "#### Against the frozen backbone with the same head", ""]
         compared = [h for h in COMPARED if h in shown]
         lines += [_PAIRED, "", *_differences(arms, compared, both=unequal)]
         if "views" in known[name]:
             lines += [
                 "",
-                "### More than one look, more than one model",
+                "#### Several views, several models",
                 "",
                 VIEWS_TEXT,
                 "",
                 *_views(known[name]["views"]),
             ]
-        lines += ["", "### The search", "", _SEARCH, "", *_searched(known[name]["search"])]
+        lines += ["", "#### The search", "", _SEARCH, "", *_searched(known[name]["search"])]
     if "costs" in known:
-        lines += ["", "## Cost of a step", "", _COST, "", *_costs(known["costs"])]
-    lines += ["", "## What was tried to beat it", "", TRIED]
-    lines += ["", "## Where this was measured", "", *_environments(known)]
+        lines += ["", "### Cost of a step", "", _COST, "", *_costs(known["costs"])]
+    lines += ["", "### What was tried to beat it", "", TRIED]
+    lines += ["", "### Where this was measured", "", *_environments(known)]
     return "\n".join(lines) + "\n"
+
+
+def _top(known: Mapping[str, Any]) -> list[str]:
+    """The answer and the table that shows it: the best of each kind on b50-5."""
+    arms, views = known["b50-5"]["arms"], known["b50-5"]["views"]
+    every = views["class token and mean token, mirrored"]
+    rows = {
+        "`frozen+gda`, task prior, two views (the preset)": every["frozen"]["task"],
+        "the same, averaged with a model that goes on learning": every["frozen and lwf-f"]["task"],
+        "`frozen+gda`, task prior": arms["frozen"]["heads"]["gda, task prior"],
+        "`frozen+lda`": arms["frozen"]["heads"]["lda"],
+        "`inf-ssm-exact+gda`, task prior": arms["output"]["heads"]["gda, task prior"],
+        "plain training, linear classifier, aligned": arms["plain"]["heads"]["linear, aligned"],
+        "`er`, 2,000 images, linear classifier, aligned": arms["er, 2000 images"]["heads"]["linear, aligned"],
+        "`x-der`, 2,000 images, `gda`, task prior": arms["x-der, 2000 images"]["heads"]["gda, task prior"],
+    }
+    lost = gain(every["frozen"]["task"], every["frozen and lwf-f"]["task"], "all")
+    answer = ANSWER.format(
+        digits=_spread([s["aa"] for s in known["digits"]["arms"]["frozen"]["heads"]["gda"]]),
+        two=_spread([s["aa"] for s in every["frozen"]["task"]]),
+        both=_spread([s["aa"] for s in every["frozen and lwf-f"]["task"]]),
+        lost=lost.removeprefix("+"),
+    )
+    cells = [[name, *(_spread([s[key] for s in scores]) for key in ("aa", "all"))] for name, scores in rows.items()]
+    return [
+        answer,
+        "",
+        *_table(["CIFAR-100, 50 classes and then five times 10", "AA", "all classes"], cells),
+        "",
+        CONDITIONS,
+    ]
 
 
 def _left_out(protocol: Mapping[str, Any]) -> list[str]:

@@ -5,8 +5,8 @@
     python -m benchmarks.heads cost --data-root DIR --out RUNS      # time of a step
     python -m benchmarks.heads page                                 # from heads.json alone
 
-RUNS keeps a file per run; what is there is not trained again. Arms, grids and seeds are in heads_search.py, what a run
-is in heads_runs.py, the heads in heads_fit.py.
+RUNS keeps a file per run; what is there is not trained again. Arms, grids and seeds are in search.py, what a run
+is in runs.py, the heads in fit.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from benchmarks import heads_views
-from benchmarks.heads_cost import costs
-from benchmarks.heads_fit import choose, fitted, load
-from benchmarks.heads_page import figure, page
-from benchmarks.heads_runs import SEARCHED, Place, Spec
-from benchmarks.heads_search import ARMS, PROTOCOLS, REPLAY, Protocol, Work, chosen, replay_of, search
+from benchmarks.heads import views
+from benchmarks.heads.cost import costs
+from benchmarks.heads.fit import choose, fitted, load
+from benchmarks.heads.page import figure, page
+from benchmarks.heads.runs import SEARCHED, Place, Spec
+from benchmarks.heads.search import ARMS, PROTOCOLS, REPLAY, Protocol, Work, chosen, replay_of, search
 from benchmarks.pretrain import train as pretrain
-from benchmarks.results import ROOT, machine
+from benchmarks.results.common import ROOT, machine
 
 RESULTS = ROOT / "docs" / "results"
 FROZEN = "frozen"
@@ -70,7 +70,7 @@ def measure(work: Work, protocol: Protocol, arms: list[str]) -> dict[str, Any]:
         found["arms"][name] = _scores(work, spec, before, protocol)
         print(f"{protocol.name}, {name}: fitted", flush=True)
     if longer:
-        found["views"] = heads_views.measure(work.place, still, longer[0], protocol.seeds)
+        found["views"] = views.measure(work.place, still, longer[0], protocol.seeds)
     return found
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.heads_fit import PRIORS, Gaussian, Kept, Score, log_prior, score, statistics
-from benchmarks.heads_memo import remembered
-from benchmarks.heads_runs import SEARCHED, Place, Spec, setup_of
+from benchmarks.heads.fit import PRIORS, Gaussian, Kept, Score, log_prior, score, statistics
+from benchmarks.heads.memo import remembered
+from benchmarks.heads.runs import SEARCHED, Place, Spec, setup_of
 from infssm.learner.setup import Setup
 from infssm.methods.heads._fitting import gaussian_classifier
 from infssm.methods.heads._gaussians import Gaussians

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.auto_language import DOMAINS
-from benchmarks.auto_regimes import GROUPS
-from benchmarks.auto_text import HEADINGS, INTRODUCTION, LANGUAGE, ORDERS, SEQUENCES, TEXT
-from benchmarks.sequences_page import Point
+from benchmarks.auto.language import DOMAINS
+from benchmarks.auto.regimes import GROUPS
+from benchmarks.auto.text import ANSWER, EXPLAINED, HEADINGS, LANGUAGE, ORDERS, SEQUENCES, TEXT
+from benchmarks.sequences.page import Point
 
 BOUND, PERPLEXITY = -1.0, 3.0
 """Points of AA that may be lost, and percent of perplexity that may be added."""
@@ -40,7 +40,8 @@ def page(known: Mapping[str, Any]) -> str:
     verdicts.update(_verdict(changes, PERPLEXITY) for _, changes, _ in texts)
     counts = {word: verdicts[word] for word in ("holds", "broken", "open")}
     pairs = [gain for rows in groups.values() for row in rows for gain in row.gains]
-    lines = [INTRODUCTION.format(total=verdicts.total(), pairs=len(pairs), gain=_mean(pairs, "+"), **counts)]
+    lines = [ANSWER.format(total=verdicts.total(), pairs=len(pairs), gain=_mean(pairs, "+"), **counts)]
+    lines += ["", *_summary(groups, texts), "", EXPLAINED, ""]
     for group, (heading, first, second) in HEADINGS.items():
         lines += [heading, "", *_table(groups[group], first, second), ""]
         if missing := [label for label in GROUPS[group] if label not in known.get(group, {})]:
@@ -50,6 +51,30 @@ def page(known: Mapping[str, Any]) -> str:
     if orders := known["language"].get("orders"):
         lines += [ORDERS, "", *_orders(orders), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+_GROUPS = {
+    "digits": "digits",
+    "digits-replay": "digits, with replay",
+    "cifar": "a part of CIFAR-100",
+    "heads": "heads of class statistics",
+    "sequences": "speech and pixels",
+}
+
+
+def _summary(groups: Mapping[str, Sequence[Row]], texts: Sequence[tuple[str, list[float], Any]]) -> list[str]:
+    """One line per group of regimes."""
+    lines = ["| regimes | number | mean difference | smallest | largest | bound holds | broken | open |"]
+    lines.append("|---" + "|---:" * 7 + "|")
+    for group, title in _GROUPS.items():
+        means = [statistics.mean(row.gains) for row in groups[group]]
+        found = Counter(_verdict(row.gains) for row in groups[group])
+        cells = [f"{v:+.1f}" for v in (statistics.mean(means), min(means), max(means))]
+        cells += [str(found[word]) for word in ("holds", "broken", "open")]
+        lines.append(f"| {title} | {len(means)} | {' | '.join(cells)} |")
+    found = Counter(_verdict(changes, PERPLEXITY) for _, changes, _ in texts)
+    counts = " | ".join(str(found[word]) for word in ("holds", "broken", "open"))
+    return [*lines, f"| language | {len(texts)} | - | - | - | {counts} |"]
 
 
 def _rows(regimes: Mapping[str, Any], first: str, second: str) -> Iterator[Row]:

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.auto_language import language
-from benchmarks.auto_page import page, pairs_of
-from benchmarks.auto_regimes import GROUPS, NAME, Places, Regime
-from benchmarks.results import ROOT, machine
+from benchmarks.auto.language import language
+from benchmarks.auto.page import page, pairs_of
+from benchmarks.auto.regimes import GROUPS, NAME, Places, Regime
+from benchmarks.results.common import ROOT, machine
 
 RESULTS = ROOT / "docs" / "results"
 SEEDS_OF_LANGUAGE = range(9)

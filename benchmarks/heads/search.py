@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.heads_fit import Score, judge
-from benchmarks.heads_runs import SEARCHED, Place, Spec, train
+from benchmarks.heads.fit import Score, judge
+from benchmarks.heads.runs import SEARCHED, Place, Spec, train
 
 
 class Arm(NamedTuple):

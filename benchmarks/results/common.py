@@ -1,25 +1,14 @@
-"""The tables under docs/results: every method on a small stream, weights chosen on validation, three seeds.
-
-    python -m benchmarks.results digits --out RUNS          # RUNS keeps the run directories, resumable
-    python -m benchmarks.results digits-replay --out RUNS
-    python -m benchmarks.results cifar --out RUNS --data-root DIR
-
-Every method gets the same search for its weight (:func:`search`), by class-incremental accuracy on the validation
-images of all tasks after the last one, averaged over the seeds. Runs already complete under RUNS are not repeated.
-"""
+"""What the pages on small streams share: the runs of a stream, the search for weights, tables."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 10, 100)
 
 Run = tuple[str, dict[str, Any], int]
@@ -184,10 +173,27 @@ def spread(values: Sequence[float]) -> str:
 
 COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task": "new", "new, task-inc.": "new_ti"}
 
-LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads: a low learning rate or a huge weight lowers it
-too. So read it beside task-incremental AA (accuracy inside a task's own classes: what the features still know) and
-beside the accuracy on each later task right after it was learned ("new task": what is left of plasticity). Seconds are
-wall time, two runs at a time on a machine that was also doing other things."""
+LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads, because a low learning rate or a very large
+weight lowers it too. Read it beside task-incremental AA (accuracy inside a task's own classes: what the
+features still know) and beside the accuracy on each later task right after it was learned ("new task":
+what plasticity is left). Seconds are wall time with two runs at a time on a machine that was also doing
+other things."""
+
+
+def outcomes(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Outcome]]:
+    """Rows as the JSON file has them."""
+    return {label: [Outcome(**run) for run in runs] for label, runs in rows.items()}
+
+
+def short_table(rows: Mapping[str, Sequence[Outcome]], shown: Mapping[str, str]) -> list[str]:
+    """The rows that answer the question; ``shown`` are their labels and what the page calls them."""
+    columns = {"AA": "aa", "FM": "fm", "task-inc. AA": "ti"}
+    lines = [f"| method | {' | '.join(columns)} |", "|---" + "|---:" * len(columns) + "|"]
+    for label, name in shown.items():
+        lines.append(
+            f"| {name} | {' | '.join(spread([getattr(o, k) for o in rows[label]]) for k in columns.values())} |"
+        )
+    return lines
 
 
 def table(rows: Mapping[str, Sequence[Outcome]], weights: Mapping[str, str]) -> list[str]:
@@ -203,27 +209,3 @@ def gain(rows: Sequence[Outcome], base: Sequence[Outcome], key: str) -> str:
     """Paired difference over the seeds: mean ± standard error."""
     values = [getattr(x, key) - getattr(y, key) for x, y in zip(rows, base, strict=True)]
     return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stream", choices=["digits", "digits-replay", "cifar"])
-    parser.add_argument("--out", required=True, type=Path, help="folder for run directories")
-    parser.add_argument("--data-root", help="folder that holds cifar100")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once")
-    args = parser.parse_args()
-    from benchmarks import digits_results, replay_results
-
-    start = time.time()
-    folder = ROOT / "docs" / "results"
-    if args.stream == "cifar":
-        base = replay_results.cifar_base(args.data_root)
-        replay_results.write(Bench(args.stream, base, args.out.resolve(), args.jobs), folder)
-    else:
-        bench = Bench(args.stream, digits_results.BASE, args.out.resolve(), args.jobs)
-        (digits_results if args.stream == "digits" else replay_results).write(bench, folder)
-    print(f"{time.time() - start:.0f} s")
-
-
-if __name__ == "__main__":
-    main()
