@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 
@@ -20,6 +21,7 @@ def command(
         list[Path] | None,
         typer.Option("--check", help="A raw file to run through the ONNX file and compare with `infssm predict`."),
     ] = None,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Write the model of a run as a file that runs without infssm, and check that it gives the same answers.
 
