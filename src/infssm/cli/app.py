@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from infssm._registry import shorten
 from infssm.cli import (
@@ -89,7 +90,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell(message: str) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/] {_plain(message)}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {message}"), highlight=False, soft_wrap=True)
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
@@ -112,10 +113,3 @@ def repeat_seeds(arguments: Sequence[str]) -> list[str]:
 def _was_interrupted(error: BaseException | None) -> bool:
     """Whether a KeyboardInterrupt is behind an exit; the framework turns it into exit code 1."""
     return error is not None and (isinstance(error, KeyboardInterrupt) or _was_interrupted(error.__context__))
-
-
-def _plain(text: str) -> str:
-    """Text with rich's markup brackets made harmless."""
-    from rich.markup import escape
-
-    return escape(text)

@@ -281,6 +281,12 @@ class Context:
                 "the model has run no forward since the last penalty: call penalty(x) once after each model(x)"
             ) from None
         self._observed = _Observed(new, x, {})
+        if torch.is_grad_enabled() and not all(recorder.with_gradient for recorder in self._recorders):
+            raise ConfigError(
+                "the model's last forward ran under torch.no_grad(), so the penalty would have no gradient: call "
+                "penalty(x) right after model(x), before any forward under no_grad (to measure the penalty without "
+                "training, call penalty(x) under no_grad, too)"
+            )
         if self.batch_size and new.batch_size not in (1, self.batch_size):  # states without input have one row
             raise ConfigError(
                 f"the model's last forward had {new.batch_size} rows, the penalty is asked for {self.batch_size}: call "
