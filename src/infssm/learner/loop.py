@@ -27,7 +27,7 @@ from infssm.learner.log import Log
 from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
-from infssm.learner.optim.schedule import learning_rate, task_lr
+from infssm.learner.optim.schedule import learning_rate
 from infssm.learner.saving.progress import Position, Progress, load_best, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
 from infssm.learner.scoring import Bits, guess_of
@@ -81,7 +81,7 @@ class Loop:
             return
         seed_all(setup.config.seed, task.index, "begin")
         setup.method.module.train()
-        setup.method.begin_task(task, self.statistics(task), lr=task_lr(setup.config.train, task.index))
+        setup.method.begin_task(task, self.statistics(task))
         position.begun = True
 
     def statistics(self, task: Task) -> ImageLoader | SequenceLoader:
@@ -208,7 +208,7 @@ class Loop:
                 **({"task_accuracy": inside} if inside else {}),
                 **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
                 "aa": progress.matrix.aa,
-                **({"chosen": chosen} if (chosen := setup.method.chosen()) else {}),
+                **({"chosen": chosen} if (chosen := setup.method.automatic_options()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
                 "seconds": progress.position.seconds,
             }

@@ -138,7 +138,7 @@ def _check_model(name: str, options: str) -> None:
 def _check_targets(config: RunConfig) -> None:
     """Mixed and smoothed targets need a base that can train on them."""
     base, train = parse_name(config.method.name)[0], config.train
-    if not base.takes_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
+    if not base.supports_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
         raise ConfigError(
             f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
             f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Terms
+from infssm.methods.replay.buffers import ReservoirBuffer
 from infssm.methods.replay.rehearsal import ReplayConfig, Replayed, StreamReplay, raw_images
-from infssm.methods.replay.reservoir import ReservoirBuffer
 
 
 class DERConfig(ReplayConfig):

@@ -6,22 +6,22 @@ statistics, so this equals the separate forwards of other implementations.
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from infssm._batch import Batch, next_tokens
 from infssm._processes import this_share
 from infssm.errors import ConfigError
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.core.sequences import fields_of, sequence_rows
-from infssm.methods.replay.buffer import Buffer
+from infssm.methods.replay.buffers import Buffer, ReservoirBuffer
 from infssm.methods.replay.gathering import process_slice
-from infssm.methods.replay.reservoir import ReservoirBuffer
 
 
 class ReplayConfig(ComponentConfig):
@@ -48,7 +48,7 @@ class Replay(Base):
     config: ReplayConfig
     stores_data: ClassVar[bool] = True
     needs_raw: ClassVar[bool] = True
-    takes_soft_labels: ClassVar[bool] = False
+    supports_soft_labels: ClassVar[bool] = False
 
     def __init__(self, config: ReplayConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -59,7 +59,7 @@ class Replay(Base):
 
     def make_buffer(self) -> Buffer:
         """The buffer, empty."""
-        return ReservoirBuffer(self.config.buffer_size, fields_of(self.context.data_kind), seed=self.context.seed)
+        return ReservoirBuffer(self.config.buffer_size, stored_fields(self.context.data_kind), seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
         """All of them, as most reference implementations of replay."""
@@ -167,39 +167,34 @@ def raw_images(batch: BatchLike, method: str) -> Tensor:
     return batch.raw
 
 
-def classes_of(context: Context, method: str, task: TaskInfo | None = None) -> range:
-    """The classes of a task (the current one): told by the task itself, else its share of all classes."""
-    task = context.current if task is None else task
-    if task.classes is not None:
-        return task.classes
-    sizes = task_sizes(context, method)
-    return range(sum(sizes[: task.index]), sum(sizes[: task.index + 1]))
+def stored_fields(data_kind: str) -> tuple[str, ...]:
+    """What a buffer stores of samples of a kind."""
+    return ("image", "label") if data_kind == "images" else (_values(data_kind), "length", "label")
 
 
-def task_sizes(context: Context, method: str) -> tuple[int, ...]:
-    """Classes of each task of the stream: as told beforehand, else equal shares."""
-    if context.task_sizes is not None:
-        return context.task_sizes
-    if context.num_classes is None or context.num_tasks is None or context.num_classes % context.num_tasks:
-        raise ConfigError(
-            f"{method} must know which classes belong to which task: begin tasks that have .classes, or give "
-            "task_sizes, or num_classes and num_tasks that divide evenly"
-        )
-    return (context.num_classes // context.num_tasks,) * context.num_tasks
+def sequence_rows(batch: BatchLike, data_kind: str) -> dict[str, Tensor]:
+    """The rows of a batch as a buffer stores them; language has no labels of its own."""
+    labels = batch.y if batch.y.ndim == 1 else batch.y.new_zeros(len(batch.y))
+    return {_values(data_kind): batch.x, "length": _mask(batch).sum(dim=1), "label": labels}
 
 
-@contextlib.contextmanager
-def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
-    """Collect what ``module`` returns (or its first argument) in the forwards of the block.
+def joined(batch: BatchLike, stored: Mapping[str, Tensor], data_kind: str) -> Batch:
+    """A batch and after it rows of a buffer, ``[b + m, ...]`` padded to the longest, on the batch's device."""
+    values, lengths = stored[_values(data_kind)], stored["length"]
+    rows = [x[:length].to(batch.x.device) for x, length in zip(values, lengths.tolist(), strict=True)]
+    own = [x[:length] for x, length in zip(batch.x, _mask(batch).sum(dim=1).tolist(), strict=True)]
+    x = pad_sequence([*own, *rows], batch_first=True)
+    ends = torch.tensor([len(row) for row in (*own, *rows)], device=x.device)
+    mask = torch.arange(x.shape[1], device=x.device) < ends[:, None]
+    if data_kind == "language":
+        return Batch(x, next_tokens(x, mask), mask=mask)
+    return Batch(x, torch.cat((batch.y, stored["label"].to(batch.y.device))), mask=mask)
 
-    Works below any wrapper around the model (DDP, Fabric), whose forward gives logits alone.
-    """
-    seen: list[Any] = []
-    if inputs:
-        handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    else:
-        handle = module.register_forward_hook(lambda _, __, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()
+
+def _values(data_kind: str) -> str:
+    return "series" if data_kind == "series" else "tokens"
+
+
+def _mask(batch: BatchLike) -> Tensor:
+    mask: Tensor | None = getattr(batch, "mask", None)
+    return torch.ones(batch.x.shape[:2], dtype=torch.bool, device=batch.x.device) if mask is None else mask
