@@ -57,7 +57,7 @@ def test_later_parcels_hold_what_changed(tmp_path: Path) -> None:
 )
 def test_only_files_of_a_run_are_written(tmp_path: Path, name: str) -> None:
     target = RunDirectory(tmp_path / "a" / "b")
-    with pytest.raises(DataError, match="no file of a run"):
+    with pytest.raises(DataError, match="not a file of a run"):
         unpack(target, parcel_of(**{names.RESULT: b"{}", name: b"x"}), "seed: 0\n")
     assert not (tmp_path / "a").exists()
 
@@ -65,11 +65,20 @@ def test_only_files_of_a_run_are_written(tmp_path: Path, name: str) -> None:
 # Named, because a zip's bytes hold the time and would make another id in every process that collects the tests.
 @pytest.mark.parametrize(
     "content",
-    [b"", b"nothing", parcel_of()[:-30], parcel_of(**{names.MARKER: b"{"})],
-    ids=["empty", "text", "cut off", "half a marker"],
+    [
+        b"",
+        b"nothing",
+        parcel_of()[:-30],
+        parcel_of(**{names.MARKER: b"{"}),
+        parcel_of(**{names.MARKER: b"1"}),
+        parcel_of(**{names.MARKER: b"[[1]]"}),
+        parcel_of(**{names.MARKER: b"[" * 100_000}),
+        parcel_of().replace(b"PK\1\2\x14\x03\x14", b"PK\1\2\x14\x03\xff"),
+    ],
+    ids=["empty", "text", "cut off", "half a marker", "number", "lists", "deep", "newer zip"],
 )
 def test_what_is_no_parcel(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(DataError, match="is no run"):
+    with pytest.raises(DataError, match="is not a run"):
         unpack(RunDirectory(tmp_path / "a"), content, "seed: 0\n")
 
 

@@ -90,8 +90,8 @@ def _train(
     _set_threads(config, saved)
     split = Split.load(run.split_path) if saved is not None else None
     setup = build(config, fabric.device, split, weights=saved is None)
-    if setup.stream.warning is not None and fabric.is_global_zero:
-        display.note(f"warning: {setup.stream.warning}")
+    for warning in filter(None, (setup.stream.warning, *setup.method.warnings())):
+        display.note(f"warning: {warning}")
     if saved is None:
         progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
         if fabric.is_global_zero:

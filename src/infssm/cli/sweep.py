@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -20,6 +21,7 @@ def command(
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, fixed or to search: method.weight=log:1e-2..1e6."),
     ] = None,
     preset: Annotated[str | None, typer.Option("-p", "--preset", help="A preset: see `infssm list presets`.")] = None,
+    variant: Annotated[str, typer.Option(help="Follow the 'paper' or the 'authors-code' where they differ.")] = "paper",
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Trials in all; 20 without --time.")] = None,
     limit: Annotated[str | None, typer.Option("--time", help="Begin no trial after this long: 90s, 30m, 8h.")] = None,
@@ -35,8 +37,11 @@ def command(
         bool, typer.Option("--print-config", help="Print the settings of the first trial, as YAML.")
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
-    """Search for the settings with the best average accuracy (AA) on validation images; test images are not looked at.
+    """Search for the settings with the best average accuracy (AA) on validation images; test images are not read.
+
+    Language models are searched for the fewest bits per byte or token.
 
     Examples:
 
@@ -54,7 +59,7 @@ def command(
 
     if preset and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
-    source: Any = load_preset(preset).values if preset else config
+    source: Any = load_preset(preset, variant).values if preset else config
     executor = choose_executor(jobs, ray)
     seconds = None if limit is None else _seconds(limit)
     sweep = Sweep(source, overrides or (), seeds=seed or [0], search_seed=search_seed, out=out, data_root=data_root)
@@ -64,7 +69,13 @@ def command(
     if not quiet:
         typer.echo(f"search in {sweep.folder}", err=True)
     found = sweep.run(executor, trials=trials or (None if seconds else 20), seconds=seconds, quiet=quiet)
-    start = ["-p", preset] if preset else ["-c", str(config)] if config else []
+    start = (
+        ["-p", preset, *(["--variant", variant] if variant != "paper" else [])]
+        if preset
+        else ["-c", str(config)]
+        if config
+        else []
+    )
     if data_root:
         start += ["--data-root", data_root]
     _conclude(sweep, found, start)
@@ -83,17 +94,18 @@ def _conclude(sweep: Any, found: list[Any], start: list[str]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from infssm.bench.sweeps import rows, winners_command, write_findings
+    from infssm.bench.sweeps import objective, rows, winners_command, write_findings
 
-    console = Console()
-    table = Table(title=f"{len(found)} trials, AA on validation images, %", box=box.SIMPLE_HEAD, title_justify="left")
+    console, name = Console(), objective(sweep.measure)
+    title = f"{len(found)} trials, {name} on validation data, {sweep.measure.unit}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("trial", justify="right")
-    table.add_column("AA", justify="right", no_wrap=True)
+    table.add_column(name, justify="right", no_wrap=True)
     table.add_column("settings", overflow="fold")
     for row in rows(sweep, found):
         table.add_row(str(row.number), row.outcome, escape(" ".join(row.settings)))
     console.print(table)
     best = winners_command(sweep, start)
     if best is not None:
-        console.print(f"best, on test images: {best}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"best, on test data: {best}", highlight=False, soft_wrap=True, markup=False)
     console.print(f"report: {write_findings(sweep, found, best)}", highlight=False, soft_wrap=True, markup=False)

@@ -51,6 +51,9 @@ class Dataset:
     domain_word: str = "domain"
 
     def __post_init__(self) -> None:
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
+            raise DataError(f"{self.name}: two classes are named {twice!r}: give each class a name of its own")
         labels = np.asarray(self.labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(f"{self.name}: labels must be integers [n], got {labels.dtype} {list(labels.shape)}")

@@ -92,25 +92,39 @@ class ArraySequences(Sequences):
         return digest.hexdigest()[:16]
 
 
+def token_type(vocabulary: int) -> type[np.integer[Any]]:
+    """The smallest type that holds every token of a vocabulary."""
+    return np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.int32
+
+
 class Tokens(Sequences):
     """Tokens in memory, cut into sequences.
 
     Args:
-        tokens: sequences one after the other, [total].
+        tokens: sequences one after the other, [total]; kept in the smallest type that holds the vocabulary.
         lengths: int64 [n] tokens of each.
         vocabulary: how many different tokens there are.
+        text_bytes: int64 [n] bytes of the text that the tokens of each sequence but its first stand for, to report bits
+            per byte; None where they are unknown.
     """
 
     kind: Kind = "tokens"
 
-    def __init__(self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], vocabulary: int) -> None:
+    def __init__(
+        self,
+        tokens: NDArray[Any],
+        lengths: Sequence[int] | NDArray[Any],
+        vocabulary: int,
+        text_bytes: NDArray[np.int64] | None = None,
+    ) -> None:
         self._lengths = np.asarray(lengths, dtype=np.int64)
         if len(tokens) != self._lengths.sum() or (len(self._lengths) and self._lengths.min() < 1):
             raise DataError(f"{len(tokens)} tokens do not make sequences of {int(self._lengths.sum())}")
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocabulary):
             raise DataError(f"tokens run from {tokens.min()} to {tokens.max()}; the vocabulary has {vocabulary}")
         self.width = vocabulary
-        self.tokens = torch.from_numpy(np.ascontiguousarray(tokens, dtype=np.int32))
+        self.tokens = np.ascontiguousarray(tokens, dtype=token_type(vocabulary))
+        self.text_bytes = text_bytes
         self._starts = np.cumsum(self._lengths) - self._lengths
 
     @property
@@ -121,12 +135,14 @@ class Tokens(Sequences):
     def sequence(self, index: int) -> Tensor:
         """See :class:`Sequences`."""
         start = int(self._starts[index])
-        return self.tokens[start : start + int(self._lengths[index])].long()
+        return torch.from_numpy(self.tokens[start : start + int(self._lengths[index])].astype(np.int64))
 
     def fingerprint(self) -> str:
         """Digest of all tokens and lengths."""
         digest = hashlib.sha256(self._lengths.astype("<i8").tobytes())
-        digest.update(f"{self.width}".encode() + self.tokens.numpy().tobytes())
+        digest.update(f"{self.width}".encode())
+        for start in range(0, len(self.tokens), 1 << 16):  # in pieces: a 32-bit copy of all tokens may not fit
+            digest.update(self.tokens[start : start + (1 << 16)].astype("<i4").tobytes())
         return digest.hexdigest()[:16]
 
 

@@ -78,6 +78,11 @@ def log_energies(sound: Tensor, rate: int, bank: Tensor) -> Tensor:
     padded[: min(len(sound), len(padded))] = sound[: len(padded)]
     cut = padded.unfold(0, window, step) * torch.hann_window(window)
     energy = torch.fft.rfft(cut).abs().square() / window @ bank.T
+    return log_of(energy)
+
+
+def log_of(energy: Tensor) -> Tensor:
+    """Energies to the scale that models read: 0 for silence, 1 for a thousand times the quietest sound."""
     return torch.log10(energy.clamp(min=_QUIET) / _QUIET) / 3
 
 

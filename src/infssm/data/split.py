@@ -161,8 +161,10 @@ def make_split(
     Args:
         dataset: the data.
         seed: of the generator; 0 is the protocol's, whatever the run's seed.
-        train_per_class: keep only the first samples of each class (of each domain) for training.
-        test_per_class: keep only the first samples of each class (of each domain) for validation and for testing.
+        train_per_class: keep only the first samples of each class (of each domain) for training, and a ninth as many
+            (at least one) for validation, so that the two keep their proportion.
+        test_per_class: keep only the first samples of each class (of each domain) for testing, and as many for
+            validation, whatever ``train_per_class`` is.
     """
     generator = torch.Generator().manual_seed(seed)
     first_test = len(dataset) - dataset.num_test
@@ -177,12 +179,15 @@ def make_split(
         if not dataset.num_test:
             base, test = _cut(base, _BASE_SHARE, generator)
         train, val = _cut(base, _TRAIN_SHARE, generator)
+    val_per_class = test_per_class
+    if test_per_class is None and train_per_class is not None:
+        val_per_class = max(1, round(train_per_class * (1 - _TRAIN_SHARE) / _TRAIN_SHARE))
     return Split(
         dataset.name,
         dataset.classes,
         dataset.fingerprint,
         _first_per_class(train, strata, train_per_class, "train_per_class"),
-        _first_per_class(val, strata, test_per_class, "test_per_class"),
+        _first_per_class(val, strata, val_per_class, "test_per_class"),
         _first_per_class(test, strata, test_per_class, "test_per_class"),
         _contents(dataset),
     )

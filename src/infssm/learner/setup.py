@@ -73,7 +73,7 @@ class Setup:
     @property
     def measure(self) -> Measure:
         """What is measured of the model on each task."""
-        return measure_for(self.stream.facts)
+        return measure_for(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""

@@ -4,6 +4,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.result import Result
 from infssm.learner.signals import Interrupted
 from tests.learner.tiny import assert_same, tiny_config
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def grid(out: Path) -> list[RunConfig]:
@@ -63,6 +67,12 @@ def test_ctrl_c_then_a_killed_process_then_the_results_of_one_process(tmp_path: 
     for job, result in zip(jobs, alone, strict=True):
         assert found[job].path.relative_to(tmp_path / "many") == result.path.relative_to(tmp_path / "one")
         assert_same(found[job], result)
+
+
+def test_ctrl_c_while_processes_are_started_does_not_end_the_fork_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench.executors.interrupted", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_whose_starter_is_gone_saves_and_leaves(tmp_path: Path) -> None:

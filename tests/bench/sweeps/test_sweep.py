@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infssm.bench.executors import Finished, InProcess, StoppedError
-from infssm.bench.sweeps import Sweep, winners_command
+from infssm.bench.sweeps import Sweep, rows, winners_command
 from infssm.bench.sweeps.propose import hopeless, propose
 from infssm.cli.app import app
 from infssm.data import load_dataset
@@ -181,7 +182,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "best, on test images: infssm run -c" in done.output
+    assert "best, on test data: infssm run -c" in done.output
     [page] = tmp_path.glob("sweep-*/sweep.md")
     assert "| trial | AA | settings |" in page.read_text()
     assert page.with_name("sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -215,6 +216,65 @@ def test_trials_below_the_median_are_stopped_and_the_best_is_found(tmp_path: Pat
     assert best.value == max(t.value for t in trials if t.state.name == "COMPLETE")
     assert best.value > 0.8  # within a quarter of a decade: 30 of them at random would be as near now and then
     assert len(trials) == 30
+
+
+class PretendedBits(Pretended):
+    """Bits per byte instead of accuracies: the fewer the nearer the rate is to 1e-2."""
+
+    def run(self, jobs: Any, *, watch: Any, **_: Any) -> Any:
+        for job in jobs:
+            bits = 3 + abs(np.log10(job.config.train.lr) + 2)
+            if all(watch(job, task, value) for task, value in enumerate((3.0, bits))):
+                yield Finished(job, SimpleNamespace(aa=bits))  # type: ignore[arg-type]
+            else:
+                yield Finished(job, error=StoppedError("stopped"))
+
+
+def test_fewer_bits_per_byte_are_better(tmp_path: Path) -> None:
+    text = {"data": {"name": "stdlib-text", "num_tasks": 2, "options": {"limit": 2000}}, "model": "mamba_lm_nano"}
+    sweep = Sweep({**text, "method": "seq"}, ["train.lr=log:1e-6..1e-1"], seeds=(0, 1), out=str(tmp_path))
+    trials = sweep.run(PretendedBits(), trials=16)
+    stopped = [trial for trial in trials if trial.state.name == "PRUNED"]
+    assert stopped
+    for trial in stopped:
+        assert trial.intermediate_values[1] > np.median([t.intermediate_values[1] for t in trials[: trial.number]])
+    best = sweep.best()
+    assert best is not None
+    assert best.value == min(t.value for t in trials if t.state.name == "COMPLETE")
+    found = rows(sweep, trials)
+    assert found[0].number == best.number
+    assert found[0].outcome == f"{best.value:.3f}"  # bits, not percent
+    assert sweep.settings(best)[0] in str(winners_command(sweep, []))
+
+
+def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path) -> None:
+    """A process that was killed while it wrote leaves half a line; the next one must not be glued to it."""
+    toy(tmp_path).run(Pretended(), trials=2)
+    [journal] = tmp_path.glob("sweep-*/journal.log")
+    at_work = toy(tmp_path)
+    at_work.trials()
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":4,"worker')
+    assert len(at_work.run(Pretended(), trials=3)) == 3
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":4,"worker')
+    assert len(toy(tmp_path).run(Pretended(), trials=4)) == 4
+    assert all(map(json.loads, journal.read_text().splitlines()))
+
+
+def test_a_lock_that_can_never_be_taken_is_an_error(tmp_path: Path) -> None:
+    """Only "in use" is waited for: where the file cannot be written, waiting would never end."""
+    sweep = toy(tmp_path)
+    (sweep.folder / "lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"cannot write .*lock"):
+        sweep.trials()
+
+
+def test_a_search_from_a_preset_follows_its_variant(tmp_path: Path) -> None:
+    words = ["sweep", "-p", "imagenet-r/5-task/inf-ssm", "train.lr=1e-3,1e-4", "-o", str(tmp_path), "--print-config"]
+    shown = [CliRunner().invoke(app, [*words, "--variant", variant]).output for variant in ("paper", "authors-code")]
+    assert all("method:" in text for text in shown)
+    assert shown[0] != shown[1]
 
 
 def test_no_trial_begins_after_the_time_is_over(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 
@@ -22,6 +24,8 @@ from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.display import choose_screen
 
+_PRELOADED = "infssm.bench.executors.imported"
+"""Imported by the fork server, so that worker processes start quickly."""
 _MOMENT = 0.2
 """Seconds to wait for a message before looking at signals."""
 _GRACE = 10.0
@@ -194,8 +198,27 @@ def _context() -> SpawnContext | ForkServerContext:
     if "forkserver" not in multiprocessing.get_all_start_methods() or torch.cuda.is_available():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["infssm.bench.executors.imported"])
+    context.set_forkserver_preload([_PRELOADED])
+    with _without_ctrl_c():
+        forkserver.ensure_running()
     return context
+
+
+@contextlib.contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Ignore SIGINT for a moment, so that the fork server is started with SIGINT ignored, which it keeps.
+
+    A terminal sends Ctrl-C to every process of the command. The fork server ignores it only once its imports are done;
+    before that, the interrupt ended it inside an import, and this process waited for it for ever.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _work(connection: Connection, environment: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from infssm._files import write_text
 from infssm.bench.sweeps.propose import hopeless, propose
 from infssm.bench.sweeps.space import Space
 from infssm.errors import ConfigError
-from infssm.learner.store.lock import locked
+from infssm.learner.store.lock import InUseError, locked
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -29,14 +30,17 @@ _MOMENT = 0.05
 
 
 class Journal:
-    """The trials of one search, in ``folder``; what is searched, ``facts``, must be what it was when it began."""
+    """The trials of one search, in ``folder``; what is searched, ``facts``, must be what it was when it began.
 
-    def __init__(self, folder: Path, space: Space, facts: dict[str, Any], seed: int) -> None:
-        self.folder, self._space, self._seed = folder, space, seed
+    ``better`` is 1 where higher values of the objective are better, -1 where lower ones are (bits per byte).
+    """
+
+    def __init__(self, folder: Path, space: Space, facts: dict[str, Any], seed: int, better: int = 1) -> None:
+        self.folder, self._space, self._seed, self._better = folder, space, seed, better
         folder.mkdir(parents=True, exist_ok=True)
         with self._alone():
             self._check(facts)
-            self._study = _open(folder / "journal.log")
+            self._study = _open(folder / "journal.log", better)
         self._mine: dict[int, ExitStack] = {}
 
     def _check(self, facts: dict[str, Any]) -> None:
@@ -64,7 +68,7 @@ class Journal:
                     return trial
             if budget is not None and len(trials) >= budget:
                 return None
-            params = propose(self._space, trials, self._seed)
+            params = propose(self._space, trials, self._seed, self._better)
             if params is None:
                 return None
             distributions = {key: dimension.distribution() for key, dimension in self._space.items()}
@@ -85,7 +89,8 @@ class Journal:
         trial = self.trials()[number]
         if step not in trial.intermediate_values:
             Trial(self._study, trial._trial_id).report(value, step)
-        return not hopeless(value, step, [other for other in self.trials() if other.state.is_finished()])
+        finished = [other for other in self.trials() if other.state.is_finished()]
+        return not hopeless(value, step, finished, self._better)
 
     def tell(self, number: int, value: float | None, error: str | None = None) -> None:
         """A trial is over, with its value, or without where it was stopped."""
@@ -95,8 +100,8 @@ class Journal:
         if error is not None:
             Trial(self._study, trial._trial_id).set_user_attr("error", error)
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
-        if value is None and not trial.intermediate_values:  # what tells a search that this was as bad as can be
-            Trial(self._study, trial._trial_id).report(0.0, 0)
+        if value is None and not trial.intermediate_values:  # it diverged: the search has to see the worst value
+            Trial(self._study, trial._trial_id).report(0.0 if self._better > 0 else math.inf, 0)
         self._study.tell(number, value, state=state)
         self._mine.pop(number).close()
 
@@ -112,7 +117,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             stack.enter_context(locked(folder))
-        except ConfigError:
+        except InUseError:
             return False
         self._mine[number] = stack
         return True
@@ -131,34 +136,47 @@ def _waited(folder: Path) -> Iterator[None]:
             try:
                 stack.enter_context(locked(folder))
                 break
-            except ConfigError:
+            except InUseError:  # any other error means that the lock can never be taken
                 time.sleep(_MOMENT)
         yield
 
 
 class _Lock:
-    """For Optuna, whose own lock outlives a process that is killed by half a minute."""
+    """The lock for appending to ``journal``. Optuna's own lock outlives a killed process by half a minute."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self._folder, self._stack = folder, ExitStack()
+    def __init__(self, journal: Path) -> None:
+        self._journal, self._folder, self._stack = journal, journal.parent / "writing", ExitStack()
+        self._folder.mkdir(exist_ok=True)
 
     def acquire(self) -> bool:
         self._stack.enter_context(_waited(self._folder))
+        self._drop_torn_line()
         return True
+
+    def _drop_torn_line(self) -> None:
+        """Cut off a last line without its end, left by a process that was killed while it wrote.
+
+        Only the holder of this lock appends, so nobody is writing the line now; the next one would be glued to it.
+        """
+        with open(self._journal, "r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
 
     def release(self) -> None:
         self._stack.close()
 
 
-def _open(path: Path) -> Study:
+def _open(path: Path, better: int) -> Study:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_Lock(path.parent / "writing")))  # type: ignore[arg-type]
+    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_Lock(path)))  # type: ignore[arg-type]
     sampler = optuna.samplers.RandomSampler()  # never asked: settings come from `propose`
     return optuna.create_study(
-        storage=storage, study_name="sweep", direction="maximize", sampler=sampler, load_if_exists=True
+        storage=storage,
+        study_name="sweep",
+        direction="maximize" if better > 0 else "minimize",
+        sampler=sampler,
+        load_if_exists=True,
     )

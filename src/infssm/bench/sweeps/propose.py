@@ -19,11 +19,11 @@ _PATIENCE = 5
 """Finished trials there must be before one is stopped for being worse than they were."""
 
 
-def propose(space: Space, trials: Sequence[FrozenTrial], seed: int) -> dict[str, Any] | None:
+def propose(space: Space, trials: Sequence[FrozenTrial], seed: int, better: int = 1) -> dict[str, Any] | None:
     """Settings for trial number ``len(trials)``, unlike all others; None where there are none left.
 
-    What comes out depends on the seed and the trials alone, so a search that was interrupted proposes what it would
-    have proposed.
+    The result depends on the seed and the trials alone, so a search that was interrupted proposes what it would have
+    proposed. ``better`` is 1 where higher values are better, -1 where lower ones are.
     """
     import optuna
 
@@ -36,7 +36,7 @@ def propose(space: Space, trials: Sequence[FrozenTrial], seed: int) -> dict[str,
             sampler = optuna.samplers.TPESampler(seed=fresh, n_startup_trials=STARTUP)
         else:  # TPE insists on what it has seen
             sampler = optuna.samplers.RandomSampler(seed=fresh)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study = optuna.create_study(direction="maximize" if better > 0 else "minimize", sampler=sampler)
         study.add_trials([_known(trial) for trial in trials])
         params = study.ask(distributions).params
         if tuple(overrides_of(space, params)) not in tried:
@@ -60,10 +60,10 @@ def _seed(*parts: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
 
 
-def hopeless(value: float, step: int, finished: Sequence[FrozenTrial]) -> bool:
-    """Whether a trial with ``value`` at ``step`` is below the median of the finished ones there.
+def hopeless(value: float, step: int, finished: Sequence[FrozenTrial], better: int = 1) -> bool:
+    """Whether a trial with ``value`` at ``step`` is worse than the median of the finished ones there.
 
-    Optuna's own rule takes the best value so far, which is no measure here: accuracy falls from task to task.
+    Optuna's own rule takes a trial's best value so far, which is no measure here: accuracy falls from task to task.
     """
     others = [trial.intermediate_values[step] for trial in finished if step in trial.intermediate_values]
-    return len(others) >= _PATIENCE and value < statistics.median(others)
+    return len(others) >= _PATIENCE and better * value < better * statistics.median(others)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from infssm._files import atomic_file, write_text
 from infssm.bench.sweeps.space import Choice, Range
 from infssm.bench.sweeps.sweep import Sweep
+from infssm.learner.metrics import ACCURACY, Measure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A trial: its number, AA on validation images in percent or what became of it, and its settings."""
+    """A trial: its number, its objective on validation data or what became of it, and its settings."""
 
     number: int
     outcome: str
@@ -27,23 +28,31 @@ class Row(NamedTuple):
 
 def rows(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[Row]:
     """Complete trials, best first, then the others."""
-    ordered = sorted(trials, key=lambda trial: (trial.state.name != "COMPLETE", -(trial.value or 0), trial.number))
-    return [Row(trial.number, _outcome(trial), tuple(sweep.settings(trial))) for trial in ordered]
+    measure = sweep.measure
+    ordered = sorted(
+        trials, key=lambda trial: (trial.state.name != "COMPLETE", -measure.sign * (trial.value or 0), trial.number)
+    )
+    return [Row(trial.number, _outcome(trial, measure), tuple(sweep.settings(trial))) for trial in ordered]
 
 
-def _outcome(trial: FrozenTrial) -> str:
+def objective(measure: Measure) -> str:
+    """The name of the objective in tables: ``AA``, or the measure's own for language."""
+    return "AA" if measure == ACCURACY else measure.title
+
+
+def _outcome(trial: FrozenTrial, measure: Measure) -> str:
     if trial.state.name == "COMPLETE":
-        return f"{100 * (trial.value or 0):.2f}"
+        return measure.show(trial.value or 0)
     if trial.state.name != "PRUNED":
         return "unfinished"
     if "error" in trial.user_attrs:
         return "diverged"
     last = max(trial.intermediate_values)
-    return f"stopped at {100 * trial.intermediate_values[last]:.1f} after step {last}"
+    return f"stopped at {measure.show(trial.intermediate_values[last])} after step {last}"
 
 
 def winners_command(sweep: Sweep, start: Sequence[str]) -> str | None:
-    """The command that runs the winner on test images; ``start``: the options that say what the search began with."""
+    """The command that runs the winner on test data; ``start``: the options that say what the search began with."""
     best = sweep.best()
     if best is None:
         return None
@@ -53,14 +62,15 @@ def winners_command(sweep: Sweep, start: Sequence[str]) -> str | None:
 
 def write_findings(sweep: Sweep, trials: Sequence[FrozenTrial], command: str | None) -> Path:
     """Write ``sweep.md`` and ``sweep.png`` into the folder of the search; the path of the first."""
+    name = objective(sweep.measure)
     lines = [
         "# Search",
         "",
-        f"{len(trials)} trials; AA in percent on validation images, mean over seeds {sweep.seeds}.",
+        f"{len(trials)} trials; {name} in {sweep.measure.unit} on validation data, mean over seeds {sweep.seeds}.",
     ]
     if command is not None:
-        lines += ["", "Best, to be run on test images:", "", f"    {command}"]
-    lines += ["", "![AA against each setting](sweep.png)", "", "| trial | AA | settings |", "|---|---|---|"]
+        lines += ["", "Best, to be run on test data:", "", f"    {command}"]
+    lines += ["", f"![{name} against each setting](sweep.png)", "", f"| trial | {name} | settings |", "|---|---|---|"]
     lines += [f"| {row.number} | {row.outcome} | `{' '.join(row.settings)}` |" for row in rows(sweep, trials)]
     path = sweep.folder / "sweep.md"
     write_text(path, "\n".join(lines) + "\n")
@@ -70,13 +80,13 @@ def write_findings(sweep: Sweep, trials: Sequence[FrozenTrial], command: str | N
 
 
 def draw(sweep: Sweep, trials: Sequence[FrozenTrial]) -> bytes:
-    """AA against each setting, a panel each, as PNG; the best is marked."""
+    """The objective against each setting, a panel each, as PNG; the best is marked."""
     from matplotlib.figure import Figure
 
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     figure = Figure(figsize=(3.2 * len(sweep.space), 3), layout="constrained")
     panels: Any = figure.subplots(1, len(sweep.space), sharey=True, squeeze=False)[0]
-    best = sweep.best()
+    best, measure = sweep.best(), sweep.measure
     for panel, (key, dimension) in zip(panels, sweep.space.items(), strict=True):
         for trial in complete:
             mark = (
@@ -84,13 +94,13 @@ def draw(sweep: Sweep, trials: Sequence[FrozenTrial]) -> bytes:
                 if best and trial.number == best.number
                 else {"color": "tab:blue", "alpha": 0.6}
             )
-            panel.plot([_place(dimension, trial.params[key])], [100 * (trial.value or 0)], "o", **mark)
+            panel.plot([_place(dimension, trial.params[key])], [measure.scale * (trial.value or 0)], "o", **mark)
         if isinstance(dimension, Range) and dimension.log:
             panel.set_xscale("log")
         if isinstance(dimension, Choice):
             panel.set_xticks(range(len(dimension.values)), dimension.values, rotation=30)
         panel.set_xlabel(key)
-    panels[0].set_ylabel("AA on validation images, %")
+    panels[0].set_ylabel(f"{objective(measure)} on validation data, {measure.unit}")
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     return content.getvalue()

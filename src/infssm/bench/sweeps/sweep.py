@@ -18,6 +18,9 @@ from infssm.bench.sweeps.propose import propose
 from infssm.bench.sweeps.space import Choice, Range, overrides_of, parse_space
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
+from infssm.learner.metrics import Measure
+from infssm.learner.scoring import measure_for
+from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ class _Work:
 
 
 class Sweep:
-    """A search for the settings with the best AA on validation images, averaged over seeds.
+    """A search for the settings with the best AA (for text, the fewest bits) on validation data, averaged over seeds.
 
     Args:
         source: what to start from: a config file, its values, or None for the main job's settings.
@@ -87,7 +90,12 @@ class Sweep:
 
     @cached_property
     def _journal(self) -> Journal:
-        return Journal(self.folder, self.space, self._facts, self._seed)
+        return Journal(self.folder, self.space, self._facts, self._seed, self.measure.sign)
+
+    @cached_property
+    def measure(self) -> Measure:
+        """What is searched for: accuracy, or bits of language, of which fewer are better."""
+        return measure_for(load_stream(self.first_trial()[0].config))
 
     def first_trial(self) -> list[Job]:
         """What the first trial would run; nothing is written."""
@@ -119,9 +127,9 @@ class Sweep:
             self._journal.let_go()
 
     def best(self) -> FrozenTrial | None:
-        """The complete trial with the highest objective; the earliest of several."""
+        """The complete trial with the best objective; the earliest of several."""
         complete = [trial for trial in self._journal.trials() if trial.state.name == "COMPLETE"]
-        return max(complete, key=lambda trial: (trial.value, -trial.number), default=None)
+        return max(complete, key=lambda trial: (self.measure.sign * (trial.value or 0), -trial.number), default=None)
 
     def settings(self, trial: FrozenTrial) -> list[str]:
         """The searched settings of a trial, as they are written on the command line."""
@@ -216,6 +224,7 @@ def _end(key: str, part: Range | Choice, pick: int) -> str:
 
 def _require_optuna() -> None:
     try:
-        import optuna as _optuna  # noqa: F401
+        import optuna
     except ImportError:
         raise InfssmError("`infssm sweep` needs optuna: pip install 'infssm[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)

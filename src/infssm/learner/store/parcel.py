@@ -7,6 +7,7 @@ import json
 import zipfile
 
 from infssm._files import atomic_file, explained
+from infssm._registry import shorten
 from infssm.errors import DataError
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
@@ -16,6 +17,8 @@ _LAST = (names.LAST, names.RESULT)
 """What a run continues from and what makes it complete: they are written when all they speak of is there."""
 _OWN = (names.MARKER, names.CONFIG, names.REPORT)
 """Not sent: they speak of folders, and are written anew."""
+_UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError)
+"""What zipfile and json raise for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
 
 
 def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:
@@ -47,13 +50,17 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(parcel)) as archive:
-            files = {info.filename: archive.read(info) for info in archive.infolist() if _is_fine(info)}
-            checked = set(json.loads(files.pop(names.MARKER)))
-            foreign = [info.filename for info in archive.infolist() if not _is_fine(info)]
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-        raise DataError(f"what came for {run.path} is no run: {error}") from None
+            members = archive.infolist()
+            foreign = [info.filename for info in members if not _is_fine(info)]
+            files = {} if foreign else {info.filename: archive.read(info) for info in members}
+            checked = [] if foreign else json.loads(files.pop(names.MARKER))
+    except _UNREADABLE as error:
+        reason = shorten(" ".join(str(error).split()), 200)
+        raise DataError(f"what was sent for {run.path} is not a run: {reason}") from None
     if foreign:
-        raise DataError(f"what came for {run.path} holds {foreign[0]!r}, which is no file of a run")
+        raise DataError(f"what was sent for {run.path} holds {shorten(repr(foreign[0]))}, which is not a file of a run")
+    if not isinstance(checked, list) or not all(isinstance(name, str) for name in checked):
+        raise DataError(f"what was sent for {run.path} is not a run: its {names.MARKER} is not a list of names")
     run.check_usable()
     run.make()
     with run.lock():
