@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -154,7 +153,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
         )
-    stream = TaskStream(
+    return TaskStream(
         dataset,
         split,
         data.num_tasks,
@@ -163,14 +162,6 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         tasks=data.tasks,
         by=by,
     )
-    if (single := stream.task_sizes.count(1)) and by == "class" and stream.num_classes > 1:
-        warnings.warn(
-            f"{dataset.name}: {single} of {stream.num_tasks} tasks have a single class, so there is nothing to tell "
-            "apart while such a task is learned: lower data.num_tasks",
-            UserWarning,
-            stacklevel=2,
-        )
-    return stream
 
 
 def check_data(config: RunConfig, split: Split) -> None:
