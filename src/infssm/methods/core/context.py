@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from infssm._modality import IMAGES, Modality
 from infssm.errors import ConfigError
 from infssm.methods.core.rows import Input, count_rows, first_rows, share, take_rows
 from infssm.methods.core.tasks import TaskInfo
@@ -106,8 +107,8 @@ class Context:
     num_tasks: int | None = None
     task_sizes: tuple[int, ...] | None = None
     """Classes of each task, where they are known beforehand; tasks may be unequal."""
-    data_kind: str = "images"
-    """What the samples are: ``images``, ``series``, ``tokens`` (with classes) or ``language``."""
+    modality: Modality = IMAGES
+    """What kind of data the samples are."""
     seed: int = 0
     """Seed of the run; what components draw at random follows from it, alike on all processes."""
     transforms: Transforms = Transforms()

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._modality import raw_images as raw_images
 from infssm._processes import this_share
 from infssm.errors import ConfigError
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.core.sequences import fields_of, sequence_rows
 from infssm.methods.replay.buffer import Buffer
 from infssm.methods.replay.gathering import process_slice
 from infssm.methods.replay.reservoir import ReservoirBuffer
@@ -59,7 +59,7 @@ class Replay(Base):
 
     def make_buffer(self) -> Buffer:
         """The buffer, empty."""
-        return ReservoirBuffer(self.config.buffer_size, fields_of(self.context.data_kind), seed=self.context.seed)
+        return ReservoirBuffer(self.config.buffer_size, self.context.modality.stored_fields, seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
         """All of them, as most reference implementations of replay."""
@@ -93,7 +93,11 @@ class Replay(Base):
         """Draw from the buffer for a stream batch of ``batch_size`` images per process; images freshly augmented."""
         slots = self.draw(self.replay_count(batch_size))
         entries = self.buffer.get(slots)
-        return Replayed(slots, self.context.augmented(entries["image"], self.buffer.fresh_generator()), entries)
+        return Replayed(slots, self.augmented(entries["image"]), entries)
+
+    def augmented(self, images: Tensor) -> Tensor:
+        """Stored images ``[m, channels, height, width]``, freshly augmented by draws of the buffer."""
+        return self.context.augmented(images, self.buffer.fresh_generator())
 
     def replay_count(self, batch_size: int) -> int:
         """Entries replayed per step over all processes, for a stream batch of ``batch_size`` images on each."""
@@ -153,18 +157,7 @@ class StreamReplay(Replay):
 
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
         """What the buffer stores of a batch that is not trained on."""
-        if self.context.data_kind == "images":
-            return {"image": raw_images(batch, self.name), "label": batch.y}
-        return sequence_rows(batch, self.context.data_kind)
-
-
-def raw_images(batch: BatchLike, method: str) -> Tensor:
-    """The raw images of a batch ``[b, c, h, w]`` uint8, or an error that says how to give them."""
-    if batch.raw is None:
-        raise ConfigError(
-            f"{method} stores images before augmentation: give batches with raw uint8 images, Batch(x, y, raw=images)"
-        )
-    return batch.raw
+        return self.context.modality.rows(batch, self.name)
 
 
 def classes_of(context: Context, method: str, task: TaskInfo | None = None) -> range:
