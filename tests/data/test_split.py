@@ -109,9 +109,9 @@ def test_changed_or_foreign_files_are_refused(tmp_path):
 
 def test_verify_notices_other_data():
     split = make_split(fake(300, 3))
-    with pytest.raises(DataError, match="other classes"):
+    with pytest.raises(DataError, match="the classes are others"):
         split.verify(fake(300, 4))
-    with pytest.raises(DataError, match="not those the split was made for"):
+    with pytest.raises(DataError, match=r"changed since .* samples, labels or their order are others; .*--overwrite"):
         split.verify(fake(301, 3))
     with pytest.raises(DataError, match="the run was started with"):
         split.verify(fake(300, 3), expected_hash="0" * 64)

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from infssm.cli.importing import Import
+
 
 def command(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
@@ -21,6 +23,7 @@ def command(
         Path | None, typer.Option(help="Write what the model says about every sample to this CSV file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Evaluate a saved model again on all tasks it has seen.
 

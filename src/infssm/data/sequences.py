@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infssm.data.audio import read_wav, wav_length
+from infssm.data.audio import read_sound, sound_length
+from infssm.data.files import Files
 from infssm.errors import DataError
 
 
@@ -44,7 +45,7 @@ class Sequences(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Digest that changes when sequences are added, removed, reordered or cut otherwise."""
+        """Digest that changes when sequences are added, removed, reordered, altered or cut otherwise."""
 
 
 class ArraySequences(Sequences):
@@ -66,7 +67,8 @@ class ArraySequences(Sequences):
             raise DataError(f"lengths must be integers [{count}], got {steps.dtype} {list(steps.shape)}")
         if count and (steps.min() < 1 or steps.max() > time):
             raise DataError(f"lengths run from {steps.min()} to {steps.max()}; series of {time} steps need 1 to {time}")
-        self.values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        with np.errstate(over="ignore"):  # values too large for float32 become infinite and are refused below
+            self.values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
         self._lengths = steps.astype(np.int64)
         bad = [n for n in range(count) if not bool(torch.isfinite(self.sequence(n)).all())]
         if bad:
@@ -82,10 +84,10 @@ class ArraySequences(Sequences):
         return self.values[index, : int(self._lengths[index])]
 
     def fingerprint(self) -> str:
-        """Digest of shape, lengths and every 97th value."""
+        """Digest of shape, lengths and all values."""
         digest = hashlib.sha256(f"{tuple(self.values.shape)}".encode())
         digest.update(self._lengths.astype("<i8").tobytes())
-        digest.update(self.values.flatten()[::97].numpy().tobytes())
+        digest.update(self.values.numpy().data)
         return digest.hexdigest()[:16]
 
 
@@ -144,8 +146,8 @@ class Tokens(Sequences):
 
 
 @dataclass(frozen=True, eq=False)
-class WavFiles(Sequences):
-    """Audio in wav files, one channel, read when asked for.
+class SoundFiles(Files, Sequences):
+    """Audio in wav or flac files, channels averaged, read when asked for.
 
     Attributes:
         root: folder the paths start from.
@@ -158,6 +160,7 @@ class WavFiles(Sequences):
     rate: int
     kind = "audio"
     width = 1
+    word = "sound"
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -165,11 +168,11 @@ class WavFiles(Sequences):
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """See :class:`Sequences`; by the files' headers."""
-        return np.array([wav_length(self.root / path, self.rate) for path in self.paths], dtype=np.int64)
+        return np.array([sound_length(self.root / path, self.rate) for path in self.paths], dtype=np.int64)
 
     def sequence(self, index: int) -> Tensor:
         """See :class:`Sequences`; values from -1 to 1."""
-        return torch.from_numpy(read_wav(self.root / self.paths[index], self.rate))[:, None]
+        return torch.from_numpy(read_sound(self.root / self.paths[index], self.rate))[:, None]
 
     def why_unreadable(self, index: int) -> str | None:
         """Why file ``index`` cannot be read; None when it can."""
@@ -180,5 +183,5 @@ class WavFiles(Sequences):
         return None
 
     def fingerprint(self) -> str:
-        """Digest of the list of paths and of the rate."""
-        return hashlib.sha256("\n".join([str(self.rate), *self.paths]).encode()).hexdigest()[:16]
+        """Digest of the rate, the paths and the contents of all files."""
+        return hashlib.sha256(f"{self.rate} {super().fingerprint()}".encode()).hexdigest()[:16]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infssm.data import Dataset, FileImages, WavFiles, load_dataset
+from infssm.data import Dataset, FileImages, SoundFiles, load_dataset
 
 _SAMPLED = 64
 """Files whose size is looked up."""
@@ -44,7 +44,7 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
     if not no_model:
         return chosen
     if (settings := dataset.modality.settings) is not None:
-        if isinstance(dataset.samples, WavFiles) and "bands" not in data:
+        if isinstance(dataset.samples, SoundFiles) and "bands" not in data:
             chosen["data"]["bands"] = _BANDS  # shorter than the waveform
         return chosen | deepcopy(dict(settings))
     size, chosen["model"] = _choose_model(_short_side(dataset))
