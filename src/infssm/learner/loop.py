@@ -30,7 +30,7 @@ from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_le
 from infssm.learner.optim.schedule import learning_rate
 from infssm.learner.saving.progress import Position, Progress, load_best, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
-from infssm.learner.scoring import Bits, guess_of
+from infssm.learner.scoring import Bits, scoring_of
 from infssm.learner.setup import Setup
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store import names
@@ -64,7 +64,9 @@ class Loop:
         """All tasks, from where the run stands to the end."""
         tasks = self.setup.stream.num_tasks
         if self.progress.position == Position() and self.setup.stream.domains:
-            self.progress.matrix.begin(guess_of(self.setup.stream, self.setup.config.data.evaluate))
+            self.progress.matrix.begin(
+                scoring_of(self.setup.stream).guess(self.setup.stream, self.setup.config.data.evaluate)
+            )
         while self.progress.position.task < tasks:
             task = self.setup.task(self.progress.position.task)
             self.begin_task(task)
@@ -230,7 +232,7 @@ class Loop:
 
     def _no_confusion(self, task: Task) -> Tensor | None:
         """Zeros [seen, seen] to count into; language has no classes to take for each other."""
-        if self.setup.stream.dataset.language:
+        if not scoring_of(self.setup.stream).has_classes:
             return None
         seen = task.classes.stop
         return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)

@@ -28,7 +28,7 @@ Best = Callable[[Sequence[float]], float]
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
     """The measures that the table of one benchmark shows: heading, and which value is the best one."""
-    better: Best = max if rows[0].measure.better > 0 else min
+    better: Best = max if rows[0].measure.higher_is_better else min
     aa, aia, fm = ("AA", "AIA", "FM") if rows[0].measure == ACCURACY else ("bits", "all tasks", "forgets")
     found: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
     if any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows if row.measure != ACCURACY):

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ALL_DATA, Batch, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.contract import ALL_DATA, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import cross_entropy
-from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, joined
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 Mask = Literal["full", "seen", "current+seen"]
 
@@ -55,19 +55,15 @@ class ER(StreamReplay):
         self.remember(**self.rows_of(batch))
         stream = len(batch.y)
         logits = self.context.forward(model_input(both), current_rows=stream)
-        if self.context.data_kind == "language":
+        if both.y.ndim > 1:  # next tokens: no classes to mask
             return {"ce": cross_entropy(logits, both, slice(None))}
         mask = self.config.mask
         return {"ce": masked_cross_entropy(logits, both.y, current_rows=stream, classes=self._classes, mask=mask)}
 
     def _with_replayed(self, batch: BatchLike) -> BatchLike:
         """The batch, and after it rows of the buffer."""
-        if self.context.data_kind != "images":
-            drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
-            return joined(batch, drawn, self.context.data_kind)
-        found = self.replay(len(batch.y))
-        labels = self.to_device(found.entries["label"])
-        return Batch(torch.cat((batch.x, found.x)), torch.cat((batch.y, labels)))
+        drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
+        return self.context.modality.join(batch, drawn, self.augmented)
 
     @property
     def _classes(self) -> range:
