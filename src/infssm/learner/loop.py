@@ -203,7 +203,8 @@ class Loop:
                 "seconds": progress.position.seconds,
             }
         )
-        self.display.note(f"task {task.index} done: {_shown(measure, values, progress.matrix.aa)}")
+        part = "validation " if setup.config.data.evaluate == "val" else ""
+        self.display.note(f"task {task.index} done: {part}{_shown(measure, values, progress.matrix.aa)}")
         if chosen:
             self.display.note(f"  set by itself: {', '.join(f'{name} {value:.3g}' for name, value in chosen.items())}")
         progress.next_task()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from infssm.bench.executors.job import Job
 from infssm.bench.running import run_path
@@ -82,15 +82,18 @@ def _with_threads(config: RunConfig) -> RunConfig:
 
 
 def _labels(configs: Sequence[RunConfig]) -> list[str]:
-    """Method and seed of each, and the settings in which those of one method differ."""
+    """Method and seed of each, and the settings in which those of one method differ; linear in the number of runs."""
     all_values = [dict(flatten(to_dict(config))) for config in configs]
+    runs = Counter(config.method.name for config in configs)
+    alike = Counter(
+        (config.method.name, key, str(value))
+        for config, values in zip(configs, all_values, strict=True)
+        for key, value in values.items()
+    )
     labels = []
     for config, values in zip(configs, all_values, strict=True):
-        alike = [v for v in all_values if v["method.name"] == values["method.name"]]
-        shown = [f"{key}={value}" for key, value in values.items() if key != "seed" and _varies(key, alike)]
-        labels.append(" ".join([f"{config.method.name} seed {config.seed}", *shown]))
+        name = config.method.name
+        # A setting is shown unless all runs of the method share its value.
+        shown = [f"{k}={v}" for k, v in values.items() if k != "seed" and alike[name, k, str(v)] < runs[name]]
+        labels.append(" ".join([f"{name} seed {config.seed}", *shown]))
     return labels
-
-
-def _varies(key: str, values: Sequence[dict[str, Any]]) -> bool:
-    return len({str(v.get(key)) for v in values}) > 1

@@ -130,7 +130,8 @@ def _row(members: list[tuple[RunDirectory, dict[str, Any]]], benchmark: str, lab
 
 
 def _task(config: dict[str, Any]) -> str:
-    return f"{config['data']['name']}, {config['data']['num_tasks']} tasks, {config['model']['name']}"
+    part = ", on validation data" if config["data"].get("evaluate") == "val" else ""
+    return f"{config['data']['name']}, {config['data']['num_tasks']} tasks, {config['model']['name']}{part}"
 
 
 def _benchmark(config: dict[str, Any], others: list[dict[str, Any]]) -> str:
