@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from infssm.errors import ConfigError
 
@@ -23,6 +24,26 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
+
+
+def load_plugins(group: str, known: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Name and object of every entry point of ``group`` that is not ``known`` yet.
+
+    Someone else's package must not take this one down: a plugin that fails to import is left out with a warning.
+    """
+    for point in entry_points(group=group):
+        if point.name in known:
+            continue
+        try:
+            loaded = point.load()
+        except Exception as error:
+            reason = shorten(f"{type(error).__name__}: {error}", 200)
+            warnings.warn(
+                f"plugin {point.name!r} ({group}, {point.value}) cannot be imported and is left out: {reason}",
+                stacklevel=2,
+            )
+        else:
+            yield point.name, loaded
 
 
 class Registry(Generic[T]):
@@ -69,6 +90,5 @@ class Registry(Generic[T]):
         if self._group is None:
             return
         group, self._group = self._group, None
-        for point in entry_points(group=group):
-            if point.name not in self._items:
-                self._items[point.name] = point.load()
+        for name, item in load_plugins(group, self._items):
+            self._items[name] = item

@@ -57,6 +57,12 @@ def tiny_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_warnings_of_a_method_are_shown_before_it_trains(infssm: Any, tmp_path: Path) -> None:
+    err = infssm("run", *FAST, "method=inf-ssm", "--fast-dev-run", "-o", tmp_path).err
+    first = err.index("task 0 done")
+    assert 0 <= err.index("warning: inf-ssm is the paper's method") < err.index("weight 1e+06 will destroy") < first
+
+
 @pytest.mark.filterwarnings("ignore:weight='auto' held nothing")  # two steps are too short to find a weight in
 def test_main_job_ends_with_table_sentence_and_report(infssm: Any, tmp_path: Path) -> None:
     done = infssm("run", "--fast-dev-run", "-o", tmp_path, "-q", *FAST)

@@ -60,7 +60,8 @@ class Spy:
         target = getattr(self.method, name)
 
         def call(*args: Any) -> Any:
-            self.calls.append(name if name in ("penalty", "after_step") else (name, *args))
+            kind = name.removesuffix("_terms")
+            self.calls.append(kind if kind in ("penalty", "after_step") else (name, args[0]))
             return target(*args)
 
         return call if callable(target) else target

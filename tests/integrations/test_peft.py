@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from infssm.errors import ConfigError
 from infssm.integrations import mend_torchvision
 from infssm.integrations.transformers import accelerate
 from infssm.methods import Method, attach
@@ -172,6 +173,32 @@ def test_merging_between_tasks(safe: bool) -> None:
     method.begin_task(1)
     train(model, method)
     assert_as_with(reference, model, method)
+
+
+def test_merging_in_the_middle_of_a_task_is_refused() -> None:
+    """The old model shares the weights that the adapter is merged into."""
+    model, method, reference = after_a_task()
+    method.begin_task(1)
+    train(model, method)
+    model.merge_adapter()
+    with pytest.raises(ConfigError, match=r"merge_adapter\(\) between end_task and begin_task"):
+        penalty(model, method)
+    model.unmerge_adapter()
+    assert_as_with(reference, model, method)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["", "accelerated"])
+@pytest.mark.parametrize("family", ["mamba", "mamba2"])
+def test_a_model_in_bfloat16(family: str, fast: bool) -> None:
+    """The base weights are bfloat16 and the adapter float32, as peft makes them."""
+    model = peft.get_peft_model(hf.make(family).bfloat16(), config(family, lora_dropout=0.0)).train()
+    if fast:
+        accelerate(model)
+    method = attach(model, "inf-ssm-exact+lwf-ac", **WEIGHTS)
+    method.begin_task(1)
+    values = train(model, method, range(3))
+    assert values[-1] > 0
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
 def test_a_merged_model_with_a_new_adapter() -> None:

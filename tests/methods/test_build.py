@@ -134,6 +134,8 @@ def test_the_simplified_distance_comes_with_a_warning(name: str) -> None:
     with pytest.warns(UserWarning, match="'inf-ssm-exact'") as caught:
         attach(toys.vim(), name)
     assert caught[0].filename == __file__
+    assert "destroy" in str(caught[1].message)  # the published weight, on a model of some thousand parameters
+    assert len(build_method(toys.vim(), name, weight=1e3).warnings()) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attach(toys.vim(), "inf-ssm-exact")

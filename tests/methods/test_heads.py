@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.learner.export import TOLERANCE, export_model
 from infssm.learner.loop import weights_of
 from infssm.learner.setup import load_weights
 from infssm.methods import Batch, Method, attach, build_method, list_methods, parse_name
@@ -124,6 +126,38 @@ def test_heads_are_fitted_to_the_plain_images(head: str) -> None:
     assert torch.equal(logits(method), logits(twin))
     with pytest.raises(ConfigError, match=f"{head} is fitted to features .*loader"):
         method.end_task(TASKS[0])
+
+
+@pytest.mark.parametrize("head", FITTED)
+def test_autocast_changes_neither_the_fit_nor_the_scores(head: str) -> None:
+    """In bfloat16 scores have 8 bits: lda lost 2.3 points of accuracy on digits."""
+    fitted, scores = [], []
+    for inside in (False, True):
+        method = build_method(toys.vim(dtype=torch.float32), head, num_classes=CLASSES, num_tasks=len(TASKS))
+        batches = toys.loader(TASKS[0], n=8, dtype=torch.float32)
+        method.begin_task(TASKS[0])
+        rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside), torch.no_grad():
+            method.end_task(TASKS[0], batches)
+            module = find_classifier(method.module).module
+            scores.append(module(rows))
+            assert copy.deepcopy(module)(rows.bfloat16()).dtype == torch.float32
+        fitted.append(module.state_dict())
+    assert scores[1].dtype == torch.float32
+    torch.testing.assert_close(scores[1], scores[0])
+    torch.testing.assert_close(fitted[1], fitted[0])
+
+
+def test_the_head_of_the_documentation_can_be_exported(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text("utf-8")
+    source = re.search(r"class NearestPoint.*?(?=\n\n\n)", page, re.DOTALL)
+    assert source is not None
+    names: dict[str, Any] = {"torch": torch}
+    exec(source.group(), names)
+    means = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    means[2] = torch.inf  # a class that was not met yet
+    example = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    assert export_model(names["NearestPoint"](means), example, tmp_path / "head.onnx") < TOLERANCE
 
 
 @pytest.mark.parametrize("head", FITTED)

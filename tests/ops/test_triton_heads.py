@@ -101,11 +101,9 @@ def test_strong_decays_keep_their_gradient(triton: pytest.MonkeyPatch) -> None:
     found, exact = results(moved(x), triton), results(x, triton)
     for name, actual, expected in zip(NAMES, found, exact, strict=True):
         assert_near(actual, expected, bound(shape), name)
-    # The exponents are sums of steps over a chunk, in the thousands: they have as many roundings of one.
-    steps = torch.nn.functional.softplus(x.delta + x.delta_bias).sum(1).flatten()
-    rounding = bound(shape) + 4 * finfo(torch.float32).eps * (steps * x.A.abs()).detach()
+    # Sums of steps over a chunk are in the thousands; the exponents must not have the rounding of those.
     error = (found[3] - exact[3]).abs() / exact[3].abs()
-    assert (error < rounding)[:3].all(), error
+    assert (error < bound(shape))[:3].all(), error
     assert exact[3][2].abs() < finfo(torch.float32).eps * exact[3][0].abs()
 
 

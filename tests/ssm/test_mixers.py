@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from infssm import _registry
 from infssm.errors import ConfigError, NoSSMLayersError
 from infssm.models import create_model
 from infssm.ops import mean_states
@@ -107,7 +108,7 @@ def test_installed_packages_add_probes(monkeypatch: pytest.MonkeyPatch, whole: b
     rows = [("rate", None)]
     loaded = Probe(decay_probe, lambda mixer, _: [(mixer.rate, None)]) if whole else decay_probe
     point = SimpleNamespace(name=f"{__name__}.Decay", load=lambda: loaded)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "infssm.probes" else [])
+    monkeypatch.setattr(_registry, "entry_points", lambda group: [point] if group == "infssm.probes" else [])
     model = Net()
     assert list(find_mixers(model)) == ["first", "second"]
     if whole:

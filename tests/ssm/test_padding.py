@@ -58,3 +58,20 @@ def test_states_say_which_tokens_are_padding() -> None:
     with record_states(model) as states:
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     assert all(space.mask is None for space in states.flat())
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["", "fast"])
+def test_a_batch_of_padding_alone_has_no_penalty(fast: bool) -> None:
+    model = make("mamba")
+    if fast:
+        accelerate(model)
+    method = infssm.attach(model, "lwf+lwf-f+lwf-ac+inf-ssm-exact", measure_at=1)
+    method.begin_task(1)
+    inputs = {"input_ids": torch.zeros(2, 4, dtype=torch.long), "attention_mask": torch.zeros(2, 4)}
+    for _ in range(2):  # the second time with a weight that was measured
+        model(**inputs)
+        penalty = method.penalty(inputs)
+        assert penalty.item() == 0
+        penalty.backward()
+        assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None)
+        method.after_step()

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from infssm.errors import ConfigError
+from infssm.methods import attach
 from infssm.models import create_model
 from infssm.ssm import OldModel, Recorder, StateSpace, find_mixers, record_states
 from tests.compare import assert_rounding, identical
@@ -326,3 +327,21 @@ def test_inference_mode(case: Case) -> None:
     with torch.inference_mode(), record_states(case.model) as states:
         case.run()
     assert not states.flat()[0].a.requires_grad
+
+
+@pytest.mark.parametrize("name", ["lwf-ac", "lwf", "lwf-f"])
+def test_a_forward_without_gradient_before_the_penalty_is_refused(name: str) -> None:
+    model = create_model("vim_nano", num_classes=4, img_size=8, patch_size=4, in_chans=1, depth=1, embed_dim=16)
+    method = attach(model, name)
+    method.begin_task(1)
+    x = torch.randn(2, 1, 8, 8)
+    model(x)
+    with torch.no_grad():
+        model(x)
+    with pytest.raises(ConfigError, match=r"ran under torch\.no_grad"):
+        method.penalty(x)
+    with torch.no_grad():  # a penalty that is only looked at
+        model(x)
+        assert not method.penalty(x).requires_grad
+    model(x)
+    assert method.penalty(x).requires_grad

@@ -89,6 +89,8 @@ def _train(
     _set_threads(config, saved)
     split = Split.load(run.split_path) if saved is not None else None
     setup = build(config, fabric.device, split, weights=saved is None)
+    for warning in setup.method.warnings():
+        display.note(f"warning: {warning}")
     if saved is None:
         progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
         if fabric.is_global_zero:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from infssm._registry import shorten
 from infssm.cli import (
@@ -69,6 +71,7 @@ def _root(
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the application; return its exit code, errors told on stderr."""
+    formatwarning, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         app(args=repeat_seeds(sys.argv[1:] if arguments is None else arguments), prog_name="infssm")
     except SystemExit as leaving:
@@ -81,11 +84,18 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
             raise
         _tell(f"{shorten(str(error.filename), 200)}: {error.strerror}" if error.filename else str(error.strerror))
         return 2
+    finally:
+        warnings.formatwarning = formatwarning
     return 0
 
 
 def _tell(message: str) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/] {_plain(message)}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {message}"), highlight=False, soft_wrap=True)
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
+    """A warning as one line, without the place in the source it came from."""
+    return f"warning: {message}\n" if category is UserWarning else f"{category.__name__}: {message}\n"
 
 
 def repeat_seeds(arguments: Sequence[str]) -> list[str]:
@@ -103,10 +113,3 @@ def repeat_seeds(arguments: Sequence[str]) -> list[str]:
 def _was_interrupted(error: BaseException | None) -> bool:
     """Whether a KeyboardInterrupt is behind an exit; the framework turns it into exit code 1."""
     return error is not None and (isinstance(error, KeyboardInterrupt) or _was_interrupted(error.__context__))
-
-
-def _plain(text: str) -> str:
-    """Text with rich's markup brackets made harmless."""
-    from rich.markup import escape
-
-    return escape(text)

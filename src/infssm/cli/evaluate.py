@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,22 +17,41 @@ def command(
         int | None, typer.Option(help="The model after this task (0-based); the last one unless given.")
     ] = None,
     data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write what the model says about every sample to this CSV file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Test a saved model again on all tasks it has seen.
+    """Evaluate a saved model again on all tasks it has seen.
 
-    Example: `infssm eval runs/digits-5/ewc/vim_nano/seed0-3f2a90c1 --task 2`
+    Examples:
+
+    - `infssm eval runs/digits-5/ewc/vim_nano/seed0-3f2a90c1 --task 2`
+
+    - `infssm eval RUN --predictions predictions.csv` — one line per sample: its class and the predicted one
     """
-    from infssm.learner.evaluate import evaluate_run
+    from infssm._files import write_text
+    from infssm.learner.evaluate import Prediction, evaluate_run
+    from infssm.learner.store.directory import RunDirectory
 
-    rows = evaluate_run(run, task, data_root=data_root)
+    said: list[Prediction] | None = None if predictions is None else []
+    rows = evaluate_run(run, task, data_root=data_root, predictions=said)
+    if predictions is not None and said is not None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([Prediction._fields, *(p._replace(probability=round(p.probability, 6)) for p in said)])
+        write_text(predictions, text.getvalue())
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in rows]))
         return
     for index, row in enumerate(rows):
         typer.echo(f"task {index}: {_line(row)}")
     mean = sum(row.value for row in rows) / len(rows)
-    typer.echo(f"mean {mean:.3f} bits" if hasattr(rows[0], "bits") else f"AA {100 * mean:.2f} %")
+    shown = f"mean {mean:.3f} bits" if hasattr(rows[0], "bits") else f"AA {100 * mean:.2f} %"
+    validation = RunDirectory(run).config()["data"].get("evaluate") == "val"
+    typer.echo(f"{shown}, on validation data" if validation else shown)
+    if predictions is not None:
+        typer.echo(f"wrote {predictions}")
 
 
 def _line(row: Any) -> str:

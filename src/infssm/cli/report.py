@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,13 @@ def command(
     form: Annotated[str, typer.Option("-f", "--format", help="md, csv, tex, html or json.")] = "",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write every figure as PNG, SVG and PDF to this folder.")
+    ] = None,
+    paired: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Test the difference between two methods, seed by seed."),
+    ] = None,
     paper: Annotated[
         bool, typer.Option("--paper", help="The paper's tables with what was measured, and commands for the rest.")
     ] = False,
@@ -32,13 +40,18 @@ def command(
 
     - `infssm report runs -f html -o comparison.html` — tables and plots in one file
 
+    - `infssm report runs --figures figures` — every figure as PNG, SVG and PDF
+
+    - `infssm report runs --paired inf-ssm-exact seq` — a paired t-test over seeds
+
     - `infssm report runs --paper -o paper.html` — beside the paper's numbers (md, tex or html)
 
     Each run's own `report.html` is written again, too.
     """
     from infssm._files import write_text
-    from infssm.bench.reports import compare
-    from infssm.bench.reports.tables import FORMATS, render
+    from infssm.bench.reports import FORMATS, compare, paired_tests, render, write_figures
+    from infssm.bench.reports import report as one_run
+    from infssm.bench.reports.tables import charts
     from infssm.cli.tables import print_comparison
 
     form = "json" if as_json else form or (output.suffix.removeprefix(".") if output else "")
@@ -47,7 +60,12 @@ def command(
         return
     if form and form not in FORMATS:
         raise ConfigError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
-    comparison = compare(_readable(paths))
+    runs = _readable(paths)
+    comparison = compare(runs)
+    for line in comparison.left_out:
+        typer.echo(f"warning: {line}", err=True)
+    if paired:
+        comparison = replace(comparison, paired=tuple(paired_tests(comparison.rows, *paired)))
     if output is not None:
         write_text(output, render(comparison, form or "md"))
         typer.echo(f"wrote {output}")
@@ -55,7 +73,10 @@ def command(
         typer.echo(render(comparison, form), nl=False)
     else:
         print_comparison(comparison)
-        typer.echo(comparison.verdict())
+    if figures is not None:
+        drawn = [chart for benchmark in comparison.benchmarks for chart in charts(comparison.of(benchmark))]
+        written = write_figures(drawn if len(runs) > 1 else one_run.charts(runs[0]), figures)
+        typer.echo(f"wrote {len(written)} files to {figures}", err=True)
 
 
 def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:

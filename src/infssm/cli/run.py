@@ -175,17 +175,20 @@ def _show(todo: list[Job], *, dry_run: bool) -> None:
 def _conclude(results: list[Result], seconds: float) -> None:
     from rich.console import Console
 
-    from infssm.bench.reports.tables import write_comparison
+    from infssm.bench.reports import compare, write_comparison
     from infssm.cli.tables import print_comparison
     from infssm.learner.store.directory import RunDirectory
 
     if not results:
         return
-    folder = Path(results[0].config.out).expanduser() / results[0].config.benchmark_name
-    comparison, page = write_comparison([RunDirectory(result.path) for result in results], folder)
-    console = Console()
+    console, runs = Console(), [RunDirectory(result.path) for result in results]
+    comparison = compare(runs)
     print_comparison(comparison, console)
-    if verdict := comparison.verdict():
-        console.print(verdict, highlight=False)
-    report = results[0].report if len(results) == 1 else page
-    console.print(f"report: {report}  ({seconds:.0f} s)", highlight=False, soft_wrap=True)
+    for line in comparison.left_out:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    folders = dict.fromkeys(Path(r.config.out).expanduser() / r.config.benchmark_name for r in results)
+    for folder in folders:
+        own = [run for run in runs if run.path.is_relative_to(folder)]
+        page = write_comparison(own, folder)[1]
+        report = results[0].report if len(results) == 1 else page
+        console.print(f"report: {report}  ({seconds:.0f} s)", highlight=False, soft_wrap=True, markup=False)

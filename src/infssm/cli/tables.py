@@ -10,18 +10,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from infssm.bench.reports.compare import Comparison, Row
+from infssm.bench.reports.compare import Comparison
+from infssm.bench.reports.row import Row
 from infssm.bench.reports.tables import best_cells, columns
 from infssm.learner.metrics import ACCURACY
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Print one table per benchmark, best values in bold."""
+    """Print one table per benchmark, best values in bold, and below each what it shows."""
     console = console or Console()
     for benchmark in comparison.benchmarks:
         rows = comparison.of(benchmark)
         best = best_cells(rows)
-        table = Table(title=benchmark, box=box.SIMPLE_HEAD, title_justify="left")
+        table = Table(title=escape(benchmark), box=box.SIMPLE_HEAD, title_justify="left")
         table.add_column("method", overflow="fold")  # names give way, numbers never
         table.add_column("seeds", justify="right")
         shown, measure = columns(rows), rows[0].measure
@@ -36,6 +37,8 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         console.print(table)
         if measure != ACCURACY:
             console.print(_matrices(rows), highlight=False)
+        for sentence in comparison.sentences(benchmark):
+            console.print(sentence, highlight=False, markup=False)
 
 
 def _spelled(cell: str, console: Console) -> str:

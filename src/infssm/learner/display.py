@@ -110,7 +110,7 @@ class LiveScreen(Screen):
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[speed]:,.0f} images/s  {task.fields[terms]}[/]"),
+            TextColumn("{task.fields[speed]:,.0f} images/s  {task.fields[terms]}", style="dim", markup=False),
             console=self._console,
             transient=True,
         )

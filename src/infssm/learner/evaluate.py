@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from infssm.data import Split, Task
+from infssm.data import Batch, Split, Task
 from infssm.data.loader import Part
+from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
@@ -23,12 +24,45 @@ from infssm.ssm import logits_of
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Accuracy", "evaluate", "evaluate_ahead", "evaluate_run", "evaluate_seen"]
+__all__ = ["Accuracy", "Prediction", "evaluate", "evaluate_ahead", "evaluate_run", "evaluate_seen"]
+
+
+class Prediction(NamedTuple):
+    """What a model said about one sample.
+
+    Attributes:
+        task: the sample's task, from 0.
+        sample: its index in the data set.
+        file: its path below the data's folder; empty where samples are not files.
+        true: name of its class.
+        predicted: name of the class with the highest score among all classes seen.
+        probability: of that class, after a softmax over the classes seen.
+        correct: whether the two are the same.
+    """
+
+    task: int
+    sample: int
+    file: str
+    true: str
+    predicted: str
+    probability: float
+    correct: bool
+
+
+Record = Callable[[Task, Batch, Tensor], None]
+"""Called with every batch that is evaluated and its logits ``[b, seen]``."""
 
 
 @torch.no_grad()
 def evaluate(
-    fabric: Fabric, setup: Setup, task: Task, *, seen: int, part: Part = "test", confusion: Tensor | None = None
+    fabric: Fabric,
+    setup: Setup,
+    task: Task,
+    *,
+    seen: int,
+    part: Part = "test",
+    confusion: Tensor | None = None,
+    record: Record | None = None,
 ) -> Score:
     """What the method's module reaches on one part of a task, with logits [0, seen) to choose from.
 
@@ -45,6 +79,8 @@ def evaluate(
         x = batch.inputs
         with fabric.autocast():
             logits = logits_of(module(**x) if isinstance(x, Mapping) else module(x))
+        if record is not None:
+            record(task, batch, logits[:, :seen])
         found = scoring.counts(logits, batch)
         counts = found if counts is None else counts + found
     module.train(was_training)
@@ -52,14 +88,16 @@ def evaluate(
     return scoring.score(fabric.all_reduce(zeros if counts is None else counts, reduce_op="sum"))
 
 
-def evaluate_seen(fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None) -> list[Score]:
+def evaluate_seen(
+    fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None, record: Record | None = None
+) -> list[Score]:
     """Scores on tasks 0..last after training task ``last``, on test images unless ``data.evaluate`` says otherwise.
 
-    ``confusion`` as for :func:`evaluate`.
+    ``confusion`` and ``record`` as for :func:`evaluate`.
     """
     seen, part = setup.stream[last].classes.stop, setup.config.data.evaluate
     tasks = (setup.stream[j] for j in range(last + 1))
-    return [evaluate(fabric, setup, task, seen=seen, part=part, confusion=confusion) for task in tasks]
+    return [evaluate(fabric, setup, task, seen=seen, part=part, confusion=confusion, record=record) for task in tasks]
 
 
 def evaluate_ahead(fabric: Fabric, setup: Setup, last: int) -> list[float]:
@@ -70,16 +108,44 @@ def evaluate_ahead(fabric: Fabric, setup: Setup, last: int) -> list[float]:
     return [evaluate(fabric, setup, stream[j], seen=stream.num_classes, part=part).value for j in later]
 
 
-def evaluate_run(path: str | os.PathLike[str], task: int | None = None, *, data_root: str | None = None) -> list[Score]:
-    """Test scores on tasks 0..task of the weights a run saved after ``task`` (its last task unless given)."""
+def evaluate_run(
+    path: str | os.PathLike[str],
+    task: int | None = None,
+    *,
+    data_root: str | None = None,
+    predictions: list[Prediction] | None = None,
+) -> list[Score]:
+    """Scores on tasks 0..task of the weights a run saved after ``task`` (its last task unless given).
+
+    ``predictions``, where given, is extended by one entry per sample; the evaluation then uses one process.
+    """
     run = RunDirectory.open(path)
     wanted = run.saved_task(task)
-    changes = {} if data_root is None else {"data": {"root": data_root}}
+    changes: dict[str, Any] = {} if data_root is None else {"data": {"root": data_root}}
+    if predictions is not None:
+        changes["train"] = {"devices": 1}
     config = load_config(merge(run.config(), changes))
-    return launch(config.train, _evaluate_saved, config, run, wanted)  # type: ignore[no-any-return]
+    return launch(config.train, _evaluate_saved, config, run, wanted, predictions)  # type: ignore[no-any-return]
 
 
-def _evaluate_saved(fabric: Fabric, config: RunConfig, run: RunDirectory, task: int) -> list[Score]:
+def _evaluate_saved(
+    fabric: Fabric, config: RunConfig, run: RunDirectory, task: int, predictions: list[Prediction] | None
+) -> list[Score]:
     setup = build(config, fabric.device, Split.load(run.split_path), weights=False)
     load_weights(setup.method, run.weights_path(task))
-    return evaluate_seen(fabric, setup, task)
+    if predictions is None:
+        return evaluate_seen(fabric, setup, task)
+    if setup.stream.dataset.language:
+        raise ConfigError(f"{run.path} is a language model, which predicts tokens: only classes can be listed")
+    names = setup.stream.class_names
+    files = getattr(setup.stream.dataset.samples, "paths", None)
+
+    def record(task: Task, batch: Batch, logits: Tensor) -> None:
+        top = logits.float().softmax(1).max(1)
+        indices = range(len(batch)) if batch.index is None else batch.index.tolist()
+        labels = zip(indices, batch.y.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
+        for index, true, found, share in labels:
+            file = files[index] if files else ""
+            predictions.append(Prediction(task.index, index, file, names[true], names[found], share, true == found))
+
+    return evaluate_seen(fabric, setup, task, record=record)

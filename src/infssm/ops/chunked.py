@@ -1,8 +1,9 @@
 """The scan of Mamba-2 in chunks of tokens: nearly all of its work is in matrix products (state space duality).
 
 Within a chunk, with s the running sum of delta A, `y_i = sum_{j <= i} exp(s_i - s_j) (C_i . B_j) delta_j u_j`; between
-chunks one state [head size, n] is carried, which is all that the backward keeps. Shapes below: b batch, c chunks,
-L tokens of a chunk, g groups, k heads of a group, p head size, n states.
+chunks one state [head size, n] is carried, which is all that the backward keeps. Exponents `s_i - s_j` are sums of the
+steps between j and i, not differences of running sums, whose rounding would be that of the whole chunk. Shapes below:
+b batch, c chunks, L tokens of a chunk, g groups, k heads of a group, p head size, n states.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class Chunks(NamedTuple):
     through: Tensor
 
 
-def _decays(s: Tensor, runs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """inside, entering, leaving, through from s: [b, c, g, L, k] and the packed sequences [b, c, L] or None."""
-    per_head = s.mT.contiguous()  # [b, c, g, k, L]
-    inside = (per_head.unsqueeze(-1) - per_head.unsqueeze(-2)).exp_().tril_()
-    entering, leaving, through = s.exp(), (s[..., -1:, :] - s).exp_(), s[..., -1, :].exp()
+def _decays(steps: Tensor, runs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """inside, entering, leaving, through from delta A [b, c, g, L, k] and the packed sequences [b, c, L] or None."""
+    between = steps.mT.unsqueeze(-1).expand(*steps.mT.shape, steps.shape[-2]).tril(-1).cumsum(-2)
+    inside = between.exp_().tril_()
+    entering, leaving = steps.cumsum(3).exp_(), inside[..., -1, :].mT.clone()
+    through = entering[..., -1, :]
     if runs is None:
         return inside, entering, leaving, through
     before = F.pad(runs[:, :-1, -1], (1, 0))  # the sequence that the state before a chunk belongs to
@@ -76,12 +78,12 @@ def _prepare(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, runs: Te
     """The chunks, and delta in chunks [b, c, g, L, k]."""
     groups = B.shape[2]
     dt = _cut(delta, CHUNK, groups)
-    s = (dt * A.view(groups, 1, -1)).cumsum(3)
+    steps = dt * A.view(groups, 1, -1)
     rows_B, rows_C = (_cut(tensor.flatten(2), CHUNK, groups) for tensor in (B, C))
     if runs is not None:
         missing = -runs.shape[1] % CHUNK
         runs = torch.unflatten(torch.cat([runs, runs[:, -1:].expand(-1, missing)], dim=1), 1, (-1, CHUNK))
-    return Chunks(_scaled(_cut(u, CHUNK, groups), dt), rows_B, rows_C, *_decays(s, runs)), dt
+    return Chunks(_scaled(_cut(u, CHUNK, groups), dt), rows_B, rows_C, *_decays(steps, runs)), dt
 
 
 def _states(x: Chunks) -> Tensor:
@@ -106,14 +108,14 @@ class _Scan(torch.autograd.Function):
         weights = x.inside * (x.C @ x.B.mT).unsqueeze(3)
         y += (weights @ _heads(x.x, k)).transpose(-2, -3).flatten(-2)
         y = _joined(y, u.shape[1])
-        ctx.save_for_backward(u, delta, A, B, C, runs, before, y)
+        ctx.save_for_backward(u, delta, A, B, C, runs, before)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of u, delta, A, B, C."""
-        u, delta, A, B, C, runs, before, y = ctx.saved_tensors
+        u, delta, A, B, C, runs, before = ctx.saved_tensors
         tokens, groups = u.shape[1], B.shape[2]
         x, dt = _prepare(u, delta, A, B, C, runs)
         k = x.through.shape[-1]
@@ -123,16 +125,19 @@ class _Scan(torch.autograd.Function):
         # What reaches the state after the chunk, then what reaches tokens of the chunk.
         dx = leaving = _scaled(x.B @ after, x.leaving)
         dB, dC = _scaled(x.x, x.leaving) @ after.mT, entered @ before.mT
-        weights, by_head = x.inside * (x.C @ x.B.mT).unsqueeze(3), _heads(dy, k)
-        dx = dx + (weights.mT @ by_head).transpose(-2, -3).flatten(-2)
-        del weights
-        products = ((by_head @ _heads(x.x, k).mT) * x.inside).sum(3)
+        similar, by_head = (x.C @ x.B.mT).unsqueeze(3), _heads(dy, k)
+        dx = dx + ((x.inside * similar).mT @ by_head).transpose(-2, -3).flatten(-2)
+        pairs = (by_head @ _heads(x.x, k).mT).mul_(x.inside)
+        products = pairs.sum(3)
         dB, dC = dB + products.mT @ x.C, dC + products @ x.B
-        # s_i raises all that token i receives and lowers all that it sends; the last s raises what leaves the chunk.
-        ds = _dots(dy, _cut(y, CHUNK, groups), k) - _dots(x.x, dx, k)
+        # The gradient of delta_t A is the sum of all that passes token t: what tokens before t give to tokens from t on
+        # and to the state after the chunk, and what the state before the chunk gives to tokens from t on and to the
+        # state after it. As a difference of larger sums it would lose what strong decays leave of it.
+        from_later = _sum_from(pairs.mul_(similar), -2).tril_(-1).sum(-1).mT
+        left = F.pad(_dots(x.x, leaving, k), (0, 0, 1, -1)).cumsum(3)
+        entered = _sum_from(_dots(entered, x.C @ before, k), 3)
         passed = x.through * _dots(before, after, k).sum(-2)
-        ds[..., -1, :] += _dots(x.x, leaving, k).sum(-2) + passed
-        decay = ds.flip(3).cumsum(3).flip(3)  # gradient of delta A
+        decay = from_later + left + entered + passed.unsqueeze(-2)
         ddelta = decay * A.view(groups, 1, k) + _dots(_cut(u, CHUNK, groups), dx, k)
         dA = (decay * dt).sum((0, 1, 3)).flatten()
         rows = (_joined(part, tokens).view(B.shape) for part in (dB, dC))
@@ -146,6 +151,11 @@ def _pulled_states(x: Chunks, entering: Tensor) -> Tensor:
         after.append(state)
         state = _scaled(state, through.unsqueeze(-2)) + one
     return torch.stack(after[::-1], dim=1)
+
+
+def _sum_from(x: Tensor, dim: int) -> Tensor:
+    """Sums over each position and all after it."""
+    return x.flip(dim).cumsum(dim).flip(dim)
 
 
 def _dots(one: Tensor, other: Tensor, k: int) -> Tensor:

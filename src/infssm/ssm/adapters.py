@@ -13,6 +13,12 @@ def active_adapters(module: nn.Module) -> dict[str, list[str]]:
     return {name: list(layer.active_adapters) for name, layer in _layers(module)}
 
 
+def merged_adapters(module: nn.Module) -> list[tuple[Any, list[str]]]:
+    """The layers with adapters, and which of these are merged into the layer's own weight."""
+    layers = (layer for _, layer in _layers(module) if hasattr(layer, "merged_adapters"))
+    return [(layer, list(layer.merged_adapters)) for layer in layers]
+
+
 def set_active_adapters(module: nn.Module, active: Mapping[str, Sequence[str]]) -> None:
     """Activate adapters by layer, frozen."""
     for name, layer in _layers(module):

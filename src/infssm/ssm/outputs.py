@@ -50,6 +50,8 @@ class OutputRecorder:
         self._features, self._logits = features, logits
         self._stop = False
         self._seen: dict[str, Tensor] = {}
+        self.with_gradient = True
+        """Whether gradients were enabled in the recorded forward."""
 
     @contextlib.contextmanager
     def recording(self, *, stop: bool = False) -> Iterator[OutputRecorder]:
@@ -81,11 +83,13 @@ class OutputRecorder:
 
     def _take_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG002
         self._seen["features"] = _at_least_float32(args[0])
+        self.with_gradient = torch.is_grad_enabled()
         if self._stop:
             raise StopForward
 
     def _take_logits(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
         self._seen["logits"] = _at_least_float32(logits_of(output))
+        self.with_gradient = torch.is_grad_enabled()
 
 
 def logits_of(output: Any) -> Tensor:

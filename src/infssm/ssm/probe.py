@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from infssm._registry import load_plugins
 from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.ssm.space import StateSpace
@@ -125,10 +125,8 @@ def probe_for(module: nn.Module) -> Probe | None:
 
 def load_entry_points() -> None:
     """Add the probes of installed packages; an entry point may be a probe function or a :class:`Probe`."""
-    for point in entry_points(group=_GROUP):
-        if point.name not in _PROBES:
-            loaded = point.load()
-            _PROBES[point.name] = loaded if isinstance(loaded, Probe) else Probe(loaded)
+    for name, loaded in load_plugins(_GROUP, _PROBES):
+        _PROBES[name] = loaded if isinstance(loaded, Probe) else Probe(loaded)
 
 
 def qualified_name(cls: type) -> str:

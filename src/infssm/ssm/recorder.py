@@ -44,6 +44,8 @@ class Recorder:
         self._mixers = find_mixers(model, layers)
         self._record: dict[str, list[StateSpace]] = {}
         self._stop = False
+        self.with_gradient = True
+        """Whether gradients were enabled in the recorded forward."""
 
     @property
     def names(self) -> list[str]:
@@ -96,6 +98,7 @@ class Recorder:
         stop = self._stop and self._is_last(name)
         if self._record and name == next(iter(self._record)):
             self._record = {}
+        self.with_gradient = torch.is_grad_enabled()
         self._record.setdefault(name, []).extend(space.map(_at_least_float32) for space in spaces)
         if stop:
             raise StopForward

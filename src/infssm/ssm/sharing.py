@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
+from infssm.ssm.adapters import merged_adapters
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -51,6 +52,7 @@ class SharedTensors:
         self._twin = twin
         self._seen = {id(t): _Seen(t, _version(t), _digest(t)) for t in _frozen(module)}
         self._loading = False
+        self._merged = merged_adapters(module)
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._seen
@@ -66,6 +68,12 @@ class SharedTensors:
                 id(s.tensor): _Seen(s.tensor, _version(s.tensor), _digest(s.tensor)) for s in self._seen.values()
             }
             self._loading = False
+        if any(layer.merged_adapters != merged for layer, merged in self._merged):
+            # peft writes to weight.data, which autograd's version counter does not see.
+            raise ConfigError(
+                "an adapter was merged into weights that the old model shares, or unmerged from them, in the middle of "
+                "a task: call merge_adapter() between end_task and begin_task, or unmerge_adapter() before training on"
+            )
         for seen in list(self._seen.values()):
             if (version := _version(seen.tensor)) != seen.version:
                 if _digest(seen.tensor) != seen.digest:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infssm.bench.presets import estimate
-from infssm.bench.presets import estimate as _estimate
+from infssm.bench.presets import estimates as _estimate
 from infssm.learner.config.load import load_config
 from infssm.learner.setup import build
 

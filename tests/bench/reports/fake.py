@@ -15,12 +15,14 @@ ROWS = [[0.9], [0.5, 0.8], [0.3, 0.6, 0.7]]
 INSIDE = [[0.95], [0.9, 0.85], [0.8, 0.75, 0.9]]
 
 
-def config(method: str, seed: int = 0, *, data: str = "digits", **options: Any) -> dict[str, Any]:
+def config(
+    method: str, seed: int = 0, *, data: str = "digits", evaluate: str = "test", train: Any = None, **options: Any
+) -> dict[str, Any]:
     return {
-        "data": {"name": data, "num_tasks": 3, "root": None},
+        "data": {"name": data, "num_tasks": 3, "root": None, "evaluate": evaluate},
         "model": {"name": "vim_nano"},
         "method": {"name": method, **options},
-        "train": {"lr": 0.001, "task0": "train"},
+        "train": {"lr": 0.001, "task0": "train", **(train or {})},
         "seed": seed,
         "out": "runs",
     }

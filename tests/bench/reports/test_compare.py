@@ -7,15 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
+from html import escape
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
-from infssm.bench.reports import compare
-from infssm.bench.reports.tables import render
+from infssm.bench.reports import Comparison, compare, paired_tests, render, write_comparison
+from infssm.cli.tables import print_comparison
 from infssm.errors import ConfigError
-from infssm.learner.store.directory import find_runs
+from infssm.learner.store.directory import RunDirectory, find_runs
 from tests.bench.reports.fake import fake_run
 
 
@@ -157,6 +160,143 @@ def test_html(tmp_path: Path) -> None:
     assert text.count("polyline") == 2 * 3
     assert '<td class="best">58.33 ±&nbsp;7.07</td>' in text
     assert "<script" not in text
+
+
+def test_a_seed_is_counted_once(tmp_path: Path) -> None:
+    """Alone, a method trains task 0 itself; in a grid it takes the weights of another run. It is one seed."""
+    fake_run(tmp_path / "alone", "er", 0)
+    fake_run(tmp_path / "in-a-grid", "er", 0, shift=0.1, train={"task0": "seq/task_00.safetensors"})
+    fake_run(tmp_path / "other-seed", "er", 10)
+    comparison = compare(find_runs([tmp_path]))
+    (row,) = comparison.rows
+    assert row.seeds == (0, 10)
+    assert row.measures["aa"].mean == pytest.approx(1.6 / 3)
+    (reason,) = comparison.left_out
+    assert f"left out {tmp_path / 'in-a-grid'}: seed 0 of er is counted already, by {tmp_path / 'alone'}" in reason
+    assert "differs only in train.task0 (train, here seq/task_00.safetensors)" in reason
+    assert reason in json.loads(render(comparison, "json"))["left_out"]
+
+
+def test_runs_on_different_data_are_apart(tmp_path: Path) -> None:
+    """The same settings before and after photos were added: the fingerprint stored with the split differs."""
+    for name, seed, fingerprint in (("a", 0, "1" * 16), ("b", 10, "1" * 16), ("c", 100, "2" * 16)):
+        run = fake_run(tmp_path / name, "er", seed)
+        run.write_json("split.json", {"fingerprint": fingerprint})
+    comparison = compare(find_runs([tmp_path]))
+    assert [row.seeds for row in comparison.rows] == [(0, 10), (100,)]
+    assert comparison.benchmarks == [f"digits, 3 tasks, vim_nano (data.fingerprint={8 * d})" for d in "12"]
+
+
+def test_a_narrower_comparison_removes_nothing(tmp_path: Path) -> None:
+    three_methods(tmp_path)
+    write_comparison(find_runs([tmp_path]), tmp_path)
+    _, page = write_comparison([RunDirectory(tmp_path / "ewc0")], tmp_path)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    assert {row["method"]: row["seeds"] for row in rows} == dict.fromkeys(("ewc", "inf-ssm-exact", "seq"), "0 10")
+    assert "inf-ssm-exact" in page.read_text()
+
+
+def test_weights_are_sorted_as_numbers_and_training_settings_shown_for_all(tmp_path: Path) -> None:
+    for i, weight in enumerate((100.0, 1e-3, 20.0)):
+        fake_run(tmp_path / f"{i}", "ewc", weight=weight, train={"lr": 0.01})
+    fake_run(tmp_path / "3", "ewc", weight=20.0, train={"lr": 0.001})
+    fake_run(tmp_path / "4", "seq", train={"lr": 0.01})
+    assert [row.label for row in compare(find_runs([tmp_path])).rows] == [
+        "ewc (weight=0.001, train.lr=0.01)",
+        "ewc (weight=20.0, train.lr=0.001)",
+        "ewc (weight=20.0, train.lr=0.01)",
+        "ewc (weight=100.0, train.lr=0.01)",
+        "seq (train.lr=0.01)",
+    ]
+
+
+def test_each_table_has_its_own_verdict(tmp_path: Path) -> None:
+    for data, shift in (("digits", 0.1), ("cifar100", -0.1)):
+        fake_run(tmp_path / f"{data}-seq", "seq", data=data)
+        fake_run(tmp_path / f"{data}-er", "er", data=data, shift=shift)
+    comparison = compare(find_runs([tmp_path]))
+    lines = comparison.verdict().splitlines()
+    assert [line.partition(":")[0] for line in lines] == comparison.benchmarks
+    html = render(comparison, "html")
+    assert html.count('class="verdict"') == 2
+    positions = [html.index(text) for b, v in comparison.verdicts.items() for text in (escape(v), f"<h2>{b}</h2>")]
+    assert positions == sorted(positions)
+    buffer = io.StringIO()
+    print_comparison(comparison, Console(file=buffer, width=300))
+    assert [line for line in buffer.getvalue().splitlines() if line in comparison.verdicts.values()] == [
+        *comparison.verdicts.values()
+    ]
+
+
+def test_results_on_validation_data_say_so(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "seq", evaluate="val")
+    comparison = compare(find_runs([tmp_path]))
+    for form in ("md", "html", "csv", "tex", "json"):
+        assert "vim_nano, on validation data" in render(comparison, form), form
+
+
+class TestNames:
+    """Names that mean something in other formats."""
+
+    HOSTILE = "a\\b{c}#$%&_d~e^f|g<h>\ni*[/]`"
+
+    @pytest.fixture
+    def comparison(self, tmp_path: Path) -> Comparison:
+        for seed in (0, 10):
+            fake_run(tmp_path / f"seq{seed}", "seq", seed, data=self.HOSTILE)
+            fake_run(tmp_path / f"hostile{seed}", self.HOSTILE, seed, data=self.HOSTILE, shift=seed / 100)
+        return compare(find_runs([tmp_path]))
+
+    def test_latex(self, comparison: Comparison) -> None:
+        (line,) = [line for line in render(comparison, "tex").splitlines() if line.startswith("a")]
+        cell = line.split(" & ")[0]
+        assert not re.search(r"(?<!\\)[#$%&_^~|<>]", cell), "every special character is escaped"
+        words = {"backslash": "\\", "asciitilde": "~", "asciicircum": "^", "less": "<", "greater": ">", "bar": "|"}
+        text = re.sub(r"\\text([a-z]+)\{\}|\\(.)", lambda m: words[m[1]] if m[1] else m[2], cell)
+        assert text == self.HOSTILE.replace("\n", " ")
+
+    def test_every_line_of_latex_is_a_row_or_a_command(self, comparison: Comparison) -> None:
+        lines = filter(None, render(comparison, "tex").splitlines())
+        assert all(line[0] in "%\\" or line.endswith(r"\\") for line in lines)
+
+    def test_markdown(self, comparison: Comparison) -> None:
+        lines = [line for line in render(comparison, "md").splitlines() if line.startswith("|")]
+        assert len(lines) == 4
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {7}
+        assert "<h>" not in "".join(lines)
+
+    def test_csv(self, comparison: Comparison) -> None:
+        rows = list(csv.DictReader(io.StringIO(render(comparison, "csv"))))
+        assert [row["method"] for row in rows] == [self.HOSTILE.replace("\n", " "), "seq"]
+
+    def test_html_is_well_formed(self, comparison: Comparison) -> None:
+        body = render(comparison, "html").partition("<body>")[2].partition("</body>")[0]
+        ET.fromstring(body.replace("&nbsp;", " "))
+
+    def test_terminal(self, comparison: Comparison) -> None:
+        buffer = io.StringIO()
+        print_comparison(comparison, Console(file=buffer, width=300))
+        assert buffer.getvalue().count("[/]") == 3  # title, row, verdict
+
+
+def test_paired_test_over_seeds(tmp_path: Path) -> None:
+    """Differences of 10, 12 and 14 points: mean 12, standard error 2/√3; Student's p for t = 6√3, 2 degrees: 0.0091."""
+    for seed, shift in ((0, 0.0), (10, 0.02), (100, 0.04)):
+        fake_run(tmp_path / f"seq{seed}", "seq", seed, shift=-0.1)
+        fake_run(tmp_path / f"er{seed}", "er", seed, shift=shift)
+    fake_run(tmp_path / "er1", "er", 1)  # without a partner
+    rows = compare(find_runs([tmp_path])).rows
+    aa, fm = paired_tests(rows, "er", "seq")
+    assert aa.seeds == (0, 10, 100)
+    assert (aa.mean, aa.error) == pytest.approx((12, 2 / 3**0.5))
+    assert aa.t_test == pytest.approx(1 - 6 * 3**0.5 / (108 + 2) ** 0.5)
+    assert aa.wilcoxon is None
+    assert "paired over 3 seeds: +12.00 points, standard error 1.15" in aa.sentence()
+    assert fm.t_test is None
+    with pytest.raises(ConfigError, match="did you mean 'seq'"):
+        paired_tests(rows, "er", "sq")
+    with pytest.raises(ConfigError, match="fewer than two seeds"):
+        paired_tests(compare([RunDirectory(tmp_path / name) for name in ("er0", "seq0")]).rows, "er", "seq")
 
 
 def test_nothing_to_compare() -> None:

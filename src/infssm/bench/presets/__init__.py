@@ -1,6 +1,6 @@
 """Benchmarks as data: one YAML file each, every value traced to its table."""
 
-from infssm.bench.presets.estimate import Estimate, estimate
+from infssm.bench.presets.estimates import Estimate, estimate
 from infssm.bench.presets.fast import fast_dev_config
 from infssm.bench.presets.load import (
     VARIANTS,

@@ -89,20 +89,20 @@ def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
     A run belongs to a preset of its benchmark with the same method and method options. Runs that changed other
     settings are shown where no faithful ones are, with the differences.
     """
-    found: dict[str, dict[tuple[str, ...], list[tuple[int, RunDirectory]]]] = {}
+    found: dict[str, dict[tuple[str, ...], dict[int, RunDirectory]]] = {}
     for run in runs:
         config = load_config(run.config())
         for name, differing in _presets_of(config):
-            found.setdefault(name, {}).setdefault(differing, []).append((config.seed, run))
+            found.setdefault(name, {}).setdefault(differing, {}).setdefault(config.seed, run)  # a seed counts once
     measured = {name: _best(groups) for name, groups in found.items()}
     return [Cell(**{**vars(cell), "measured": measured.get(cell.preset)}) for cell in paper_cells()]
 
 
-def _best(groups: Mapping[tuple[str, ...], Sequence[tuple[int, RunDirectory]]]) -> Measured:
+def _best(groups: Mapping[tuple[str, ...], Mapping[int, RunDirectory]]) -> Measured:
     """Of the runs of one preset, those closest to it."""
     differing = min(groups, key=lambda d: (len(d), -len(groups[d])))
-    members = sorted(groups[differing], key=lambda member: member[0])
-    return Measured(tuple(seed for seed, _ in members), summarize([run.matrix() for _, run in members]), differing)
+    members = dict(sorted(groups[differing].items()))
+    return Measured(tuple(members), summarize([run.matrix() for run in members.values()]), differing)
 
 
 def _presets_of(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from infssm.bench.presets.paper import TABLES, Cell
 from infssm.bench.reports import page
+from infssm.bench.reports.escaping import latex, markdown
 
 _MEASURES = {"AA": "aa", "AIA": "aia", "FM": "fm"}
 _MISSING = "missing"
@@ -103,9 +104,8 @@ def _differing(cells: Sequence[Cell]) -> list[str]:
 
 
 def _pipe(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(markdown, cells))} |"
 
 
 def _line(cells: Sequence[str]) -> str:
-    escaped = (c.replace("_", r"\_").replace("%", r"\%").replace("±", r"$\pm$") for c in cells)
-    return " & ".join(escaped) + r" \\"
+    return " & ".join(map(latex, cells)) + r" \\"

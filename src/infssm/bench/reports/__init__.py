@@ -1,17 +1,23 @@
-"""What is made of finished runs: reports, comparisons, tables."""
+"""Reports, comparisons, tables and figures of finished runs."""
 
-from infssm.bench.reports.compare import Comparison, Row, compare
+from infssm.bench.reports.compare import Comparison, compare
+from infssm.bench.reports.figures import write_figures
+from infssm.bench.reports.paired import PairedTest, paired_tests
 from infssm.bench.reports.report import render_report, write_report, write_reports
+from infssm.bench.reports.row import Row
 from infssm.bench.reports.tables import FORMATS, render, write_comparison
 
 __all__ = [
     "FORMATS",
     "Comparison",
+    "PairedTest",
     "Row",
     "compare",
+    "paired_tests",
     "render",
     "render_report",
     "write_comparison",
+    "write_figures",
     "write_report",
     "write_reports",
 ]

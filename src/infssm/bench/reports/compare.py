@@ -1,96 +1,39 @@
-"""Several runs side by side: mean and spread over seeds, as data and as one sentence."""
+"""Runs side by side: grouped into set-ups, each summarized over its seeds."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from infssm.bench.reports.paired import PairedTest
+from infssm.bench.reports.row import Row
+from infssm.bench.reports.verdict import verdict
 from infssm.errors import ConfigError
-from infssm.learner.metrics import ACCURACY, AccuracyMatrix, Measure, Summary, summarize
+from infssm.learner.metrics import summarize
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.settings import counting
 
 _NOT_COMPARED = ("seed", "method.name", "train.task0")
-"""Settings that decide results, but do not make another set-up, or stand in a column of their own."""
-
+"""Settings that do not make another set-up: seeds are averaged over, the method has a column of its own, and where the
+model of task 0 came from is no property of a method."""
 
 _PROTOCOL = ("data.", "model.", "train.epochs", "train.task0_epochs", "train.limit_batches")
-"""Settings that say what is learnt from what; runs that differ in them are never ranked against each other."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One set-up over its seeds.
-
-    Attributes:
-        benchmark: data set, tasks and model, with what tells its protocol from others of that name.
-        label: the method, with the settings that tell it from others of that name.
-        seeds: of the runs behind it.
-        measures: every measure as mean and spread, fractions.
-        matrices: one accuracy matrix per seed.
-        names_per_task: class names of each task; empty where they were not recorded or differ between seeds.
-    """
-
-    benchmark: str
-    label: str
-    seeds: tuple[int, ...]
-    measures: dict[str, Summary]
-    matrices: tuple[AccuracyMatrix, ...]
-    names_per_task: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def measure(self) -> Measure:
-        """What the matrices hold."""
-        return self.matrices[0].measure
-
-    @property
-    def aa_curve(self) -> list[float]:
-        """AA after every task, mean over seeds, as shown: in percent, or bits."""
-        return [self.measure.scale * float(v) for v in np.mean([m.aa_curve for m in self.matrices], axis=0)]
-
-    @property
-    def aa_range(self) -> tuple[list[float], list[float]] | tuple[()]:
-        """Lowest and highest AA of the seeds after every task, as shown; empty for one seed."""
-        if len(self.matrices) < 2:
-            return ()
-        curves = self.measure.scale * np.array([m.aa_curve for m in self.matrices])
-        return curves.min(0).tolist(), curves.max(0).tolist()
-
-    @property
-    def aa_error(self) -> float | None:
-        """Standard error of the mean AA: over seeds, or of the test images where there is one seed.
-
-        Unknown (None) for one seed without image counts.
-        """
-        aa = self.measures["aa"]
-        if aa.std is not None:
-            return aa.std / math.sqrt(aa.runs)
-        if self.measure != ACCURACY:
-            return None
-        final = self.matrices[0].class_incremental
-        variances = final.values[-1] * (1 - final.values[-1]) / final.samples
-        error = float(np.sqrt(variances.sum())) / len(variances)
-        return None if math.isnan(error) else error
-
-    @property
-    def forgetting(self) -> list[float]:
-        """Forgetting per task, mean over seeds, as shown: in points, or bits."""
-        return [
-            self.measure.scale * float(v)
-            for v in np.mean([m.class_incremental.forgetting_per_task() for m in self.matrices], axis=0)
-        ]
+"""Settings that define the benchmark. Runs that differ in one of them are never ranked against each other."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of all set-ups, benchmark by benchmark, in the order the runs were given."""
+    """Rows of all set-ups, grouped by benchmark.
+
+    Benchmarks and methods are in the order in which the runs were given; set-ups of one method are in increasing order
+    of their settings. ``left_out`` names the runs that are not counted, with the reason.
+    """
 
     rows: tuple[Row, ...]
+    left_out: tuple[str, ...] = ()
+    paired: tuple[PairedTest, ...] = ()
 
     @property
     def benchmarks(self) -> list[str]:
@@ -101,143 +44,126 @@ class Comparison:
         """Rows of one benchmark."""
         return [row for row in self.rows if row.benchmark == benchmark]
 
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """What the rows of each benchmark show, in one sentence; benchmarks with nothing to compare are left out."""
+        return {name: sentence for name in self.benchmarks if (sentence := verdict(self.of(name)))}
+
+    def sentences(self, benchmark: str) -> list[str]:
+        """The verdict on a benchmark and the paired tests on it."""
+        tests = [test.sentence() for test in self.paired if test.benchmark == benchmark]
+        return [*filter(None, [verdict(self.of(benchmark))]), *tests]
+
     def verdict(self) -> str:
-        """What the comparison shows, in a sentence per benchmark."""
-        return " ".join(sentence for b in self.benchmarks if (sentence := _verdict(self.of(b))))
+        """All verdicts, one line per benchmark; the benchmark is named where there are several."""
+        if len(self.benchmarks) == 1:
+            return "".join(self.verdicts.values())
+        return "\n".join(f"{benchmark}: {sentence}" for benchmark, sentence in self.verdicts.items())
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What the runs of one row have in common: everything that decides a result, except the seed.
+
+    ``settings`` are by dotted names.
+    """
+
+    title: str
+    method: str
+    settings: dict[str, Any]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.items() if name.startswith(_PROTOCOL)}
+
+    def shown(self, names: Collection[str]) -> str:
+        """``" (weight=1.0, train.lr=0.001)"``: those of the named settings that this set-up has."""
+        parts = [f"{name.removeprefix('method.')}={v}" for name, v in self.settings.items() if name in names]
+        return f" ({', '.join(parts)})" if parts else ""
 
 
 def compare(runs: Sequence[RunDirectory]) -> Comparison:
-    """Group complete runs by everything but their seed and summarize each group."""
+    """Group complete runs by everything but their seed, and summarize each group.
+
+    Runs on data with different contents are kept apart, even where all their settings agree. Each seed of a set-up is
+    counted once: a further run with it is left out and named in ``Comparison.left_out``.
+    """
     if not runs:
         raise ConfigError("there are no complete runs to compare")
-    groups: dict[str, list[tuple[RunDirectory, dict[str, Any]]]] = {}
+    groups: dict[str, tuple[_Setup, dict[int, RunDirectory]]] = {}
+    repeated = []
     for run in runs:
         config = run.config()
-        groups.setdefault(_setup(config), []).append((run, config))
-    configs = [members[0][1] for members in groups.values()]
-    rows = [
-        _row(members, _benchmark(members[0][1], configs), _label(members[0][1], configs)) for members in groups.values()
-    ]
-    order = list(dict.fromkeys(row.benchmark for row in rows))
-    return Comparison(tuple(sorted(rows, key=lambda row: order.index(row.benchmark))))
+        setup = _setup(run, config)
+        key = json.dumps([setup.title, setup.method, sorted(setup.settings.items())], default=str)
+        _, members = groups.setdefault(key, (setup, {}))
+        if members.setdefault(config["seed"], run) is not run:
+            repeated.append(_repetition(config, members[config["seed"]], run))
+    setups = [setup for setup, _ in groups.values()]
+    names = [_benchmark(setup, setups) for setup in setups]
+    rows: list[tuple[Any, Row]] = []
+    for (setup, members), benchmark in zip(groups.values(), names, strict=True):
+        rivals = [other for other, name in zip(setups, names, strict=True) if name == benchmark]
+        methods = list(dict.fromkeys(other.method for other in rivals))
+        varying = {m: _varying([other.settings for other in rivals if other.method == m]) for m in methods}
+        # Training settings that were varied for one method are shown for all of them: else a reader could not tell
+        # which learning rate the others had.
+        trained = {name for found in varying.values() for name in found if name.startswith("train.")}
+        label = setup.method + setup.shown({*varying[setup.method], *trained})
+        order = [_sorted_as(setup.settings.get(name)) for name in varying[setup.method]]
+        place = (names.index(benchmark), methods.index(setup.method), order)
+        rows.append((place, _row(benchmark, setup.method, label, dict(sorted(members.items())))))
+    return Comparison(tuple(row for _, row in sorted(rows, key=lambda item: item[0])), tuple(repeated))
 
 
-def _row(members: list[tuple[RunDirectory, dict[str, Any]]], benchmark: str, label: str) -> Row:
-    matrices = tuple(run.matrix() for run, _ in members)
-    seeds = tuple(config["seed"] for _, config in members)
-    found = {tuple(run.names_per_task()) for run, _ in members}
-    return Row(benchmark, label, seeds, summarize(matrices), matrices, found.pop() if len(found) == 1 else ())
+def _setup(run: RunDirectory, config: dict[str, Any]) -> _Setup:
+    data, model = config["data"], config["model"]
+    title = f"{data['name']}, {data['num_tasks']} tasks, {model['name']}"
+    if data.get("evaluate") == "val":
+        title += ", on validation data"
+    settings = {name: value for name, value in counting(config).items() if name not in _NOT_COMPARED}
+    if fingerprint := _fingerprint(run):
+        settings["data.fingerprint"] = fingerprint[:8]
+    return _Setup(title, config["method"]["name"], settings)
 
 
-def _task(config: dict[str, Any]) -> str:
-    part = ", on validation data" if config["data"].get("evaluate") == "val" else ""
-    return f"{config['data']['name']}, {config['data']['num_tasks']} tasks, {config['model']['name']}{part}"
-
-
-def _benchmark(config: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    """Data set, tasks and model, and in brackets what tells its protocol from others with the same ones."""
-    alike = [_protocol(other) for other in others if _task(other) == _task(config)]
-    shown = _differing(_protocol(config), alike)
-    return f"{_task(config)} ({', '.join(shown)})" if shown else _task(config)
-
-
-def _setup(config: dict[str, Any]) -> str:
-    """Key under which the seeds of one set-up meet."""
-    return json.dumps([config["method"]["name"], _task(config), sorted(_compared(config).items())], default=str)
-
-
-def _label(config: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    """The method's name, and in brackets what tells it from other set-ups of the same method and benchmark."""
-    name: str = config["method"]["name"]
-    same = [c for c in others if c["method"]["name"] == name and _protocol(c) == _protocol(config)]
-    shown = _differing(_compared(config), [_compared(c) for c in same])
-    return f"{name} ({', '.join(shown)})" if shown else name
-
-
-def _differing(mine: dict[str, Any], theirs: list[dict[str, Any]]) -> list[str]:
-    """``key=value`` of those settings in which a set-up differs from others."""
-    keys = dict.fromkeys(key for values in theirs for key in values)
-    differing = [k for k in keys if len({str(values.get(k)) for values in theirs}) > 1 and k in mine]
-    return [f"{key.removeprefix('method.')}={mine[key]}" for key in differing]
-
-
-def _protocol(config: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in _compared(config).items() if k.startswith(_PROTOCOL)}
-
-
-def _compared(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in counting(config).items() if name not in _NOT_COMPARED}
-
-
-def _verdict(rows: list[Row]) -> str:
-    if len(rows) < 2 or any(math.isnan(row.measures["fm"].mean) for row in rows):
+def _fingerprint(run: RunDirectory) -> str:
+    """Digest of the data's contents, which is stored with the split; empty where the split cannot be read."""
+    try:
+        return str(json.loads(run.split_path.read_bytes())["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
-    if rows[0].measure != ACCURACY:
-        return _verdict_bits(rows)
-    best = max(rows, key=lambda row: row.measures["aa"].mean)
-    base = next((row for row in rows if row.label == "seq"), None)
-    aa, fm = _percent(best, "aa"), _percent(best, "fm")
-    noise = _noise_clause(best, [row for row in rows if row is not best])
-    if base is None:
-        calmest = min(rows, key=lambda row: row.measures["fm"].mean)
-        lowest = _percent(calmest, "fm")
-        return (
-            f"{best.label} has the highest AA ({aa:.1f} %), {calmest.label} the lowest FM ({lowest:.1f} points){noise}."
-        )
-    base_aa, base_fm = _percent(base, "aa"), _percent(base, "fm")
-    if best is base:
-        return (
-            f"No method beats plain sequential training here (seq: AA {base_aa:.1f} %, FM {base_fm:.1f} points){noise}."
-        )
-    below = [row.label for row in rows if _percent(row, "aa") < base_aa and not _within_noise(base, row)]
-    tail = f"; {_listed(below)} {'is' if len(below) == 1 else 'are'} below seq" if below else ""
+
+
+def _benchmark(setup: _Setup, others: list[_Setup]) -> str:
+    return setup.title + setup.shown(_varying([other.protocol for other in others if other.title == setup.title]))
+
+
+def _varying(settings: list[dict[str, Any]]) -> list[str]:
+    """Names of the settings that differ between set-ups."""
+    names = dict.fromkeys(name for values in settings for name in values)
+    return [name for name in names if len({str(values.get(name)) for values in settings}) > 1]
+
+
+def _sorted_as(value: Any) -> tuple[int, float, str]:
+    """Sorting key of a setting's value: numbers by size, before text."""
+    try:
+        return 0, float(value), ""
+    except (TypeError, ValueError):
+        return 1, 0.0, str(value)
+
+
+def _repetition(config: dict[str, Any], counted: RunDirectory, run: RunDirectory) -> str:
+    first, second = (c["train"].get("task0") for c in (counted.config(), config))
+    why = "has the same settings" if first == second else f"differs only in train.task0 ({first}, here {second})"
     return (
-        f"{best.label} has the highest AA: {aa:.1f} % against {base_aa:.1f} % for plain sequential training "
-        f"({aa - base_aa:+.1f} points), with FM {fm:.1f} against {base_fm:.1f} points{noise}{tail}."
+        f"left out {run.path}: seed {config['seed']} of {config['method']['name']} is counted already, by "
+        f"{counted.path}, which {why}"
     )
 
 
-def _verdict_bits(rows: list[Row]) -> str:
-    """Of language: what has the fewest bits, what that costs on the newest tasks, and plain training beside it."""
-    base = next((row for row in rows if row.label == "seq"), None)
-    best = min((row for row in rows if row is not base), key=lambda row: row.measures["aa"].mean)
-    seeds = "" if all(len(row.seeds) > 1 for row in rows) else "; one seed, so differences may be noise"
-    forgotten = best.measures["fm"].mean
-    said = f"{best.label} has {best.measures['aa'].mean:.3f} {best.measure.title} and forgets {forgotten:.3f}"
-    if base is None:
-        return f"{said}{seeds}."
-    plain = base.measures["fm"].mean
-    newest = 100 * (best.measures["newest"].mean / base.measures["newest"].mean - 1)
-    share = f" ({100 * forgotten / plain:.0f} % of it)" if plain > 0 else ""
-    return (
-        f"{said}; plain sequential training has {base.measures['aa'].mean:.3f} and forgets {plain:.3f}{share}. On the "
-        f"newest task it takes {newest:+.1f} % bits{seeds}."
-    )
-
-
-def _noise_clause(best: Row, others: list[Row]) -> str:
-    """Which rows the data cannot tell from the best one, and by what measure."""
-    alike = [row.label for row in others if _within_noise(best, row)]
-    if alike:
-        seeds = all(len(row.seeds) > 1 for row in (best, *others))
-        errors = "over seeds" if seeds else "of one seed's test images"
-        return f"; {_listed(alike)} cannot be told from it (AA within two standard errors {errors})"
-    unknown = any(row.aa_error is None for row in (best, *others))
-    return "; one seed, so differences may be noise" if unknown else ""
-
-
-def _within_noise(one: Row, other: Row) -> bool:
-    """Whether the mean AA of two rows differ by less than two standard errors of the difference."""
-    if one.aa_error is None or other.aa_error is None:
-        return False
-    difference = abs(one.measures["aa"].mean - other.measures["aa"].mean)
-    return difference <= 2 * math.hypot(one.aa_error, other.aa_error)
-
-
-def _listed(labels: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
-
-
-def _percent(row: Row, measure: str) -> float:
-    return 100 * row.measures[measure].mean
+def _row(benchmark: str, method: str, label: str, members: dict[int, RunDirectory]) -> Row:
+    matrices = tuple(run.matrix() for run in members.values())
+    found = {tuple(run.names_per_task()) for run in members.values()}
+    classes = found.pop() if len(found) == 1 else ()
+    return Row(benchmark, method, label, tuple(members), summarize(matrices), matrices, classes)

@@ -9,36 +9,43 @@ from typing import Any
 import numpy as np
 
 from infssm.bench.reports import page, svg
+from infssm.bench.reports.figures import Chart
 from infssm.errors import InfssmError
 from infssm.learner.metrics import ACCURACY, AccuracyMatrix, Confusion, Measure
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 
 
-def write_reports(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str]]:
-    """Write ``report.html`` of every complete run that can be read.
-
-    Returns those runs, and in words why others are left out.
-    """
-    readable, problems, unfinished = [], [], []
+def readable(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str]]:
+    """Complete runs whose files can be read, and in words why others are left out."""
+    found, problems, unfinished = [], [], []
     for run in runs:
         if not run.complete:
             unfinished.append(run)
             continue
         try:
-            text = render_report(RunDirectory.open(run.path))
+            RunDirectory.open(run.path)
+            for read in (run.config, run.matrix, run.names_per_task):
+                read()
+            found.append(run)
         except InfssmError as error:
             problems.append(f"left out {run.path}: {error}")
-            continue
-        readable.append(run)
-        try:
-            run.write_text(run.report_path.name, text)
-        except InfssmError as error:
-            problems.append(str(error))
     if unfinished:
         first = unfinished[0].path
         problems.append(f"left out {len(unfinished)} unfinished; continue the first with `infssm resume {first}`")
-    return readable, problems
+    return found, problems
+
+
+def write_reports(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str]]:
+    """Write ``report.html`` of every complete run that can be read; returns what :func:`readable` does."""
+    found, problems = readable(runs)
+    for run in found:
+        try:
+            write_report(run)
+        # Its curves are damaged or the folder is read-only: its results still count, and the others have their reports.
+        except InfssmError as error:  # noqa: PERF203
+            problems.append(f"no report.html for {run.path}: {error}")
+    return found, problems
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -49,49 +56,52 @@ def write_report(run: RunDirectory) -> Path:
 
 def render_report(run: RunDirectory) -> str:
     """The report as one self-contained HTML document."""
-    config, matrix, metrics = run.config(), run.matrix(), run.metrics()
+    config, matrix = run.config(), run.matrix()
     env = run.env() if (run.path / names.ENV).exists() else {}
-    method, model = config["method"]["name"], config["model"]["name"]
     state = "" if run.complete else f" · {matrix.steps} of {matrix.num_tasks} tasks so far"
     if config["data"].get("evaluate") == "val":
-        state += " · on validation images"
-    confusion, classes, measure = run.confusion(), run.names_per_task(), matrix.measure
-    lost = f"From a task's best {measure.title} to its final one."
+        state += " · on validation data"
+    subtitle = (
+        f"{config['data']['name']}, {matrix.num_tasks} tasks · {config['model']['name']} · seed {config['seed']}{state}"
+    )
+    cards = [page.card(chart.title, chart.drawing, chart.note) for chart in charts(run)]
+    confusion = run.confusion()
+    if confusion is not None:
+        accuracies = zip(confusion.classes, (100 * confusion.per_class).tolist(), strict=True)
+        cards.append(page.card("Accuracy on each class, %", page.bars(list(accuracies))))
     parts = [
-        page.tiles(_headline(matrix, metrics)),
-        page.columns(
-            [
-                *_matrices(matrix, classes),
-                page.card(f"Average {measure.title}, {measure.unit}", _curves(matrix)),
-                page.card(f"Forgetting per task, {measure.change}", _forgetting(matrix), lost),
-                page.card("Loss terms", _losses(metrics), "Mean per epoch, weights applied, logarithmic scale."),
-                page.card("Learning rate", _rates(metrics)),
-            ]
-        ),
-        "" if confusion is None else page.columns(_classes(confusion)),
+        page.tiles(_headline(matrix, run.metrics())),
+        page.columns(cards),
         page.settings("Configuration", config),
         page.settings("Environment", env),
     ]
-    subtitle = f"{config['data']['name']}, {matrix.num_tasks} tasks · {model} · seed {config['seed']}{state}"
-    return page.page(f"{method}", subtitle, parts)
+    return page.page(config["method"]["name"], subtitle, parts)
 
 
-def _matrices(matrix: AccuracyMatrix, classes: Sequence[Sequence[str]]) -> list[str]:
-    """What every task is at after every task."""
+def charts(run: RunDirectory) -> list[Chart]:
+    """All charts of a run."""
+    matrix, metrics, classes = run.matrix(), run.metrics(), run.names_per_task()
     measure, domains = matrix.measure, matrix.of_domains
-    first = page.card(
-        f"{measure.title.capitalize()} after each task, {measure.unit}",
-        accuracy_map(matrix.all_values, classes, measure) + page.tasks(classes),
-        "Domains to come are tested too." if domains else "Decided among all classes seen so far.",
-    )
-    if domains:
-        return [first]
-    inside = page.card(
-        "Task-incremental accuracy, %",
-        accuracy_map(matrix.task_incremental.values, classes),
-        "Decided inside the image's own task.",
-    )
-    return [first, inside]
+    heat = accuracy_map(matrix.all_values, classes, measure) + page.tasks(classes)
+    decided = "Domains to come are tested too." if domains else "Decided among all classes seen so far."
+    found = [Chart("matrix", f"{measure.title.capitalize()} after each task, {measure.unit}", heat, decided)]
+    if not domains:
+        inside = accuracy_map(matrix.task_incremental.values, classes)
+        note = "Decided inside the image's own task."
+        found.append(Chart("matrix inside tasks", "Task-incremental accuracy, %", inside, note))
+    lost = f"From a task's best {measure.title} to its final one."
+    losses = "Mean per epoch, weights applied, logarithmic scale."
+    found += [
+        Chart("average", f"Average {measure.title}, {measure.unit}", _curves(matrix)),
+        Chart("forgetting", f"Forgetting per task, {measure.change}", _forgetting(matrix), lost),
+        Chart("losses", "Loss terms", _losses(metrics), losses),
+        Chart("learning rate", "Learning rate", _rates(metrics)),
+    ]
+    confusion = run.confusion()
+    if confusion is not None:
+        note = "Share of each class's images, after the last task. Point at a cell for its classes."
+        found.append(Chart("confusion", "What is taken for what, %", _confusion(confusion), note))
+    return found
 
 
 def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -128,21 +138,18 @@ def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Meas
     return svg.heat_map(shown, x_label=label, y_label="after task", where=where, top=top, unit=measure.unit)
 
 
-def _classes(confusion: Confusion) -> list[str]:
-    """What each class is taken for, and how often it is right."""
+def _confusion(confusion: Confusion) -> str:
+    """What each class is taken for, as shares of its images."""
     totals = confusion.counts.sum(1, keepdims=True)
     share = 100 * confusion.counts / np.maximum(totals, 1)
     names = confusion.classes
-    chart = svg.heat_map(
+    return svg.heat_map(
         np.where(totals > 0, share, np.nan).tolist(),
         x_label="predicted",
         y_label="true",
         where=lambda i, j: f"{names[i]} taken for {names[j]}",
         names=names if len(names) <= 20 else None,
     )
-    note = "Share of each class's images, after the last task. Point at a cell for its classes."
-    bars = page.bars(list(zip(names, (100 * confusion.per_class).tolist(), strict=True)))
-    return [page.card("What is taken for what, %", chart, note), page.card("Accuracy on each class, %", bars)]
 
 
 def mean_chart(series: Sequence[svg.Series], measure: Measure, steps: Sequence[int]) -> str:

@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -14,10 +15,13 @@ import numpy as np
 
 from infssm._files import write_text
 from infssm.bench.reports import page, svg
-from infssm.bench.reports.compare import Comparison, Row, compare
-from infssm.bench.reports.report import accuracy_map, mean_chart
+from infssm.bench.reports.compare import Comparison, compare
+from infssm.bench.reports.escaping import latex, markdown, one_line
+from infssm.bench.reports.figures import Chart
+from infssm.bench.reports.report import accuracy_map, mean_chart, readable
+from infssm.bench.reports.row import Row
 from infssm.learner.metrics import ACCURACY, Summary
-from infssm.learner.store.directory import RunDirectory
+from infssm.learner.store.directory import RunDirectory, find_runs
 
 Best = Callable[[Sequence[float]], float]
 _ACCURACY: dict[str, tuple[str, Best]] = {
@@ -77,10 +81,18 @@ def render(comparison: Comparison, form: str) -> str:
     return FORMATS[form](comparison)
 
 
-def write_comparison(runs: Sequence[RunDirectory], folder: Path) -> tuple[Comparison, Path]:
-    """Write ``comparison.html``, ``.md``, ``.csv`` and ``.tex`` to ``folder``; return the data and the HTML's path."""
-    comparison = compare(runs)
+def write_comparison(runs: Iterable[RunDirectory], folder: Path) -> tuple[Comparison, Path]:
+    """Write ``comparison.html``, ``.md``, ``.csv`` and ``.tex`` to ``folder``.
+
+    They cover ``runs`` and, after them, all other complete runs in the folder: a command that runs less than an earlier
+    one removes nothing from its comparison. Runs that cannot be read are left out and named. Returns the data and the
+    HTML's path.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    every = {run.path.resolve(): run for run in (*runs, *find_runs([folder]))}
+    found, problems = readable(every.values())
+    comparison = compare(found)
+    comparison = replace(comparison, left_out=(*problems, *comparison.left_out))
     for form in ("html", "md", "csv", "tex"):
         write_text(folder / f"comparison.{form}", render(comparison, form))
     return comparison, folder / "comparison.html"
@@ -92,13 +104,14 @@ def to_markdown(comparison: Comparison) -> str:
     for benchmark in comparison.benchmarks:
         rows = comparison.of(benchmark)
         cells, best, header = _cells(rows), best_cells(rows), _header(rows)
-        lines = [f"### {benchmark}", "", _pipe(header), _pipe(["---", *["---:"] * (len(header) - 1)])]
-        lines += [
-            _pipe([f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)]) for i, row in enumerate(cells)
-        ]
+        lines = [f"### {markdown(benchmark)}", "", _pipe(header), _pipe(["---", *["---:"] * (len(header) - 1)])]
+        for i, row in enumerate(cells):
+            escaped = [markdown(cell) for cell in row]
+            lines.append(_pipe([f"**{c}**" if (i, j) in best else c for j, c in enumerate(escaped)]))
         blocks.append("\n".join(lines))
+        blocks += [markdown(sentence) for sentence in comparison.sentences(benchmark)]
     notes = dict.fromkeys(note(comparison.of(benchmark)) for benchmark in comparison.benchmarks)
-    return "\n\n".join([*blocks, *notes]) + "\n"
+    return "\n\n".join([*blocks, *notes, *map(markdown, comparison.left_out)]) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -111,7 +124,7 @@ def to_csv(comparison: Comparison) -> str:
         found = [row.measures.get(m) for m in measures]
         numbers = [n for s in found for n in ((None, None) if s is None else (s.mean, s.std))]
         shown = ["" if n is None or math.isnan(n) else repr(n) for n in numbers]
-        writer.writerow([row.benchmark, row.label, " ".join(map(str, row.seeds)), *shown])
+        writer.writerow([one_line(row.benchmark), one_line(row.label), " ".join(map(str, row.seeds)), *shown])
     return text.getvalue()
 
 
@@ -121,12 +134,14 @@ def to_latex(comparison: Comparison) -> str:
     for benchmark in comparison.benchmarks:
         rows = comparison.of(benchmark)
         best, header = best_cells(rows), _header(rows)
-        lines = [f"% {benchmark}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
-        lines += [" & ".join(_escape(h) for h in header) + r" \\", r"\midrule"]
+        lines = [f"% {one_line(benchmark)}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
+        lines += [" & ".join(map(latex, header)) + r" \\", r"\midrule"]
         for i, row in enumerate(_cells(rows)):
-            cells = [_escape(c).replace("±", r"$\pm$") for c in row]
-            lines.append(" & ".join(rf"\textbf{{{c}}}" if (i, j) in best else c for j, c in enumerate(cells)) + r" \\")
-        blocks.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
+            cells = [rf"\textbf{{{latex(c)}}}" if (i, j) in best else latex(c) for j, c in enumerate(row)]
+            lines.append(" & ".join(cells) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        lines += [f"% {one_line(sentence)}" for sentence in comparison.sentences(benchmark)]
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -142,44 +157,51 @@ def to_json(comparison: Comparison) -> str:
         }
         for row in comparison.rows
     ]
-    return json.dumps({"rows": rows, "verdict": comparison.verdict()}, indent=2) + "\n"
+    more = {
+        "verdict": comparison.verdict(),
+        "paired": [test.to_json() for test in comparison.paired],
+        "left_out": list(comparison.left_out),
+    }
+    return json.dumps({"rows": rows} | more, indent=2) + "\n"
 
 
 def to_html(comparison: Comparison) -> str:
     """The comparison report: tables, AA curves, forgetting; self-contained."""
-    verdict = comparison.verdict()
-    parts = [f'<p class="verdict">{escape(verdict)}</p>'] if verdict else []
+    parts = []
     for benchmark in comparison.benchmarks:
         rows = comparison.of(benchmark)
+        sentences = (f'<p class="verdict">{escape(said)}</p>' for said in comparison.sentences(benchmark))
         table = page.table(_header(rows), _cells(rows), best_cells(rows))
-        parts.append(page.wide(page.card(benchmark, table, note(rows))))
-        measure, steps = rows[0].measure, list(range(len(rows[0].aa_curve)))
-        curves = [svg.Series(row.label, steps, row.aa_curve, *row.aa_range) for row in rows]
-        cards = [
-            page.card(
-                f"Average {measure.title}, {measure.unit}",
-                mean_chart(curves, measure, steps),
-                "Bands reach from the lowest to the highest seed." if any(row.aa_range for row in rows) else "",
-            )
-        ]
-        if len(steps) > 1:
-            bars = [(row.label, row.forgetting) for row in rows]
-            names = [str(t) for t in steps[:-1]]
-            cards.append(
-                page.card(
-                    f"Forgetting per task, {measure.change}",
-                    svg.bar_chart(names, bars, x_label="task", y_label=f"forgetting, {measure.change}"),
-                )
-            )
-        parts.append(page.columns(cards))
-        parts.append(
-            page.columns(
-                page.card(f"{row.label}: {measure.title} after each task, {measure.unit}", _mean_heat(row))
-                for row in rows
-            )
-        )
+        parts += [*sentences, page.wide(page.card(benchmark, table, note(rows)))]
+        drawn = [page.card(chart.title, chart.drawing, chart.note) for chart in charts(rows)]
+        common = len(drawn) - len(rows)  # the matrices, one per row, begin a line of their own
+        parts += [page.columns(drawn[:common]), page.columns(drawn[common:])]
+    parts += [f'<p class="note">{escape(line)}</p>' for line in comparison.left_out]
     runs = sum(len(row.seeds) for row in comparison.rows)
     return page.page("Comparison of methods", f"{runs} runs · {' · '.join(comparison.benchmarks)}", parts)
+
+
+def charts(rows: Sequence[Row]) -> list[Chart]:
+    """The charts of one benchmark: average over tasks, forgetting, and the matrix of every row."""
+    measure, steps, benchmark = rows[0].measure, list(range(len(rows[0].aa_curve))), rows[0].benchmark
+    curves = [svg.Series(row.label, steps, row.aa_curve, *row.aa_range) for row in rows]
+    bands = "Bands reach from the lowest to the highest seed." if any(row.aa_range for row in rows) else ""
+    title = f"Average {measure.title}, {measure.unit}"
+    found = [Chart(f"{benchmark} average", title, mean_chart(curves, measure, steps), bands)]
+    if len(steps) > 1:
+        bars = svg.bar_chart(
+            [str(t) for t in steps[:-1]],
+            [(row.label, row.forgetting) for row in rows],
+            x_label="task",
+            y_label=f"forgetting, {measure.change}",
+        )
+        found.append(Chart(f"{benchmark} forgetting", f"Forgetting per task, {measure.change}", bars))
+    for row in rows:
+        values = np.mean([m.all_values for m in row.matrices], axis=0)
+        heat = accuracy_map(values, row.names_per_task, measure)
+        title = f"{row.label}: {measure.title} after each task, {measure.unit}"
+        found.append(Chart(f"{benchmark} matrix {row.label}", title, heat))
+    return found
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {
@@ -201,11 +223,6 @@ def best_cells(rows: Sequence[Row]) -> set[tuple[int, int]]:
     return best
 
 
-def _mean_heat(row: Row) -> str:
-    values = np.mean([m.all_values for m in row.matrices], axis=0)
-    return accuracy_map(values, row.names_per_task, row.measure)
-
-
 def _header(rows: Sequence[Row]) -> list[str]:
     return ["method", "seeds", *(heading for heading, _ in columns(rows).values())]
 
@@ -224,7 +241,3 @@ def _plain(summary: Summary) -> dict[str, float | None]:
 
 def _pipe(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _escape(text: str) -> str:
-    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")

@@ -245,7 +245,7 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
             "train on all data without a method, or let infssm.run do it with method=joint"
         )
     method = build_method(model, name, own_loop=True, **options)
-    for warning in (regularizer.warning for regularizer in method.regularizers if regularizer.warning):
+    for warning in method.warnings():
         warnings.warn(warning, UserWarning, stacklevel=2)
     return method
 

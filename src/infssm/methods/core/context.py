@@ -235,6 +235,13 @@ class Context:
                 "the model has run no forward since the last penalty: call penalty(x) once after each model(x)"
             ) from None
         self.progress.observed = observed
+        recorders = (recorder for recorder in (self.recorder, self.outputs) if recorder is not None)
+        if torch.is_grad_enabled() and not all(recorder.with_gradient for recorder in recorders):
+            raise ConfigError(
+                "the model's last forward ran under torch.no_grad(), so the penalty would have no gradient: call "
+                "penalty(x) right after model(x), before any forward under no_grad (to measure the penalty without "
+                "training, call penalty(x) under no_grad, too)"
+            )
         rows, asked = observed.new.batch_size, self.progress.batch_size
         if asked and rows not in (1, asked):  # states that do not depend on the input have one row
             raise ConfigError(

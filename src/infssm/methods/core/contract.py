@@ -63,6 +63,8 @@ class Component:
     Config: ClassVar[type[ComponentConfig]] = ComponentConfig
     own_first_task: ClassVar[bool] = False
     """Whether it must train the first task itself: a model that another method trained lacks what it needs."""
+    needs_loader: ClassVar[bool] = False
+    """Whether it measures on the task's data when the task ends: ``end_task(task, loader)``."""
     takes: ClassVar[frozenset[str]] = frozenset({"images"})
     """Kinds of data it works on: ``images``, ``series``, ``tokens``, ``language``; :data:`EVERYTHING` is all."""
     takes_domains: ClassVar[bool] = True
@@ -94,6 +96,10 @@ class Component:
     def chosen(self) -> dict[str, float]:
         """Options that it set by itself, to be shown when a task ends."""
         return {}
+
+    def warnings(self) -> list[str]:
+        """What a user should know before training with this configuration; shown by ``attach`` and ``infssm run``."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the component needs to go on, made of tensors and plain values."""
@@ -127,9 +133,6 @@ class Regularizer(Component, ABC):
 
     family: ClassVar[str | None] = None
     """Regularizers of one family hold the same thing in variants, so a method takes one of them at most."""
-
-    warning: ClassVar[str | None] = None
-    """What a user who attaches it should know."""
 
     @property
     def compares(self) -> bool:

@@ -10,8 +10,10 @@ A new fitted head is one file in ``methods/heads``: a class with ``name``, ``Con
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -108,6 +110,7 @@ class FittedHead(Head):
     """A head computed from features at the end of each task."""
 
     fitted: ClassVar[bool] = True
+    needs_loader: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = CLASSES
     takes_domains: ClassVar[bool] = False
     Module: ClassVar[Callable[..., nn.Module]]
@@ -170,14 +173,17 @@ class FittedHead(Head):
         if self._looks is not None and task.index == 0:
             self._looks.keep(unwrap(self.context.module))
         rows = Features(self.context, loader, old=self.needs_old, looks=self._looks)
-        self._fitted = self._built(self.fit(rows, task).state_dict())
+        with torch.autocast(self.context.device.type, enabled=False):
+            self._fitted = self._built(self.fit(rows, task).state_dict())
 
     def _built(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """The fitted module of these tensors, in the model's precision, on its device."""
+        """The fitted module of these tensors on the model's device, in float32 or the model's wider precision."""
         like = next(self.context.module.parameters())
         module = type(self).Module(**tensors)
+        module = module.to(like.device, torch.promote_types(like.dtype, torch.float32))
+        module.forward = partial(_forward_without_autocast, module)
         module = module if self._looks is None else Looking(self._looks, module)
-        return module.to(like.device, like.dtype).eval().requires_grad_(False)
+        return module.eval().requires_grad_(False)
 
     @property
     def installed(self) -> bool:
@@ -226,6 +232,18 @@ class FittedHead(Head):
         """Restore :meth:`state_dict`."""
         if self._looks is not None:
             self._looks.restore(unwrap(self.context.module), state.get("first"))
+
+
+def _forward_without_autocast(module: nn.Module, features: Tensor) -> Tensor:
+    """The forward of a fitted ``module`` in the precision of its own tensors, also inside an autocast region.
+
+    Scores are differences of large numbers: rounded to bfloat16, LDA lost 2.3 points of accuracy on digits. Bound to
+    the instance rather than wrapped around it, so that the tensors keep the names of a plain layer in saved files.
+    """
+    own = next(itertools.chain(module.parameters(), module.buffers()), features)
+    with torch.autocast(features.device.type, enabled=False):
+        scores: Tensor = type(module).forward(module, features.to(own.dtype))
+    return scores
 
 
 def starting_with(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,8 +31,10 @@ def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
 
 def mean_over_states(pair: StatePair, difference: Callable[[StateSpace, StateSpace], Tensor]) -> Tensor:
     """Mean over tokens (padding is none), then over layers and directions, of a difference of two state spaces."""
-    pairs = zip(pair.old, pair.new, strict=True)
-    means = [difference(old.without_padding(), new.without_padding()).mean() for old, new in pairs]
+    means = []
+    for old, new in zip(pair.old, pair.new, strict=True):
+        values = difference(old.without_padding(), new.without_padding())
+        means.append(values.mean() if values.numel() else values.sum())  # the mean of a batch of padding alone is NaN
     return torch.stack(means).mean()
 
 

@@ -135,11 +135,14 @@ class Method:
 
         A mapping of keyword arguments stands for ``model(**x)``.
         """
-        context = self.context
-        context.progress.batch_size = count_rows(x)
-        if context.current.index > 0:
-            context.observe(x)
-        return sum(self._penalty_terms().values(), start=torch.zeros((), device=context.device))
+        return sum(self.penalty_terms(x).values(), start=torch.zeros((), device=self.context.device))
+
+    def penalty_terms(self, x: Tensor | Mapping[str, Any]) -> Terms:
+        """The terms of :meth:`penalty` by name, ``"regularizer/term"``, weighted."""
+        self.context.progress.batch_size = count_rows(x)
+        if self.context.current.index > 0:
+            self.context.observe(x)
+        return self._penalty_terms()
 
     def _penalty_terms(self) -> Terms:
         first = self.context.current.index == 0
@@ -183,6 +186,10 @@ class Method:
     def chosen(self) -> dict[str, float]:
         """What components set by themselves so far: ``{"inf-ssm-exact.weight": 310.0}``."""
         return {f"{c.name}.{option}": value for c in self.components for option, value in c.chosen().items()}
+
+    def warnings(self) -> list[str]:
+        """What a user should know before training with these components on this model."""
+        return [text for component in self.components for text in component.warnings()]
 
     def state_dict(self) -> dict[str, Any]:
         """With the module's own ``state_dict``, all that resuming needs."""

@@ -68,6 +68,7 @@ class QuadraticRegularizer(Regularizer):
 class MeasuredRegularizer(QuadraticRegularizer):
     """A quadratic penalty whose importances are measured on a task's data when it ends."""
 
+    needs_loader: ClassVar[bool] = True
     importances: ClassVar[str] = "importances"
     """What the measured values are called."""
 

@@ -28,8 +28,8 @@ def saved_shape(x: HeadInputs) -> tuple[int, ...]:
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
     x, (save, triton) = HeadInputs(*args[:_COUNT]), args[_COUNT:]
-    # Triton's backward needs y for the gradient of the gate alone.
-    plain = x.u.shape if save and (x.z is not None or not triton) else (0,)
+    # The backward needs y for the gradient of the gate alone.
+    plain = x.u.shape if save and x.z is not None else (0,)
     saved = (_triton.saved_shape(x) if triton else saved_shape(x)) if save else (0,)
     return new(x.u, *x.u.shape), new(x.u, *plain), new(x.u, *saved)
 

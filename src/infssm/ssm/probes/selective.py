@@ -25,6 +25,10 @@ def wide(tensor: Tensor) -> Tensor:
 def project(linear: nn.Module, x: Tensor, rows: slice = slice(None)) -> Tensor:
     """Those output features of a linear layer. Adapters and quantised layers are called, then cut."""
     if type(linear) is not nn.Linear:
+        # In a layer with an adapter the base weight may be bfloat16 where x, computed by us, is float32.
+        weight = getattr(linear, "weight", None)
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            x = x.to(weight.dtype)
         return wide(linear(x)[..., rows])
     bias = None if linear.bias is None else wide(linear.bias[rows])
     return F.linear(wide(x), wide(linear.weight[rows]), bias)

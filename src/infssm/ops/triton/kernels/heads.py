@@ -52,12 +52,17 @@ def decays(dt, A, seq_idx, batch, head, token, tokens, ROWS: tl.constexpr):
     the one state the other; 0 across the ends of packed sequences. dt: [ROWS].
     """
     row = tl.arange(0, ROWS)
-    s = tl.cumsum(dt * tl.load(A + head).to(tl.float32), axis=0)
-    end = tl.sum(tl.where(row == ROWS - 1, s, 0.0), axis=0)
+    # The running sum in two parts, so that its differences are as exact as if it were small.
+    s = tl.cumsum(dt.to(tl.float64) * tl.load(A + head).to(tl.float64), axis=0)
+    high = s.to(tl.float32)
+    low = (s - high).to(tl.float32)
+    last = row == ROWS - 1
+    end_high, end_low = tl.sum(tl.where(last, high, 0.0), axis=0), tl.sum(tl.where(last, low, 0.0), axis=0)
     reaches = row[:, None] >= row[None, :]
-    exponent = tl.where(reaches, s[:, None] - s[None, :], 0.0)
+    exponent = tl.where(reaches, (high[:, None] - high[None, :]) + (low[:, None] - low[None, :]), 0.0)
     inside = tl.where(reaches, tl.exp(exponent), 0.0)
-    entering, leaving, through = tl.exp(s), tl.exp(end - s), tl.exp(end)
+    entering, through = tl.exp(high + low), tl.exp(end_high + end_low)
+    leaving = tl.exp((end_high - high) + (end_low - low))
     if seq_idx is not None:
         seq_idx += batch * tokens
         first = tl.min(token, axis=0)
