@@ -65,13 +65,14 @@ def command(
 
 def _samples(classifier: TrainedClassifier, paths: list[Path]) -> Iterator[tuple[str, Any]]:
     """Names and samples, file by file; in the place of a sample the error that names a file of series."""
-    from infssm.data import ImageFacts
-    from infssm.data.images import EXTENSIONS
+    from infssm.data import ImageFacts, audio, images
     from infssm.learner.reading import read_series
 
     facts = classifier.samples
     series = not isinstance(facts, ImageFacts) and facts.rate is None
-    endings = EXTENSIONS if isinstance(facts, ImageFacts) else {".npy", ".npz", ".csv"} if series else {".wav"}
+    endings = images.SUFFIXES if isinstance(facts, ImageFacts) else audio.SUFFIXES
+    if series:
+        endings = frozenset({".npy", ".npz", ".csv"})
     for path in paths:
         files = [path]
         if path.is_dir():
