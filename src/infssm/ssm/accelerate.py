@@ -17,7 +17,7 @@ from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import at_least_float32, beside_checkpoint
 from infssm.ops import ScanInputs, scan, scan_heads
 from infssm.ssm.probes import transformers_mamba, transformers_mamba2
-from infssm.ssm.probes.selective import convolve, masked, packing, raw_states
+from infssm.ssm.probes.selective import activation, convolve, masked, packing, raw_states, ssd_inputs
 
 _MAMBA = {
     "MambaMixer": "transformers.models.mamba.modeling_mamba",
@@ -106,10 +106,9 @@ class FastMamba2(Fast):
         if (scale := getattr(mixer, "mup_vector", None)) is not None:
             projected = projected * scale
         gate, xbc, dt = torch.split(projected, [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
-        act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
-        convolved = masked(convolve(mixer.conv1d, xbc, act=act, seq_idx=seq_idx), mask)
+        convolved = masked(convolve(mixer.conv1d, xbc, act=activation(mixer), seq_idx=seq_idx), mask)
         x, bc = torch.split(convolved, [mixer.intermediate_size, mixer.conv_dim - mixer.intermediate_size], dim=-1)
-        inputs = transformers_mamba2.head_inputs(bc, at_least_float32(dt), mixer.A_log, mixer.dt_bias, mixer.n_groups)
+        inputs = ssd_inputs(bc, at_least_float32(dt), mixer.A_log, mixer.dt_bias, mixer.n_groups)
         if self.tap is not None:
             with beside_checkpoint():
                 bias, zoh = self.tap.include_dt_bias, self.tap.zoh
