@@ -50,28 +50,20 @@ class ER(StreamReplay):
         return slice(0 if self.config.mask == "seen" else classes.start, classes.stop)
 
     def loss(self, batch: BatchLike) -> Terms:
-        """One term: the cross-entropy of both halves."""
-        both = self._with_replayed(batch) if self.replays else batch
+        """One term: the cross-entropy of the stream's samples and the replayed ones, in one forward."""
+        both, count, kind = batch, len(batch.y), self.context.data_kind
+        if self.replays and kind == "images":
+            drawn = self.replay(count)
+            both = Batch(torch.cat((batch.x, drawn.x)), torch.cat((batch.y, self.to_device(drawn.entries["label"]))))
+        elif self.replays:
+            both = joined(batch, self.buffer.get(self.draw(self.replay_count(count))), kind)
         self.remember(**self.rows_of(batch))
-        stream = len(batch.y)
-        logits = self.context.forward(model_input(both), current_rows=stream)
-        if self.context.data_kind == "language":
+        logits = self.context.forward(model_input(both), current_rows=count)
+        if kind == "language":
             return {"ce": cross_entropy(logits, both, slice(None))}
         mask = self.config.mask
-        return {"ce": masked_cross_entropy(logits, both.y, current_rows=stream, classes=self._classes, mask=mask)}
-
-    def _with_replayed(self, batch: BatchLike) -> BatchLike:
-        """The batch, and after it rows of the buffer."""
-        if self.context.data_kind != "images":
-            drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
-            return joined(batch, drawn, self.context.data_kind)
-        found = self.replay(len(batch.y))
-        labels = self.to_device(found.entries["label"])
-        return Batch(torch.cat((batch.x, found.x)), torch.cat((batch.y, labels)))
-
-    @property
-    def _classes(self) -> range:
-        return range(0) if self.config.mask == "full" else self.context.classes(self.name)
+        classes = range(0) if mask == "full" else self.context.classes(self.name)
+        return {"ce": masked_cross_entropy(logits, both.y, current_rows=count, classes=classes, mask=mask)}
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, classes: range, mask: Mask) -> Tensor:
