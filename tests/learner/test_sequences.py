@@ -302,5 +302,5 @@ def test_a_model_of_transformers_by_folder(tmp_path: Path) -> None:
 
 def test_stdlib_text_is_a_language_stream_everywhere() -> None:
     dataset = load_dataset("stdlib-text", length=64, limit=4000)
-    assert dataset.language
+    assert dataset.modality.name == "language"
     assert dataset.facts.width == 256  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.files import Files, Progress
 from infssm.data.images import ArrayImages, Images
@@ -119,9 +120,9 @@ class Dataset:
         return len(self.classes)
 
     @property
-    def language(self) -> bool:
-        """Whether the next token is what is to be learnt: tokens without classes."""
-        return isinstance(self.samples, Sequences) and self.samples.kind == "tokens" and self.num_classes == 1
+    def modality(self) -> Modality:
+        """What kind of data the samples are."""
+        return modality_of(self.facts.kind, self.num_classes)
 
     @property
     def facts(self) -> ImageFacts | SequenceFacts:

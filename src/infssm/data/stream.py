@@ -91,7 +91,7 @@ class TaskStream:
         self.dataset = dataset
         self.split = split
         self.by = by
-        if dataset.language and by == "class":
+        if dataset.modality.by == "domain" and by == "class":
             raise ConfigError(f"{dataset.name} is text without classes: make tasks by domain")
         names, group_of = (dataset.classes, dataset.labels) if by == "class" else _domains(dataset)
         division = divide_classes(
@@ -107,7 +107,7 @@ class TaskStream:
         self.class_order: Indices = order if by == "class" else np.arange(dataset.num_classes)
         self.domains = tuple("+".join(names[g] for g in task) for task in division) if by == "domain" else ()
         """Names of each task's domains, where tasks are domains."""
-        self.num_classes = dataset.sequences.width if dataset.language else len(self.class_order)
+        self.num_classes = dataset.modality.num_outputs(len(self.class_order), dataset.facts.size)
         ends = np.cumsum([len(task) for task in division]).tolist()
         self._groups = [range(a, b) for a, b in pairwise([0, *ends])]
         """Places of each task."""
