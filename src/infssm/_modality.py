@@ -145,7 +145,7 @@ class _Series(Sequential):
     field = "series"
     settings: ClassVar[Mapping[str, Any] | None] = {
         "model": {"name": "mamba_nano", "options": {"d_model": 64, "n_layer": 3}},
-        "train": {"batch_size": 32, "lr": 2e-3, "threads": 1},
+        "train": {"batch_size": 32, "lr": 2e-3},
     }
 
 
@@ -175,7 +175,7 @@ class _Language(Sequential):
     field = "tokens"
     settings: ClassVar[Mapping[str, Any] | None] = {
         "model": {"name": "mamba_lm_nano"},
-        "train": {"batch_size": 16, "lr": 2e-3, "weight_decay": 0.01, "threads": 1},
+        "train": {"batch_size": 16, "lr": 2e-3, "weight_decay": 0.01},
     }
 
     def covers(self, kind: str, num_classes: int) -> bool:

@@ -119,6 +119,18 @@ class TaskStream:
         return tuple(len(task.classes) for task in self._tasks)
 
     @property
+    def warning(self) -> str | None:
+        """What is questionable about the tasks, in one line; None where nothing is."""
+        single = self.task_sizes.count(1) if self.by == "class" and self.num_classes > 1 else 0
+        if not single:
+            return None
+        domains = f", or make tasks of the {len(self.dataset.domains)} domains with data.by=domain"
+        return (
+            f"{single} of {self.num_tasks} tasks have a single class, so there is nothing to tell apart while such a "
+            f"task is learned: lower data.num_tasks{domains if self.dataset.domains else ''}"
+        )
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Class names in stream order: the position is the stream label."""
         return tuple(self.dataset.classes[c] for c in self.class_order)

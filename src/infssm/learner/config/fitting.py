@@ -51,7 +51,6 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
     if data.get("image_size") is None:
         chosen["data"]["image_size"] = size
     chosen["train"] = {
-        "threads": 1 if chosen["model"]["name"] == "vim_nano" else None,
         "batch_size": _batch_size(len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))),
     }
     return chosen

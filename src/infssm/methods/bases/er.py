@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.contract import ALL_DATA, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import cross_entropy
-from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, classes_of
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 Mask = Literal["full", "seen", "current+seen"]
 
@@ -38,7 +38,7 @@ class ER(StreamReplay):
     """
 
     name = "er"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = ERConfig
     config: ERConfig
 
@@ -46,7 +46,7 @@ class ER(StreamReplay):
         """As ``mask`` says."""
         if self.config.mask == "full":
             return slice(None)
-        classes = classes_of(self.context, self.name, task)
+        classes = self.context.classes(self.name, task)
         return slice(0 if self.config.mask == "seen" else classes.start, classes.stop)
 
     def loss(self, batch: BatchLike) -> Terms:
@@ -67,7 +67,7 @@ class ER(StreamReplay):
 
     @property
     def _classes(self) -> range:
-        return range(0) if self.config.mask == "full" else classes_of(self.context, self.name)
+        return range(0) if self.config.mask == "full" else self.context.classes(self.name)
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, classes: range, mask: Mask) -> Tensor:

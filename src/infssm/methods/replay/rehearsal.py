@@ -6,22 +6,18 @@ statistics, so this equals the separate forwards of other implementations.
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from infssm._modality import raw_images as raw_images
 from infssm._processes import this_share
-from infssm.errors import ConfigError
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.replay.buffer import Buffer
+from infssm.methods.replay.buffers import Buffer, ReservoirBuffer
 from infssm.methods.replay.gathering import process_slice
-from infssm.methods.replay.reservoir import ReservoirBuffer
 
 
 class ReplayConfig(ComponentConfig):
@@ -48,7 +44,7 @@ class Replay(Base):
     config: ReplayConfig
     stores_data: ClassVar[bool] = True
     needs_raw: ClassVar[bool] = True
-    takes_soft_labels: ClassVar[bool] = False
+    supports_soft_labels: ClassVar[bool] = False
 
     def __init__(self, config: ReplayConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -158,41 +154,3 @@ class StreamReplay(Replay):
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
         """What the buffer stores of a batch that is not trained on."""
         return self.context.modality.rows(batch, self.name)
-
-
-def classes_of(context: Context, method: str, task: TaskInfo | None = None) -> range:
-    """The classes of a task (the current one): told by the task itself, else its share of all classes."""
-    task = context.current if task is None else task
-    if task.classes is not None:
-        return task.classes
-    sizes = task_sizes(context, method)
-    return range(sum(sizes[: task.index]), sum(sizes[: task.index + 1]))
-
-
-def task_sizes(context: Context, method: str) -> tuple[int, ...]:
-    """Classes of each task of the stream: as told beforehand, else equal shares."""
-    if context.task_sizes is not None:
-        return context.task_sizes
-    if context.num_classes is None or context.num_tasks is None or context.num_classes % context.num_tasks:
-        raise ConfigError(
-            f"{method} must know which classes belong to which task: begin tasks that have .classes, or give "
-            "task_sizes, or num_classes and num_tasks that divide evenly"
-        )
-    return (context.num_classes // context.num_tasks,) * context.num_tasks
-
-
-@contextlib.contextmanager
-def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
-    """Collect what ``module`` returns (or its first argument) in the forwards of the block.
-
-    Works below any wrapper around the model (DDP, Fabric), whose forward gives logits alone.
-    """
-    seen: list[Any] = []
-    if inputs:
-        handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    else:
-        handle = module.register_forward_hook(lambda _, __, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()
