@@ -14,8 +14,7 @@ from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.files import Files, Progress
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences, SoundFiles
-from infssm.data.spectra import Spectra
+from infssm.data.sequences import Sequences
 from infssm.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
@@ -127,7 +126,7 @@ class Dataset:
     @property
     def facts(self) -> ImageFacts | SequenceFacts:
         """What the samples are like."""
-        return _sequence_facts(self.name, self.samples) if isinstance(self.samples, Sequences) else self.image_facts
+        return self.samples.facts(self.name) if isinstance(self.samples, Sequences) else self.image_facts
 
     @property
     def image_facts(self) -> ImageFacts:
@@ -153,13 +152,6 @@ class Dataset:
             digest.update(self.domain_of.astype("<i8").tobytes())
         digest.update(f"{self.num_test} {self.samples.fingerprint()}".encode())
         return digest.hexdigest()[:16]
-
-
-def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
-    bands = sequences.width if isinstance(sequences, Spectra) else None
-    sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
-    rate = sounds.rate if isinstance(sounds, SoundFiles) else None
-    return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
 
 
 def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[int, str]:
