@@ -143,7 +143,7 @@ def test_cumulative_task_holds_all_tasks_up_to_it():
 
 def test_split_of_other_data_and_empty_tasks_are_refused():
     dataset = fake(240, 12, 60)
-    with pytest.raises(DataError, match="not those the split was made for"):
+    with pytest.raises(DataError, match="changed since this run began"):
         TaskStream(fake(252, 12, 60), make_split(dataset), 3)
     tiny = fake(6, 3)
     with pytest.raises(DataError, match="has no test images"):

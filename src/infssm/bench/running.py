@@ -24,7 +24,7 @@ from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.result import Result
 from infssm.learner.saving.checkpoint import load_newest, previous
 from infssm.learner.saving.progress import Position, Progress, check_belongs, check_best, restore_progress
-from infssm.learner.setup import Setup, build
+from infssm.learner.setup import Setup, build, check_data
 from infssm.learner.signals import Signals
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
@@ -72,6 +72,7 @@ def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet:
     display = given if given and fabric.world_size == 1 else choose_screen(quiet or not fabric.is_global_zero).open()
     run = RunDirectory(path)
     if fabric.broadcast(run.complete and not overwrite):
+        check_data(config, Split.load(run.split_path))
         display.note(f"already complete: {path} (repeat it with --overwrite)")
         if fabric.is_global_zero and not run.report_path.exists():
             write_report(run)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def command(
         typer.Option(metavar="auto|ADDRESS", help="Carry runs out on a Ray cluster: this machine's, or at ADDRESS."),
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Train a method on a stream of tasks; without arguments, five methods side by side on digits.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences, WavFiles
+from infssm.data.sequences import Sequences, SoundFiles
 from infssm.data.spectra import Spectra
 from infssm.errors import ConfigError, DataError
 
@@ -51,6 +51,9 @@ class Dataset:
     domain_word: str = "domain"
 
     def __post_init__(self) -> None:
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
+            raise DataError(f"{self.name}: two classes are named {twice!r}: give each class a name of its own")
         labels = np.asarray(self.labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(f"{self.name}: labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
@@ -150,9 +153,5 @@ class Dataset:
 def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
     bands = sequences.width if isinstance(sequences, Spectra) else None
     sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
-    rate = sounds.rate if isinstance(sounds, WavFiles) else None
+    rate = sounds.rate if isinstance(sounds, SoundFiles) else None
     return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
-
-
-class ImageDataset(Dataset):
-    """A data set of images."""

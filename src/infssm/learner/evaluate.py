@@ -16,7 +16,7 @@ from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
-from infssm.learner.scoring import Accuracy, ClassScoring, Score, Scoring, TokenScoring
+from infssm.learner.scoring import Accuracy, ClassScoring, Score, Scoring, TokenScoring, text_bytes_of
 from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
@@ -71,7 +71,8 @@ def evaluate(
     module = setup.method.module
     was_training = module.training
     module.eval()
-    scoring: Scoring = TokenScoring() if setup.stream.dataset.language else ClassScoring(task, seen, confusion)
+    dataset = setup.stream.dataset
+    scoring: Scoring = TokenScoring(text_bytes_of(dataset)) if dataset.language else ClassScoring(task, seen, confusion)
     counts: Tensor | None = None
     loader = setup.eval_loader(task, part)
     for batch in itertools.islice(loader, setup.config.train.limit_batches):

@@ -19,7 +19,7 @@ def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True
     """Build the model with as many inputs and outputs as the data have; ``weights=False`` leaves its weights out."""
     check_fits(config.name, facts)
     if is_hub(config.name):
-        return _hub(hub_model(config.name, weights=weights), facts)
+        return _hub(_from_hub(config.name, config.options, weights=weights), facts)
     options = _sizes(facts) | config.options
     chosen = config.weights if weights else None
     if facts.kind == "language":
@@ -34,9 +34,16 @@ def any_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     if not is_hub(name):
         found: nn.Module = create_model(name, **options)
         return found
-    if options:
-        raise ConfigError(f"model {name!r} is as its folder says: leave out model.options")
-    return hub_model(name, weights=False)
+    return _from_hub(name, options, weights=False)
+
+
+def _from_hub(name: str, options: Mapping[str, Any], *, weights: bool) -> HubModel:
+    trusted = options.get("trust_remote_code", False)
+    if options.keys() - {"trust_remote_code"} or not isinstance(trusted, bool):
+        raise ConfigError(
+            f"model {name!r} is as its folder says: its only model.options is trust_remote_code, true or false"
+        )
+    return hub_model(name, weights=weights, trust_remote_code=trusted)
 
 
 def check_fits(name: str, facts: StreamFacts) -> None:

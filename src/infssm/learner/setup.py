@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,7 +37,7 @@ from infssm.data import (
 )
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
-from infssm.errors import CheckpointError, ConfigError
+from infssm.errors import CheckpointError, ConfigError, MissingDataError
 from infssm.learner.config.fields import DataConfig, RunConfig, TrainConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import any_model, build_model
@@ -72,7 +74,7 @@ class Setup:
     @property
     def measure(self) -> Measure:
         """What is measured of the model on each task."""
-        return measure_for(self.stream.facts)
+        return measure_for(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""
@@ -146,15 +148,13 @@ def _check_targets(config: RunConfig) -> None:
 def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     """The stream of tasks, with a stored split or the one the configuration draws."""
     data = config.data
-    dataset = read_dataset(data)
-    dataset = require_readable(dataset, skip_unreadable=data.skip_unreadable)
+    dataset = _usable_dataset(data)
     by = _task_kind(data, dataset)
-    dataset = in_bands(dataset, data.bands)
     if split is None:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
         )
-    return TaskStream(
+    stream = TaskStream(
         dataset,
         split,
         data.num_tasks,
@@ -163,6 +163,25 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         tasks=data.tasks,
         by=by,
     )
+    if (single := stream.task_sizes.count(1)) and by == "class" and stream.num_classes > 1:
+        warnings.warn(
+            f"{dataset.name}: {single} of {stream.num_tasks} tasks have a single class, so there is nothing to tell "
+            "apart while such a task is learned: lower data.num_tasks",
+            UserWarning,
+            stacklevel=2,
+        )
+    return stream
+
+
+def check_data(config: RunConfig, split: Split) -> None:
+    """Raise DataError where the data are no longer those of a stored split; data that are not there cannot differ."""
+    with suppress(MissingDataError):
+        split.verify(_usable_dataset(config.data))
+
+
+def _usable_dataset(data: DataConfig) -> Dataset:
+    dataset = require_readable(read_dataset(data), skip_unreadable=data.skip_unreadable)
+    return in_bands(dataset, data.bands)
 
 
 def read_dataset(data: DataConfig) -> Dataset:

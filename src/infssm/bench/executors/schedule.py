@@ -10,9 +10,11 @@ from typing import Protocol
 from infssm.bench.executors.job import Finished, Job, Watch, needed_failed
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Started, TaskDone, show
 from infssm.bench.reports.report import write_report
+from infssm.data import Split
 from infssm.errors import InfssmError
 from infssm.learner.display import Display, Screen
 from infssm.learner.result import Result
+from infssm.learner.setup import check_data
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store.directory import RunDirectory
 
@@ -93,6 +95,11 @@ class Schedule:
         while len(self._running) < self._crew.slots and (job := self._next(source)) is not None:
             overwrite = self._overwrite and job not in self._begun
             if not overwrite and RunDirectory(job.path).complete:
+                try:
+                    check_data(job.config, Split.load(RunDirectory(job.path).split_path))
+                except InfssmError as error:
+                    yield self._end(Finished(job, error=error))
+                    continue
                 self._screen.note(f"{job.name}: already complete: {job.path} (repeat it with --overwrite)")
                 yield self._completed(job)
                 continue

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from infssm._user_code import import_files_of_parent
 from infssm.bench.executors.job import StoppedError
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone
 from infssm.bench.running import run
@@ -73,6 +74,7 @@ class TellingDisplay(Display):
 
 def carry_out(config: RunConfig, display: TellingDisplay, *, overwrite: bool) -> Done | Failed | Died:
     """Run a configuration; how it ended."""
+    import_files_of_parent()
     patience = time.monotonic() + _PATIENCE
     while isinstance(end := _attempt(config, display, overwrite), InUseError):
         if time.monotonic() > patience or display.stopping:

@@ -28,12 +28,17 @@ Best = Callable[[Sequence[float]], float]
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
     """The measures that the table of one benchmark shows: heading, and which value is the best one."""
-    better: Best = max if rows[0].measure.better > 0 else min
-    aa, aia, fm = ("AA", "AIA", "FM") if rows[0].measure == ACCURACY else ("bits", "all tasks", "forgets")
+    language = rows[0].measure != ACCURACY
+    better: Best = max if rows[0].measure.higher_is_better else min
+    aa, aia, fm = ("bits", "all tasks", "forgets") if language else ("AA", "AIA", "FM")
     found: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
-    if all("fwt" in row.measures for row in rows):
-        return found | {"newest": ("newest", better), "fwt": ("FWT", max)}
-    return found | {"til_aa": ("task-inc. AA", max)}
+    if not language and not all("fwt" in row.measures for row in rows):
+        return found | {"til_aa": ("task-inc. AA", max)}
+    found |= {"newest": ("newest", better), "fwt": ("FWT", max)}
+    # Where bytes are the tokens, bits per token are bits per byte.
+    if language and any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows):
+        found["bits_per_token"] = ("per token", min)
+    return found
 
 
 def note(rows: Sequence[Row]) -> str:
@@ -42,8 +47,8 @@ def note(rows: Sequence[Row]) -> str:
         return (
             f"{rows[0].measure.title.capitalize()} on held-out text (lower is better), mean over the tasks after the "
             "last one; all tasks: its mean over the tasks' ends; forgets: bits that a task lost since its best; "
-            "newest: each task after its own training; FWT: bits better than guessing just before its own training. "
-            "Mean ± sample standard deviation over seeds."
+            "newest: each task after its own training; FWT: bits better than guessing just before its own training; "
+            "per token: the same text in bits per token. Mean ± sample standard deviation over seeds."
         )
     inside = "task-inc. AA: decided inside each image's own task."
     domains = "newest: each task after its own training, FWT: points better than guessing just before it."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infssm.data import Dataset, FileImages, Sequences, WavFiles, load_dataset
+from infssm.data import Dataset, FileImages, Sequences, SoundFiles, load_dataset
 
 _SAMPLED = 64
 """Files whose size is looked up."""
@@ -67,7 +67,7 @@ def _for_sequences(dataset: Dataset, sequences: Sequences, data: Mapping[str, An
     if dataset.language:
         train = {"batch_size": 16, "lr": 2e-3, "weight_decay": 0.01, "threads": 1}
         return {"model": {"name": "mamba_lm_nano"}, "train": train}
-    bands = {"bands": _BANDS} if isinstance(sequences, WavFiles) and "bands" not in data else {}
+    bands = {"bands": _BANDS} if isinstance(sequences, SoundFiles) and "bands" not in data else {}
     train = {"batch_size": 32, "lr": 2e-3, "threads": 1}
     return {"data": bands, "model": {"name": "mamba_nano", "options": {"d_model": 64, "n_layer": 3}}, "train": train}
 

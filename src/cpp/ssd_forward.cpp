@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "conv.h"
-#include "heads.h"
+#include "ssd.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
@@ -22,12 +22,12 @@ struct Scratch {
     float *state;            // panels [n][N W], where states are not saved
     Slices slices;
 
-    static int64_t floats(const HeadsCut& cut) {
+    static int64_t floats(const SsdCut& cut) {
         const int64_t rows = SPAN * cut.n + W, channels = cut.in_block * cut.size;
         return Decays::floats(cut.in_block) + 2 * rows + round_up(cut.n, W) * PAIR + 2 * SPAN * SPAN +
                3 * SPAN * channels + channels * cut.n;
     }
-    void place(float* memory, const HeadsCut& cut) {
+    void place(float* memory, const SsdCut& cut) {
         const int64_t rows = SPAN * cut.n + W, channels = cut.in_block * cut.size;
         memory = decays.place(memory, cut.in_block);
         B = memory, C = B + rows, turned = C + rows;
@@ -39,7 +39,7 @@ struct Scratch {
 };
 
 template <int N>
-__attribute__((noinline)) void pack_inputs(const HeadsForward& f, const HeadsItem& item, int64_t first, int length, Scratch& s) {
+__attribute__((noinline)) void pack_inputs(const SsdForward& f, const SsdItem& item, int64_t first, int length, Scratch& s) {
     for (int l = 0; l < length; ++l) {
         const Row u(f.in.u, item.batch, first + l);
         for (const Slice& slice : s.slices) {
@@ -65,7 +65,7 @@ inline void weigh(const Decays& decays, int64_t h, const float* products, float*
 
 // y with skip and gate.
 template <int N>
-__attribute__((noinline)) void finish(const HeadsForward& f, const HeadsItem& item, int64_t first, int length, const Scratch& s) {
+__attribute__((noinline)) void finish(const SsdForward& f, const SsdItem& item, int64_t first, int length, const Scratch& s) {
     for (int l = 0; l < length; ++l) {
         const auto row = [&](const Tokens& x) { return Row(x, item.batch, first + l); };
         const Row u = row(f.in.u), z = row(f.in.z), y = row(f.y), plain = row(f.plain);
@@ -84,7 +84,7 @@ __attribute__((noinline)) void finish(const HeadsForward& f, const HeadsItem& it
 
 // y without skip and gate; state: the one before the chunk, or null where it is 0.
 template <int N>
-__attribute__((noinline)) void outputs(const HeadsCut& cut, const HeadsItem& item, int length, const float* state, Scratch& s) {
+__attribute__((noinline)) void outputs(const SsdCut& cut, const SsdItem& item, int length, const float* state, Scratch& s) {
     const int64_t panels = cut.size / (N * W);
     for (int64_t h = 0; h < item.count; ++h) {
         const float* const enter = s.decays.enter + h * SPAN;
@@ -105,7 +105,7 @@ __attribute__((noinline)) void outputs(const HeadsCut& cut, const HeadsItem& ite
 
 // The state after the chunk from that before it (null: 0); both may be the same memory.
 template <int N>
-__attribute__((noinline)) void advance(const HeadsCut& cut, const HeadsItem& item, const float* before, float* after, const Scratch& s) {
+__attribute__((noinline)) void advance(const SsdCut& cut, const SsdItem& item, const float* before, float* after, const Scratch& s) {
     const int64_t panels = cut.size / (N * W);
     for (int64_t q = 0; q < item.count * panels; ++q)
         for (int64_t j = 0; j < cut.n; j += ROWS) {
@@ -121,7 +121,7 @@ __attribute__((noinline)) void advance(const HeadsCut& cut, const HeadsItem& ite
 }
 
 template <int N>
-void run(const HeadsForward& f, const HeadsCut& cut, const HeadsItem& item, const Taps* taps, Scratch& s) {
+void run(const SsdForward& f, const SsdCut& cut, const SsdItem& item, const Taps* taps, Scratch& s) {
     const float* state = nullptr;
     find_slices(s.slices, N, f.in, cut, item);
     for (int64_t chunk = 0; chunk < cut.chunks; ++chunk) {
@@ -145,11 +145,11 @@ void run(const HeadsForward& f, const HeadsCut& cut, const HeadsItem& item, cons
 
 }  // namespace
 
-extern const int heads_span, heads_rows;
-const int heads_span = SPAN, heads_rows = ROWS;
+extern const int ssd_span, ssd_rows;
+const int ssd_span = SPAN, ssd_rows = ROWS;
 
-void heads_forward(const HeadsForward& f) {
-    const HeadsCut cut(f.in);
+void ssd_forward(const SsdForward& f) {
+    const SsdCut cut(f.in);
     const int64_t scratch = round_up(Scratch::floats(cut), W);
     const Buffer memory(scratch * f.in.threads);
     std::optional<Taps> taps;  // where an item has all channels of its tokens: it convolves a chunk when its turn comes
@@ -162,7 +162,7 @@ void heads_forward(const HeadsForward& f) {
         s.place(memory.get() + thread_index() * scratch, cut);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < cut.items; ++i) {
-            const HeadsItem item(cut, f.in.groups, i);
+            const SsdItem item(cut, f.in.groups, i);
             (cut.size % PAIR == 0 ? run<2> : run<1>)(f, cut, item, taps ? &*taps : nullptr, s);
         }
     }

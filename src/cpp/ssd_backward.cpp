@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "conv.h"
-#include "heads.h"
+#include "ssd.h"
 
 namespace infssm {
 namespace INFSSM_ISA {
@@ -38,7 +38,7 @@ struct Scratch {
     float *sums_u, *sums_left;                   // [SPAN]
     Slices slices;
 
-    static int64_t each(const HeadsCut& cut, float* memory, Scratch* s) {
+    static int64_t each(const SsdCut& cut, float* memory, Scratch* s) {
         const int64_t channels = cut.in_block * cut.size, rows = SPAN * cut.n + W, heads = cut.in_block;
         int64_t used = 0;
         const auto take = [&](float** part, int64_t floats) {
@@ -71,7 +71,7 @@ struct Totals {  // of one batch element: [heads]
 
 // Gradient of y before the gate, the gate's own, and delta u.
 template <int N>
-__attribute__((noinline)) void pack_inputs(const HeadsBackward& f, const HeadsItem& item, int64_t first, int length, Scratch& s) {
+__attribute__((noinline)) void pack_inputs(const SsdBackward& f, const SsdItem& item, int64_t first, int length, Scratch& s) {
     memset(s.dots_D, 0, item.count * sizeof(vf));
     for (int l = 0; l < length; ++l) {
         const auto row = [&](const Tokens& x) { return Row(x, item.batch, first + l); };
@@ -98,7 +98,7 @@ __attribute__((noinline)) void pack_inputs(const HeadsBackward& f, const HeadsIt
 
 // What is read with tokens as columns; dx holds delta u.
 template <int N>
-__attribute__((noinline)) void turn_inputs(const HeadsCut& cut, Scratch& s) {
+__attribute__((noinline)) void turn_inputs(const SsdCut& cut, Scratch& s) {
     const int64_t channels = cut.in_block * cut.size;
     int64_t channel = 0;
     for (const Slice& slice : s.slices) {
@@ -118,7 +118,7 @@ __attribute__((noinline)) void turn_inputs(const HeadsCut& cut, Scratch& s) {
 
 // A head's weights, and its share of the gradient of the products C B^T.
 template <int N>
-__attribute__((noinline)) void pull_weights(const HeadsCut& cut, int64_t h, Scratch& s) {
+__attribute__((noinline)) void pull_weights(const SsdCut& cut, int64_t h, Scratch& s) {
     const int64_t panels = cut.size / (N * W), channels = cut.in_block * cut.size;
     const vf lanes = counting();
     for (int column = 0; column < SPAN; column += PAIR)
@@ -156,7 +156,7 @@ void sum_crossing(int64_t h, Scratch& s) {
 }
 
 // A head's turned delta u as it leaves the chunk, once its weights are pulled.
-void leave_chunk(const HeadsCut& cut, int64_t h, Scratch& s) {
+void leave_chunk(const SsdCut& cut, int64_t h, Scratch& s) {
     for (int column = 0; column < SPAN; column += W) {
         const vf leave = load(s.decays.leave + h * SPAN + column);
         float* const x = s.x_turned + (column / PAIR * cut.in_block + h) * cut.size * PAIR + column % PAIR;
@@ -166,7 +166,7 @@ void leave_chunk(const HeadsCut& cut, int64_t h, Scratch& s) {
 
 // Gradients of delta u into dx, which holds delta u; `later` null: 0.
 template <int N>
-__attribute__((noinline)) void pull_inputs(const HeadsCut& cut, int64_t h, int length, const float* later, Scratch& s) {
+__attribute__((noinline)) void pull_inputs(const SsdCut& cut, int64_t h, int length, const float* later, Scratch& s) {
     const int64_t panels = cut.size / (N * W);
     const float* const leave = s.decays.leave + h * SPAN;
     vf* const left = s.left + h * SPAN;
@@ -189,7 +189,7 @@ __attribute__((noinline)) void pull_inputs(const HeadsCut& cut, int64_t h, int l
 
 // Gradients of u from those of delta u; dy becomes what the state before the chunk receives.
 template <int N>
-__attribute__((noinline)) void finish(const HeadsBackward& f, const HeadsItem& item, int64_t first, int length, Scratch& s) {
+__attribute__((noinline)) void finish(const SsdBackward& f, const SsdItem& item, int64_t first, int length, Scratch& s) {
     memset(s.dots_u, 0, item.count * SPAN * sizeof(vf));
     for (int l = 0; l < length; ++l) {
         const Row u(f.in.u, item.batch, first + l), du(f.du, item.batch, first + l);
@@ -208,7 +208,7 @@ __attribute__((noinline)) void finish(const HeadsBackward& f, const HeadsItem& i
 // goes through products. `other` is C for dB; LATER: whose tokens are not before the column, else not after it. For dC,
 // what a head's state gives each token is formed on the way: the token's C times the head's share of its gradient.
 template <int N, bool LATER>
-__attribute__((noinline)) void pull_rows(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, int64_t first, int length,
+__attribute__((noinline)) void pull_rows(const SsdBackward& f, const SsdCut& cut, const SsdItem& item, int64_t first, int length,
                const float* state, const float* turned, const float* other, const float* dproducts, const Tokens& out,
                Scratch& s) {
     const int64_t panels = cut.size / (N * W), channels = cut.in_block * cut.size;
@@ -254,7 +254,7 @@ __attribute__((noinline)) void pull_rows(const HeadsBackward& f, const HeadsCut&
 // The gradient of the state before the chunk in the place of that after it, and what the one state gives the other;
 // `fresh`: the gradient was 0.
 template <int N>
-__attribute__((noinline)) void pull_state(const HeadsCut& cut, const HeadsItem& item, const float* before, bool fresh, Scratch& s) {
+__attribute__((noinline)) void pull_state(const SsdCut& cut, const SsdItem& item, const float* before, bool fresh, Scratch& s) {
     const int64_t panels = cut.size / (N * W);
     for (int64_t h = 0; h < item.count; ++h) {
         vf passed = {};
@@ -277,7 +277,7 @@ __attribute__((noinline)) void pull_state(const HeadsCut& cut, const HeadsItem& 
 }
 
 // Gradients of delta, A and the bias, from all that passes each token.
-void pull_steps(const HeadsBackward& f, const HeadsItem& item, int64_t first, int length, const Totals& totals, Scratch& s) {
+void pull_steps(const SsdBackward& f, const SsdItem& item, int64_t first, int length, const Totals& totals, Scratch& s) {
     for (int64_t h = 0; h < item.count; ++h) {
         const int64_t head = item.first + h;
         const float *const delta = s.decays.delta + h * SPAN, *const slope = s.decays.slope + h * SPAN;
@@ -317,7 +317,7 @@ struct Convolved {
 };
 
 template <int N>
-void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, const Tokens& dB, const Tokens& dC,
+void run(const SsdBackward& f, const SsdCut& cut, const SsdItem& item, const Tokens& dB, const Tokens& dC,
          const Totals& totals, const Convolved* convolved, Scratch& s) {
     const auto state_before = [&](int64_t chunk) -> const float* {
         const int64_t slot = (item.batch * (cut.chunks - 1) + chunk - 1) * f.in.heads + item.first;
@@ -358,9 +358,9 @@ void run(const HeadsBackward& f, const HeadsCut& cut, const HeadsItem& item, con
 
 }  // namespace
 
-void heads_backward(const HeadsBackward& f) {
-    const HeadsInputs& in = f.in;
-    const HeadsCut cut(in);
+void ssd_backward(const SsdBackward& f) {
+    const SsdInputs& in = f.in;
+    const SsdCut cut(in);
     const int64_t scratch = Scratch::each(cut, nullptr, nullptr);
     const Buffer memory(scratch * in.threads), parts(3 * in.batch * in.heads);
     memset(parts.get(), 0, 3 * in.batch * in.heads * sizeof(float));
@@ -382,7 +382,7 @@ void heads_backward(const HeadsBackward& f) {
         memset(s.dproducts_turned, 0, SPAN * SPAN * sizeof(float));  // half of it is never written
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < cut.items; ++i) {
-            const HeadsItem item(cut, in.groups, i);
+            const SsdItem item(cut, in.groups, i);
             float* const sums = parts.get() + 3 * item.batch * in.heads;
             const Totals totals{sums, sums + in.heads, sums + 2 * in.heads};
             (cut.size % PAIR == 0 ? run<2> : run<1>)(f, cut, item, share(f.dB, item.block, 0), share(f.dC, item.block, 1),

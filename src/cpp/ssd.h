@@ -20,10 +20,10 @@ namespace {
 constexpr int SPAN = W == 8 ? 48 : 64;  // tokens of a chunk
 static_assert(SPAN % ROWS == 0 && SPAN % PAIR == 0);
 
-struct HeadsCut {
+struct SsdCut {
     int64_t per_group, size, n, in_block, blocks, items, chunks;  // size, n: rounded up to whole vectors and tiles
 
-    explicit HeadsCut(const HeadsInputs& in) {
+    explicit SsdCut(const SsdInputs& in) {
         per_group = in.heads / in.groups;
         size = round_up(in.size, W);
         // Channels of a block: its states and inputs fit the second-level cache. What heads share is done once per block,
@@ -40,10 +40,10 @@ struct HeadsCut {
     int64_t state() const { return size * n; }  // floats of one head's state
 };
 
-struct HeadsItem {
+struct SsdItem {
     int64_t batch, group, block, first, count;  // heads [first, first + count)
 
-    HeadsItem(const HeadsCut& cut, int64_t groups, int64_t index) {
+    SsdItem(const SsdCut& cut, int64_t groups, int64_t index) {
         block = index % cut.blocks;
         group = index / cut.blocks % groups;
         batch = index / cut.blocks / groups;
@@ -54,7 +54,7 @@ struct HeadsItem {
 };
 
 // Rows of B or C of a chunk: [SPAN][n], filled up with 0.
-inline void pack_rows(const Tokens& x, const HeadsItem& item, int64_t first, int length, int64_t n, int64_t padded,
+inline void pack_rows(const Tokens& x, const SsdItem& item, int64_t first, int length, int64_t n, int64_t padded,
                       float* rows) {
     for (int l = 0; l < length; ++l) {
         memcpy(rows + l * padded, x.data + item.batch * x.batch + (first + l) * x.token + item.group * x.group,
@@ -79,7 +79,7 @@ struct Decays {
         return memory + round_up(heads, W);
     }
 
-    void find_begins(const HeadsInputs& in, const HeadsItem& item, int64_t first, int length) {
+    void find_begins(const SsdInputs& in, const SsdItem& item, int64_t first, int length) {
         const float* const seq = in.seq.data ? in.seq.data + item.batch * in.seq.batch : nullptr;
         const auto number = [&](int64_t t) { return seq[t * in.seq.token]; };
         int begin = -1;
@@ -89,7 +89,7 @@ struct Decays {
         }
     }
 
-    void fill(const HeadsInputs& in, const HeadsItem& item, int64_t first, int length) {
+    void fill(const SsdInputs& in, const SsdItem& item, int64_t first, int length) {
         find_begins(in, item, first, length);
         const int last_begin = begins[SPAN - 1];
         for (int64_t h = 0; h < item.count; ++h) {
@@ -161,7 +161,7 @@ struct Slice {
     int64_t head, panel, channel;
     int count;
 
-    Slice(int64_t vector, int N, const HeadsInputs& in, const HeadsCut& cut, const HeadsItem& item) {
+    Slice(int64_t vector, int N, const SsdInputs& in, const SsdCut& cut, const SsdItem& item) {
         const int64_t per_head = cut.size / W, inside = vector % per_head * W;
         head = vector / per_head;
         panel = vector / N * SPAN * N * W + vector % N * W;
@@ -190,7 +190,7 @@ struct Row {
 
 // All vectors of an item in the order of a row: rows are read and written whole, as memory likes it.
 using Slices = std::vector<Slice>;
-inline void find_slices(Slices& slices, int N, const HeadsInputs& in, const HeadsCut& cut, const HeadsItem& item) {
+inline void find_slices(Slices& slices, int N, const SsdInputs& in, const SsdCut& cut, const SsdItem& item) {
     slices.clear();
     for (int64_t v = 0; v < item.count * cut.size / W; ++v) slices.emplace_back(v, N, in, cut, item);
 }
