@@ -133,11 +133,10 @@ def test_a_full_disk_keeps_nothing_and_says_nothing(tmp_path, cache, monkeypatch
 
 
 def test_stores_are_bounded(tmp_path, cache, monkeypatch):
-    root = make_folder(tmp_path / "mine")
-    images = load_dataset(str(root)).images
+    images = load_dataset(str(make_folder(tmp_path / "mine"))).images
     monkeypatch.setattr(decoded, "_LARGEST", 12 * (4 + 3 * 8 * 8))
-    assert open_store(root, images.paths, 8) is not None
-    assert open_store(root, images.paths, 9) is None
+    assert open_store("abc", 12, 8) is not None
+    assert open_store("abc", 12, 9) is None
     monkeypatch.setattr(decoded, "_ALTOGETHER", 2 * 12 * (4 + 3 * 8 * 8))
     (cache / "mine.txt").write_text("not ours")
     stores = []

@@ -77,9 +77,11 @@ def test_best_epoch_is_restored_before_the_task_ends(tmp_path: Path, monkeypatch
     assert [line["best_epoch"] for line in lines if line["kind"] == "task"] == [0, 1]
 
 
-def test_last_epoch_stays_without_selection(tmp_path: Path) -> None:
+def test_without_selection_the_last_epoch_stays_and_is_the_only_one_validated(tmp_path: Path) -> None:
     result = run(tiny_config(tmp_path, train={"select_best": False}), quiet=True)
     assert not list(result.path.rglob("best_*"))
+    validated = [line["val"] is not None for line in RunDirectory(result.path).metrics() if line["kind"] == "epoch"]
+    assert validated == [False, True] * 2
 
 
 def test_everything_needed_to_repeat_is_written(finished: Result) -> None:

@@ -25,7 +25,7 @@ from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.result import Result
 from infssm.learner.saving.checkpoint import load_newest, previous
 from infssm.learner.saving.progress import Position, Progress, check_belongs, check_best, restore_progress
-from infssm.learner.setup import Setup, build, load_stream
+from infssm.learner.setup import Setup, build, check_data, load_stream
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
@@ -101,6 +101,7 @@ def _carry_out(
     display = given if given and fabric.world_size == 1 else choose_screen(quiet or not fabric.is_global_zero).open()
     run = RunDirectory(path)
     if fabric.broadcast(run.complete and not overwrite):
+        check_data(experiment.config, Split.load(run.split_path))
         display.note(f"already complete: {path} (repeat it with --overwrite)")
         if fabric.is_global_zero and not run.report_path.exists():
             write_report(run)
@@ -132,7 +133,7 @@ def _train(
         weights=saved is None,
         task0=None if first is None else first.weights_path(0),
     )
-    for warning in setup.method.warnings():
+    for warning in filter(None, (setup.stream.warning, *setup.method.warnings())):
         display.note(f"warning: {warning}")
     if saved is None:
         progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))

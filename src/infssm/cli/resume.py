@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from infssm.cli.importing import Import
+
 
 def command(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
@@ -17,6 +19,7 @@ def command(
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Continue an interrupted run, bit for bit.
 

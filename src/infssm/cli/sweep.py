@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -36,6 +37,7 @@ def command(
         bool, typer.Option("--print-config", help="Print the settings of the first trial, as YAML.")
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Search for the settings with the best average accuracy (AA) on validation images; test images are not read.
 

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock
+
 from infssm.data.archive import extract
 from infssm.data.dataset import Dataset
 from infssm.data.download import Progress, download, verify_file
-from infssm.data.places import data_root
+from infssm.data.files import data_root
 from infssm.data.registry import DATASETS, Archive, load_dataset
 from infssm.data.unreadable import find_unreadable
 from infssm.errors import ConfigError, DataError
@@ -45,20 +47,25 @@ def _fetch_archive(archive: Archive, root: Path, progress: Progress | None) -> P
     try:
         root.mkdir(parents=True, exist_ok=True)
         file = root / archive.file
-        found = file.exists()
-        if found:
-            verify_file(file, md5=archive.md5, sha256=archive.sha256)
-        else:
-            download(archive.url, file, md5=archive.md5, sha256=archive.sha256, progress=progress)
-        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
-            extract(file, Path(scratch))
-            found_inside = [*Path(scratch).glob(archive.creates), *Path(scratch).glob(f"*/{archive.creates}")]
-            if not found_inside:
-                raise DataError(f"{file} does not hold {archive.creates}")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(found_inside[0], target)
-        if not found:
-            file.unlink()
+        # Two processes that fetch the same archive would write into one partial download: the second waits for the
+        # first and then finds the data. The system releases the lock of a process that is killed.
+        with FileLock(root / f".{archive.file}.lock"):
+            if target.exists():
+                return target
+            found = file.exists()
+            if found:
+                verify_file(file, md5=archive.md5, sha256=archive.sha256)
+            else:
+                download(archive.url, file, md5=archive.md5, sha256=archive.sha256, progress=progress)
+            with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
+                extract(file, Path(scratch))
+                found_inside = [*Path(scratch).glob(archive.creates), *Path(scratch).glob(f"*/{archive.creates}")]
+                if not found_inside:
+                    raise DataError(f"{file} does not hold {archive.creates}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(found_inside[0], target)
+            if not found:
+                file.unlink()
     except OSError as error:
         free = shutil.disk_usage(root).free if root.exists() else 0
         raise DataError(f"cannot write under {root}: {error.strerror} ({free >> 20} MiB free)") from error

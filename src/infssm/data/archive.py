@@ -6,11 +6,11 @@ import shutil
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO
 
+from infssm.data.files import require_regular
 from infssm.errors import DataError
 
 
@@ -22,13 +22,16 @@ def extract(archive: Path, into: Path) -> None:
     """
     into.mkdir(parents=True, exist_ok=True)
     try:
+        require_regular(archive)
         members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
         for name, content in members(archive):
             _write(archive, name, content, into)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{archive} is truncated or damaged ({error}): delete it and fetch it again") from error
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"cannot unpack {archive}: {error}") from error
+    except Exception as error:  # on damaged archives tarfile, zipfile and the decompressors raise almost anything
+        raise DataError(f"{archive} is truncated or damaged ({error}): delete it and fetch it again") from error
 
 
 def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:

@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences, WavFiles
+from infssm.data.sequences import Sequences, SoundFiles
 from infssm.data.spectra import Spectra
 from infssm.errors import ConfigError, DataError
 
@@ -51,6 +52,9 @@ class Dataset:
     domain_word: str = "domain"
 
     def __post_init__(self) -> None:
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
+            raise DataError(f"{self.name}: two classes are named {twice!r}: give each class a name of its own")
         labels = np.asarray(self.labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(f"{self.name}: labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
@@ -112,9 +116,9 @@ class Dataset:
         return len(self.classes)
 
     @property
-    def language(self) -> bool:
-        """Whether the next token is what is to be learnt: tokens without classes."""
-        return isinstance(self.samples, Sequences) and self.samples.kind == "tokens" and self.num_classes == 1
+    def modality(self) -> Modality:
+        """What kind of data the samples are."""
+        return modality_of(self.facts.kind, self.num_classes)
 
     @property
     def facts(self) -> ImageFacts | SequenceFacts:
@@ -150,9 +154,5 @@ class Dataset:
 def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
     bands = sequences.width if isinstance(sequences, Spectra) else None
     sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
-    rate = sounds.rate if isinstance(sounds, WavFiles) else None
+    rate = sounds.rate if isinstance(sounds, SoundFiles) else None
     return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
-
-
-class ImageDataset(Dataset):
-    """A data set of images."""

@@ -2,7 +2,7 @@
 
 Order of a task (methods rely on it): learning rate -> ``begin_task`` -> optimizer -> epochs of (``begin_epoch``, steps
 of (``loss``, backward, optimizer, ``after_step``), ``end_epoch``, validation) -> best epoch restored -> ``end_task`` ->
-test.
+test. Without ``train.select_best`` no epoch is chosen by its validation value, so only the last one is validated.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from infssm.learner.devices import average_gradients
 from infssm.learner.display import Display
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.learner.log import Log
-from infssm.learner.metrics import ACCURACY, Confusion, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
-from infssm.learner.optim.schedule import learning_rate, task_lr
+from infssm.learner.optim.schedule import learning_rate
 from infssm.learner.saving.progress import Progress, load_best, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
-from infssm.learner.scoring import guess_of
+from infssm.learner.scoring import Bits, scoring_of
 from infssm.learner.setup import Setup
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store import names
@@ -64,7 +64,9 @@ class Loop:
         """All tasks, from where the run stands to the end."""
         tasks = self.setup.stream.num_tasks
         if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
-            self.progress.matrix.begin(guess_of(self.setup.stream.facts))
+            self.progress.matrix.begin(
+                scoring_of(self.setup.stream).guess(self.setup.stream, self.setup.config.data.evaluate)
+            )
         while self.progress.position.task < tasks:
             task = self.setup.task(self.progress.position.task)
             self.begin_task(task)
@@ -90,7 +92,7 @@ class Loop:
             return
         seed_all(setup.config.seed, task.index, "begin")
         setup.method.module.train()
-        setup.method.begin_task(task, self.statistics(task), lr=task_lr(setup.config.train, task.index))
+        setup.method.begin_task(task, self.statistics(task))
         position.begun = True
 
     def statistics(self, task: Task) -> ImageLoader | SequenceLoader:
@@ -164,7 +166,9 @@ class Loop:
     def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
         """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
         position, train = self.progress.position, self.setup.config.train
-        value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
+        value = math.nan
+        if train.select_best or epoch == self.setup.epochs(task.index) - 1:
+            value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
         seconds = max(time.monotonic() - self.started, 1e-9)
         self.write(
             {
@@ -198,7 +202,14 @@ class Loop:
             confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
         measure, values, inside = setup.measure, [s.value for s in row], [s.inside for s in row if s.inside is not None]
         ahead = evaluate_ahead(self.fabric, setup, task.index)
-        progress.matrix.update(values, inside or None, samples=[s.samples for s in row], ahead=ahead)
+        bits = [s for s in row if isinstance(s, Bits)]
+        progress.matrix.update(
+            values,
+            inside or None,
+            samples=[s.samples for s in row],
+            ahead=ahead,
+            tokens=[s.tokens for s in bits] if measure == BITS_PER_BYTE else None,
+        )
         progress.tick()
         self.write(
             {
@@ -206,8 +217,9 @@ class Loop:
                 "task": task.index,
                 measure.key: values,
                 **({"task_accuracy": inside} if inside else {}),
+                **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
                 "aa": progress.matrix.aa,
-                **({"chosen": chosen} if (chosen := setup.method.chosen()) else {}),
+                **({"chosen": chosen} if (chosen := setup.method.automatic_options()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
                 "seconds": progress.position.seconds,
             }
@@ -230,7 +242,7 @@ class Loop:
 
     def _no_confusion(self, task: Task) -> Tensor | None:
         """Zeros [seen, seen] to count into; language has no classes to take for each other."""
-        if self.setup.stream.dataset.language:
+        if not scoring_of(self.setup.stream).has_classes:
             return None
         seen = task.classes.stop
         return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,11 +36,11 @@ from infssm.data import (
 )
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
-from infssm.errors import CheckpointError, ConfigError
+from infssm.errors import CheckpointError, ConfigError, MissingDataError
 from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig, TrainConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import any_model, build_model
-from infssm.learner.scoring import measure_for
+from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
 from infssm.models import check_weights, find_weights
@@ -72,7 +73,7 @@ class Setup:
     @property
     def measure(self) -> Measure:
         """What is measured of the model on each task."""
-        return measure_for(self.stream.facts)
+        return scoring_of(self.stream).measure(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""
@@ -136,7 +137,7 @@ def _check_model(name: str, options: str) -> None:
 def _check_targets(config: RunConfig) -> None:
     """Mixed and smoothed targets need a base that can train on them."""
     base, train = parse_name(config.method.name)[0], config.train
-    if not base.takes_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
+    if not base.supports_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
         raise ConfigError(
             f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
             f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"
@@ -146,10 +147,8 @@ def _check_targets(config: RunConfig) -> None:
 def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     """The stream of tasks, with a stored split or the one the configuration draws."""
     data = config.data
-    dataset = read_dataset(data)
-    dataset = require_readable(dataset, skip_unreadable=data.skip_unreadable)
+    dataset = _usable_dataset(data)
     by = _task_kind(data, dataset)
-    dataset = in_bands(dataset, data.bands)
     if split is None:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
@@ -165,6 +164,17 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     )
 
 
+def check_data(config: RunConfig, split: Split) -> None:
+    """Raise DataError where the data are no longer those of a stored split; data that are not there cannot differ."""
+    with suppress(MissingDataError):
+        split.verify(_usable_dataset(config.data))
+
+
+def _usable_dataset(data: DataConfig) -> Dataset:
+    dataset = require_readable(read_dataset(data), skip_unreadable=data.skip_unreadable)
+    return in_bands(dataset, data.bands)
+
+
 def read_dataset(data: DataConfig) -> Dataset:
     """The data set that a configuration names."""
     options = dict(data.options)
@@ -175,7 +185,7 @@ def read_dataset(data: DataConfig) -> Dataset:
 
 def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]:
     """What makes tasks of a data set."""
-    by = data.by or ("domain" if dataset.language else "class")
+    by = data.by or dataset.modality.by
     if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
         return "domain"
     if by == "class":
@@ -218,10 +228,10 @@ def build_learner(
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     train = config.train
-    check_suits(config.method.name, facts.kind, domains=bool(facts.domains))
+    check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
     model = build_model(config.model, facts, weights=weights)
-    recipe = _recipe(config.data, facts, model) if facts.kind == "images" else None
+    recipe = _recipe(config.data, facts, model) if facts.modality.augmented else None
     if recipe is None:
         _check_sequences(train)
     elif (resize := getattr(model, "set_input_size", None)) is not None:
@@ -234,7 +244,7 @@ def build_learner(
         num_classes=facts.num_outputs,
         num_tasks=len(facts.task_sizes),
         task_sizes=facts.task_sizes,
-        data_kind=facts.kind,
+        data_kind=facts.modality.name,
         domains=bool(facts.domains),
         transforms=None if recipe is None else _transforms(facts.images, recipe),
         seed=config.seed,

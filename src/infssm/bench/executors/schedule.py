@@ -13,9 +13,11 @@ from infssm.bench.executors.messages import Died, Done, Failed, Message, Started
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
 from infssm.bench.running import forget_task0
+from infssm.data import Split
 from infssm.errors import InfssmError
 from infssm.learner.display import Display, Screen
 from infssm.learner.result import Result
+from infssm.learner.setup import check_data
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store.directory import RunDirectory
 
@@ -91,10 +93,14 @@ class Schedule:
         """Start what can be; yield what is complete already."""
         while len(self._running) < self._crew.slots and (experiment := self._next(source)) is not None:
             overwrite = self._overwrite and experiment not in self._begun
-            if not overwrite and RunDirectory(experiment.path).complete:
-                self._screen.note(
-                    f"{experiment.name}: already complete: {experiment.path} (repeat it with --overwrite)"
-                )
+            run = RunDirectory(experiment.path)
+            if not overwrite and run.complete:
+                try:
+                    check_data(experiment.config, Split.load(run.split_path))
+                except InfssmError as error:
+                    yield Finished(experiment, error=error)
+                    continue
+                self._screen.note(f"{experiment.name}: already complete: {run.path} (repeat it with --overwrite)")
                 yield _completed(experiment)
                 continue
             if self._overwrite and experiment.task0_weights not in self._renewed:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from infssm._user_code import import_files_of_parent
 from infssm.bench.executors.job import StoppedError
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone
 from infssm.bench.experiment import Experiment
@@ -73,6 +74,7 @@ class TellingDisplay(Display):
 
 def carry_out(experiment: Experiment, display: TellingDisplay, *, overwrite: bool) -> Done | Failed | Died:
     """Carry out an experiment; how it ended."""
+    import_files_of_parent()
     patience = time.monotonic() + _PATIENCE
     while isinstance(end := _attempt(experiment, display, overwrite), InUseError):
         if time.monotonic() > patience or display.stopping:

@@ -19,7 +19,7 @@ from infssm.bench.sweeps.space import Choice, Range, overrides_of, parse_space
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.metrics import Measure
-from infssm.learner.scoring import measure_for
+from infssm.learner.scoring import scoring_of
 from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 
@@ -90,12 +90,13 @@ class Sweep:
 
     @cached_property
     def _journal(self) -> Journal:
-        return Journal(self.folder, self.space, self._facts, self._seed, self.measure.better)
+        return Journal(self.folder, self.space, self._facts, self._seed, self.measure.sign)
 
     @cached_property
     def measure(self) -> Measure:
         """What is searched for: accuracy, or bits of language, of which fewer are better."""
-        return measure_for(load_stream(self.first_trial()[0].config).facts)
+        stream = load_stream(self.first_trial()[0].config)
+        return scoring_of(stream).measure(stream)
 
     def first_trial(self) -> list[Experiment]:
         """What the first trial would run; nothing is written."""
@@ -129,7 +130,7 @@ class Sweep:
     def best(self) -> FrozenTrial | None:
         """The complete trial with the best objective; the earliest of several."""
         complete = [trial for trial in self._journal.trials() if trial.state.name == "COMPLETE"]
-        return max(complete, key=lambda trial: (self.measure.better * (trial.value or 0), -trial.number), default=None)
+        return max(complete, key=lambda trial: (self.measure.sign * (trial.value or 0), -trial.number), default=None)
 
     def settings(self, trial: FrozenTrial) -> list[str]:
         """The searched settings of a trial, as they are written on the command line."""

@@ -110,10 +110,12 @@ class DataConfig(_Named):
         default=0, description="seed of the train/val/test split; the release uses 0 for every run seed"
     )
     train_per_class: Size | None = Field(
-        default=None, description="samples per class (and domain) kept for training; null: all"
+        default=None,
+        description="samples per class (and domain) kept for training, and a ninth as many for validation unless "
+        "test_per_class is given; null: all",
     )
     test_per_class: Size | None = Field(
-        default=None, description="samples per class (and domain) kept for testing; null: all"
+        default=None, description="samples per class (and domain) kept for testing and for validation; null: all"
     )
     bands: Size | None = Field(
         default=None,
@@ -231,7 +233,7 @@ class TrainConfig(Section):
     select_best: bool = Field(
         default=False,
         description="end each task with the epoch of best validation accuracy on that task (release), which favours "
-        "the new task over the old ones; false: with the last",
+        "the new task over the old ones; false: with the last, which alone is validated",
     )
     task0: PathText = Field(
         default="train",

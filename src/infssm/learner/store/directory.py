@@ -230,21 +230,15 @@ class RunDirectory:
 
     @property
     def last_task(self) -> int | None:
-        """The last task the run has finished, by what it wrote down; None before the first is."""
+        """The last task whose model the run saved, whether or not the file is still there; None before the first."""
         manifest = Manifest.read(self.path)
-        known = self.saved_tasks
-        if self.complete or os.path.lexists(self.path / names.MATRIX):
-            known.append(self.matrix().steps - 1)
-        elif manifest is not None:
-            listed = {names.weights_name(task): task for task in range(len(manifest.files))}
-            known += [listed[name] for name in manifest.files if name in listed]
-        return max(known, default=None)
+        return max([*self.saved_tasks, *names.tasks_of(manifest.files if manifest else ())], default=None)
 
     def saved_task(self, task: int | None = None) -> int:
         """The task after which the asked-for model was saved (the last one unless given); ConfigError without it."""
-        wanted = self.last_task if task is None else task
-        if wanted is None or wanted not in self.saved_tasks:
-            there = f"tasks {', '.join(map(str, self.saved_tasks))}" if self.saved_tasks else "no task"
+        wanted, saved = self.last_task if task is None else task, self.saved_tasks
+        if wanted is None or wanted not in saved:
+            there = f"tasks {', '.join(map(str, saved))}" if saved else "no task"
             missing = "" if wanted is None else f", not after {'the last one, ' if task is None else ''}task {wanted}"
             raise ConfigError(
                 f"{self.path} has saved weights after {there}{missing}: restore the file or choose another task with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 MARKER = "run.json"
@@ -49,8 +50,12 @@ def best_name(task: int, epoch: int) -> str:
 
 def saved_tasks(folder: Path) -> list[int]:
     """Tasks whose model lies in a run directory, in order."""
-    found = (_WEIGHTS.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("task_*"))
-    return sorted(int(match[1]) for match in found if match)
+    return tasks_of(path.name for path in (folder / CHECKPOINTS).glob("task_*"))
+
+
+def tasks_of(files: Iterable[str]) -> list[int]:
+    """Tasks whose models are among files, in order."""
+    return sorted([int(match[1]) for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))])
 
 
 def best_files(folder: Path) -> list[Path]:
