@@ -113,6 +113,8 @@ def describe(config: RunConfig) -> str:
     sizes = {part: sum(len(getattr(task, part)) for task in setup.stream) for part in ("train", "val", "test")}
     parameters = sum(p.numel() for p in setup.method.module.parameters())
     epochs = [setup.epochs(t) for t in range(setup.stream.num_tasks)]
+    if config.train.task0 == "plain":
+        epochs[0] = config.train.task0_epochs or config.train.epochs
     return (
         f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks {_of(setup.stream)}, "
         f"{sizes['train']:,} / {sizes['val']:,} / {sizes['test']:,} {setup.stream.facts.modality.word}, "
