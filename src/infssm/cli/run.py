@@ -13,7 +13,7 @@ from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infssm.bench.executors import Executor, Job
+    from infssm.bench.executors import Executor, Experiment
     from infssm.learner.result import Result
 
 
@@ -67,8 +67,7 @@ def command(
 
     Values with commas between them make a grid: every choice is run with every seed. A list in brackets is one value,
     and so is text in quotes: `'data.tasks=[[0, 1], [2, 3]]'`. Task 0 is trained once for all runs that train it alike.
-    Results are the same with any `--jobs` and with `--ray`; where there are several runs, each has one thread unless
-    `train.threads` says otherwise.
+    Results are the same with any `--jobs` and with `--ray`, and alone or in a grid.
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
@@ -110,13 +109,13 @@ def choose_executor(jobs: int, ray: str | None = None) -> Executor:
     return LocalProcesses(jobs) if jobs > 1 else InProcess()
 
 
-def _complete(todo: list[Job]) -> bool:
+def _complete(todo: list[Experiment]) -> bool:
     from infssm.learner.store.directory import RunDirectory
 
-    return all(job.ready and RunDirectory(job.path).complete for job in todo)
+    return all(RunDirectory(job.path).complete for job in todo)
 
 
-def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
+def _announce(todo: list[Experiment], jobs: int, *, quiet: bool) -> None:
     """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
     from infssm.bench.presets import estimate
 
@@ -153,7 +152,7 @@ def _preset(name: str, variant: str) -> Any:
     return load_preset(name, variant).values
 
 
-def _miniatures(todo: list[Job]) -> list[Job]:
+def _miniatures(todo: list[Experiment]) -> list[Experiment]:
     """The runs on generated images in the layout of their data sets, under ``<out>/fast-dev``."""
     from infssm.bench.executors import make_plan
     from infssm.bench.presets import fast_dev_config
@@ -161,7 +160,7 @@ def _miniatures(todo: list[Job]) -> list[Job]:
     return make_plan(fast_dev_config(job.config, Path(job.config.out) / "fast-dev") for job in todo)
 
 
-def _show(todo: list[Job], *, dry_run: bool) -> None:
+def _show(todo: list[Experiment], *, dry_run: bool) -> None:
     from infssm.bench.presets import describe, estimate
     from infssm.learner.config.load import to_yaml
 
@@ -170,7 +169,7 @@ def _show(todo: list[Job], *, dry_run: bool) -> None:
         typer.echo("---\n".join(map(to_yaml, configs)))
     if dry_run:
         for job in todo:
-            start = f"\ntask 0 from {job.needs.name}" if job.needs else ""
+            start = f"\ntask 0 from {job.task0_weights}" if job.task0_weights else ""
             typer.echo(f"{describe(job.config)}{start}\n{estimate(job.config)}\n")
 
 

@@ -28,7 +28,7 @@ from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.learner.optim.schedule import learning_rate, task_lr
-from infssm.learner.saving.progress import Position, Progress, load_best, save_best, save_progress
+from infssm.learner.saving.progress import Progress, load_best, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
 from infssm.learner.scoring import Bits, guess_of
 from infssm.learner.setup import Setup
@@ -63,7 +63,7 @@ class Loop:
     def train(self) -> None:
         """All tasks, from where the run stands to the end."""
         tasks = self.setup.stream.num_tasks
-        if self.progress.position == Position() and self.setup.stream.domains:
+        if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
             self.progress.matrix.begin(guess_of(self.setup.stream, self.setup.config.data.evaluate))
         while self.progress.position.task < tasks:
             task = self.setup.task(self.progress.position.task)
@@ -73,6 +73,15 @@ class Loop:
             else:
                 self.save(None)  # a run has a checkpoint before it has a model
             self.end_task(task)
+
+    def train_task0(self) -> None:
+        """Task 0 alone, up to the model that other runs start from; nothing is tested."""
+        task = self.setup.task(0)
+        self.begin_task(task)
+        self.train_task(task, self.setup.epochs(0))
+        if self.fabric.is_global_zero:
+            self.run.write_weights(0, weights_of(self.setup.method.weights()))
+        self.fabric.barrier()
 
     def begin_task(self, task: Task) -> None:
         """Tell the method, unless the run continues inside the task."""
@@ -213,7 +222,8 @@ class Loop:
                 "seconds": progress.position.seconds,
             }
         )
-        self.display.note(f"task {task.index} done: {_shown(measure, values, progress.matrix.aa)}")
+        part = "validation " if setup.config.data.evaluate == "val" else ""
+        self.display.note(f"task {task.index} done: {part}{_shown(measure, values, progress.matrix.aa)}")
         if chosen:
             self.display.note(f"  set by itself: {', '.join(f'{name} {value:.3g}' for name, value in chosen.items())}")
         progress.next_task()

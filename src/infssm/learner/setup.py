@@ -38,7 +38,7 @@ from infssm.data import (
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError, MissingDataError
-from infssm.learner.config.fields import DataConfig, RunConfig, TrainConfig
+from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig, TrainConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import any_model, build_model
 from infssm.learner.scoring import measure_for
@@ -69,7 +69,7 @@ class Setup:
         train = self.config.train
         if task > 0:
             return train.epochs if self.method.trains(task) else 0
-        return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
+        return (train.task0_epochs or train.epochs) if train.task0 in ("train", "own") else 0
 
     @property
     def measure(self) -> Measure:
@@ -203,15 +203,29 @@ def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]
     raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
 
 
-def build(config: RunConfig, device: torch.device, split: Split | None = None, *, weights: bool = True) -> Setup:
+def build(
+    config: RunConfig,
+    device: torch.device,
+    split: Split | None = None,
+    *,
+    stream: TaskStream | None = None,
+    weights: bool = True,
+    task0: Path | None = None,
+) -> Setup:
     """Load the data, build model and method; initial weights depend on the seed alone.
 
-    ``weights=False`` leaves out the weights to start from, for a run that loads its own.
+    Args:
+        config: of the run.
+        device: where the model works.
+        split: a stored split; None draws the one of the configuration.
+        stream: data that are loaded already.
+        weights: False leaves out the weights to start from, for a run that loads its own.
+        task0: weights after task 0, where the configuration starts from a shared model.
     """
     if weights and config.model.weights is not None:
         check_weights(config.model.weights)
-    stream, train = load_stream(config, split), config.train
-    method, recipe = build_learner(config, stream.facts, device, weights=weights)
+    stream, train = stream or load_stream(config, split), config.train
+    method, recipe = build_learner(config, stream.facts, device, weights=weights, task0=task0)
     mixing = None
     if recipe is not None:
         mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
@@ -219,7 +233,7 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
 
 
 def build_learner(
-    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True
+    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True, task0: Path | None = None
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     train = config.train
@@ -231,8 +245,8 @@ def build_learner(
         _check_sequences(train)
     elif (resize := getattr(model, "set_input_size", None)) is not None:
         resize(recipe.size)
-    if weights and train.task0 != "train":
-        load_weights(model, _found(train.task0))
+    if weights and (task0 is not None or train.task0 not in TASK0_KINDS):
+        load_weights(model, task0 or _found(train.task0))
     method = build_method(
         model.to(device),
         config.method.name,

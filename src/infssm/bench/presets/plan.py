@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from infssm.bench.executors import Job, make_plan
+from infssm.bench.experiment import Experiment, make_plan
 from infssm.bench.presets.fast import FAST
 from infssm.bench.presets.load import main_job
 from infssm.bench.running import run_path
@@ -35,13 +35,12 @@ def plan(
     out: str | None = None,
     fast_dev_run: bool = False,
     job: str | None = None,
-) -> list[Job]:
-    """Jobs of validated configurations: one per seed and choice from the lists of values among the ``overrides``.
+) -> list[Experiment]:
+    """Experiments of validated configurations: one per seed and choice from the lists of values among ``overrides``.
 
     Without a ``source`` and without a method among the ``overrides``, each of these stands for the main job's methods,
     or those of the benchmark ``job``. Data without a model get one that fits (see
-    :func:`~infssm.learner.config.fitting.fitted`). Runs that train task 0 alike share its model (see
-    :func:`~infssm.bench.executors.make_plan`).
+    :func:`~infssm.learner.config.fitting.fitted`).
     """
     fixed: dict[str, Any] = {}
     if out is not None:

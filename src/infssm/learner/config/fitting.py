@@ -49,7 +49,6 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
     if data.get("image_size") is None:
         chosen["data"]["image_size"] = size
     chosen["train"] = {
-        "threads": 1 if chosen["model"]["name"] == "vim_nano" else None,
         "batch_size": _batch_size(len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))),
     }
     return chosen
@@ -65,10 +64,10 @@ def _tasks(dataset: Dataset, by: Any) -> int:
 def _for_sequences(dataset: Dataset, sequences: Sequences, data: Mapping[str, Any]) -> dict[str, Any]:
     """A small Mamba; sounds in frequency bands, which are shorter than waveforms."""
     if dataset.language:
-        train = {"batch_size": 16, "lr": 2e-3, "weight_decay": 0.01, "threads": 1}
+        train = {"batch_size": 16, "lr": 2e-3, "weight_decay": 0.01}
         return {"model": {"name": "mamba_lm_nano"}, "train": train}
     bands = {"bands": _BANDS} if isinstance(sequences, SoundFiles) and "bands" not in data else {}
-    train = {"batch_size": 32, "lr": 2e-3, "threads": 1}
+    train = {"batch_size": 32, "lr": 2e-3}
     return {"data": bands, "model": {"name": "mamba_nano", "options": {"d_model": 64, "n_layer": 3}}, "train": train}
 
 

@@ -19,8 +19,8 @@ from infssm._files import write_text
 from infssm.errors import DataError
 from infssm.learner.store import names
 
-FORMAT = 2
-"""Version of the run directory's layout; 1 had no marker and no checksums."""
+FORMAT = 1
+"""Version of the run directory's layout."""
 
 
 _READ: dict[Path, tuple[tuple[int, ...], Manifest]] = {}

@@ -18,12 +18,12 @@ CONFUSION = "confusion.json"
 RESULT = "result.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
+TASK0 = "task0"
+"""Folder of a benchmark in which the models after task 0 are that its runs share."""
 LAST = f"{CHECKPOINTS}/last.ckpt"
 
 REMEDY = "restore it, or delete it if you can do without"
 """The way out where one of a run's files is damaged."""
-BEFORE_MARKER = (CONFIG, ENV, SPLIT, CHECKPOINTS)
-"""What every run directory held before there was a marker, from its first second on."""
 
 _FILES = (MARKER, CONFIG, ENV, SPLIT, STREAM, METRICS, MATRIX, CONFUSION, RESULT, REPORT, "mlflow.txt")
 _CHECKPOINT = r"last\.ckpt(\.previous|\.damaged)?|best_\d{2,}_\d{3,}\.ckpt|task_\d{2,}\.safetensors"
