@@ -60,7 +60,7 @@ def second_task(**options: Any) -> tuple[nn.Module, Method, UCL, dict[str, Tenso
     method.begin_task(TASKS[1])
     toys.nudge(model, seed=3)
     widen(ucl, 4)
-    method.context.progress.batch_size = 8
+    method.context.begin_step(8)
     return model, method, ucl, {n: p.detach() for n, p in initial.items()}, snapshot
 
 

@@ -54,7 +54,7 @@ def test_states_say_which_tokens_are_padding() -> None:
         assert space.mask.tolist() == mask.bool().tolist()
         assert space.a.shape[:2] == (2, 4)
         assert torch.equal(space.without_padding().a, space.a[mask.bool()])  # a choice of elements
-        assert space.rows(lambda x: x[:1]).without_padding().a.shape[0] == 3
+        assert space.map_batch(lambda x: x[:1]).without_padding().a.shape[0] == 3
     with record_states(model) as states:
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     assert all(space.mask is None for space in states.flat())

@@ -133,7 +133,7 @@ def _train(
         weights=saved is None,
         task0=None if first is None else first.weights_path(0),
     )
-    for warning in setup.method.warnings():
+    for warning in filter(None, (setup.stream.warning, *setup.method.warnings())):
         display.note(f"warning: {warning}")
     if saved is None:
         progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))

@@ -136,8 +136,8 @@ def _announce(todo: list[Experiment], jobs: int, *, quiet: bool) -> None:
         return
     samples, classes = (sum(task[n] for task in found.tasks) for n in (1, 0))
     runs = f", {len(todo)} runs" if len(todo) > 1 else ""
-    what = f"images of {classes} classes" if found.word == "images" else found.word
-    pixels = f" at {config.data.image_size or 'their own'} pixels" if found.word == "images" else ""
+    what = f"{found.modality.word} of {classes} classes" if found.modality.augmented else found.modality.word
+    pixels = f" at {config.data.image_size or 'their own'} pixels" if found.modality.augmented else ""
     typer.echo(
         f"{config.data.name}: {samples:,} training {what} in {len(found.tasks)} tasks\n"
         f"{model}{pixels}: about {found.duration}{runs and ' a run'} and "

@@ -1,6 +1,7 @@
 """Data sets, splits saved as data, task streams, transforms."""
 
 from infssm._batch import Batch
+from infssm._modality import Modality, Sequential, register_modality
 from infssm.data import sets as sets
 from infssm.data._fetching import CheckReport, check, fetch
 from infssm.data.dataset import Dataset
@@ -42,11 +43,13 @@ __all__ = [
     "ImageLoader",
     "LightRecipe",
     "Mixing",
+    "Modality",
     "PerImageRecipe",
     "Recipe",
     "SequenceFacts",
     "SequenceLoader",
     "Sequences",
+    "Sequential",
     "SoundFiles",
     "Spectra",
     "Split",
@@ -71,6 +74,7 @@ __all__ = [
     "make_sequence_loader",
     "make_split",
     "register_dataset",
+    "register_modality",
     "require_readable",
     "strong_recipe",
     "write_synthetic",

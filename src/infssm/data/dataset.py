@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.images import ArrayImages, Images
 from infssm.data.sequences import Sequences, SoundFiles
@@ -115,9 +116,9 @@ class Dataset:
         return len(self.classes)
 
     @property
-    def language(self) -> bool:
-        """Whether the next token is what is to be learnt: tokens without classes."""
-        return isinstance(self.samples, Sequences) and self.samples.kind == "tokens" and self.num_classes == 1
+    def modality(self) -> Modality:
+        """What kind of data the samples are."""
+        return modality_of(self.facts.kind, self.num_classes)
 
     @property
     def facts(self) -> ImageFacts | SequenceFacts:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infssm._batch import Batch, next_tokens
+from infssm._batch import Batch
 from infssm._processes import ALONE, Share
 from infssm._seeding import generator
 from infssm.data._order import eval_slots, train_slots
@@ -42,13 +42,12 @@ class SequenceLoader:
         return sum(len(slots) for slots in self._slots)
 
     def __iter__(self) -> Iterator[Batch]:
-        sequences = self.data.dataset.sequences
+        sequences, modality = self.data.dataset.sequences, self.data.dataset.modality
         for slots in self._slots:
             rows = self._order[slots]
             indices = self.data.indices[rows]
             x, mask = pad([sequences.sequence(int(index)) for index in indices])
-            language = self.data.dataset.language
-            y = next_tokens(x, mask) if language else self.data.labels[torch.from_numpy(rows)]
+            y = modality.targets(x, mask, self.data.labels[torch.from_numpy(rows)])
             yield Batch(x, y, index=torch.from_numpy(indices), mask=mask)
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.audio import read_sound, sound_length
-from infssm.data.facts import Kind
 from infssm.data.files import Files
 from infssm.errors import DataError
 
@@ -29,7 +28,7 @@ class Sequences(ABC):
         width: numbers per step; for tokens, how many different ones there are.
     """
 
-    kind: Kind
+    kind: str
     width: int
 
     def __len__(self) -> int:
@@ -57,7 +56,7 @@ class ArraySequences(Sequences):
         lengths: int64 [n] steps that count; the rest is padding. All unless given.
     """
 
-    kind: Kind = "series"
+    kind: str = "series"
 
     def __init__(self, values: NDArray[Any], lengths: NDArray[Any] | None = None) -> None:
         if values.ndim != 3 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
@@ -108,7 +107,7 @@ class Tokens(Sequences):
             per byte; None where they are unknown.
     """
 
-    kind: Kind = "tokens"
+    kind: str = "tokens"
 
     def __init__(
         self,

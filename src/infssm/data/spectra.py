@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infssm.data.facts import Kind
 from infssm.data.sequences import Sequences, SoundFiles
 from infssm.errors import ConfigError
 
@@ -32,7 +31,7 @@ class Spectra(Sequences):
         bands: numbers per step.
     """
 
-    kind: Kind = "series"
+    kind: str = "series"
 
     def __init__(self, sounds: SoundFiles, bands: int) -> None:
         self.sounds, self.width = sounds, bands

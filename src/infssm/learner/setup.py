@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from infssm.errors import CheckpointError, ConfigError, MissingDataError
 from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig, TrainConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import any_model, build_model
-from infssm.learner.scoring import measure_for
+from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
 from infssm.models import check_weights, find_weights
@@ -74,7 +73,7 @@ class Setup:
     @property
     def measure(self) -> Measure:
         """What is measured of the model on each task."""
-        return measure_for(self.stream)
+        return scoring_of(self.stream).measure(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""
@@ -138,7 +137,7 @@ def _check_model(name: str, options: str) -> None:
 def _check_targets(config: RunConfig) -> None:
     """Mixed and smoothed targets need a base that can train on them."""
     base, train = parse_name(config.method.name)[0], config.train
-    if not base.takes_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
+    if not base.supports_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
         raise ConfigError(
             f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
             f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"
@@ -154,7 +153,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
         )
-    stream = TaskStream(
+    return TaskStream(
         dataset,
         split,
         data.num_tasks,
@@ -163,14 +162,6 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         tasks=data.tasks,
         by=by,
     )
-    if (single := stream.task_sizes.count(1)) and by == "class" and stream.num_classes > 1:
-        warnings.warn(
-            f"{dataset.name}: {single} of {stream.num_tasks} tasks have a single class, so there is nothing to tell "
-            "apart while such a task is learned: lower data.num_tasks",
-            UserWarning,
-            stacklevel=2,
-        )
-    return stream
 
 
 def check_data(config: RunConfig, split: Split) -> None:
@@ -194,7 +185,7 @@ def read_dataset(data: DataConfig) -> Dataset:
 
 def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]:
     """What makes tasks of a data set."""
-    by = data.by or ("domain" if dataset.language else "class")
+    by = data.by or dataset.modality.by
     if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
         return "domain"
     if by == "class":
@@ -237,10 +228,10 @@ def build_learner(
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     train = config.train
-    check_suits(config.method.name, facts.kind, domains=bool(facts.domains))
+    check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
     model = build_model(config.model, facts, weights=weights)
-    recipe = _recipe(config.data, facts, model) if facts.kind == "images" else None
+    recipe = _recipe(config.data, facts, model) if facts.modality.augmented else None
     if recipe is None:
         _check_sequences(train)
     elif (resize := getattr(model, "set_input_size", None)) is not None:
@@ -253,7 +244,7 @@ def build_learner(
         num_classes=facts.num_outputs,
         num_tasks=len(facts.task_sizes),
         task_sizes=facts.task_sizes,
-        data_kind=facts.kind,
+        data_kind=facts.modality.name,
         domains=bool(facts.domains),
         transforms=None if recipe is None else _transforms(facts.images, recipe),
         seed=config.seed,

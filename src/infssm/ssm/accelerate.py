@@ -1,4 +1,4 @@
-"""transformers' mixers on our operations: subclasses a mixer's class is swapped for, and back."""
+"""transformers' Mamba mixers on our operations: `accelerate` swaps a mixer's class for a subclass with our forward."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError, NoSSMLayersError
 from infssm.models import SSMMixer, StateRows
-from infssm.models.mixer import beside_checkpoint
+from infssm.models.mixer import at_least_float32, beside_checkpoint
 from infssm.ops import ScanInputs, scan, scan_heads
 from infssm.ssm.probes import transformers_mamba, transformers_mamba2
-from infssm.ssm.probes.selective import convolve, masked, packing, raw_states, wide
+from infssm.ssm.probes.selective import convolve, masked, packing, raw_states
 
 _MAMBA = {
     "MambaMixer": "transformers.models.mamba.modeling_mamba",
@@ -37,7 +37,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Fast(SSMMixer):
-    """Base of the swapped-in classes; they come before the original class, whose forward serves cached generation."""
+    """Base of the subclasses. Its forward precedes the original class's, which runs the steps of cached generation."""
 
     original: ClassVar[type[nn.Module]]
     in_proj: Any
@@ -81,7 +81,8 @@ class FastMamba(Fast):
     def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
         """One selective scan, gated."""
         x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        given = transformers_mamba.scan_inputs(self, x, mask, seq_idx)._replace(D=wide(self.D), z=wide(z))
+        given = transformers_mamba.scan_inputs(self, x, mask, seq_idx)
+        given = given._replace(D=at_least_float32(self.D), z=at_least_float32(z))
         if cache is None:
             return self.run_scans([given], mask=mask)[0]
         if self.tap is not None:
@@ -92,7 +93,7 @@ class FastMamba(Fast):
         return found.y
 
     def state_parameters(self, which: str) -> list[StateRows]:
-        """As the layer's probe says."""
+        """The parameters that the layer's probe names."""
         return transformers_mamba.parameters(self, which)
 
 
@@ -120,14 +121,14 @@ class FastMamba2(Fast):
         act = self.activation if self.activation in ("silu", "swish") else self.act
         convolved = masked(convolve(self.conv1d, xbc, act=act, seq_idx=seq_idx), mask)
         x, bc = torch.split(convolved, [self.intermediate_size, self.conv_dim - self.intermediate_size], dim=-1)
-        given = transformers_mamba2.head_inputs(bc, wide(dt), self.A_log, self.dt_bias, self.n_groups)
+        given = transformers_mamba2.head_inputs(bc, at_least_float32(dt), self.A_log, self.dt_bias, self.n_groups)
         if self.tap is not None:
             with beside_checkpoint():
                 bias, zoh = self.tap.include_dt_bias, self.tap.zoh
                 states = raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)
                 self.emit([states._replace(mask=mask)])
-        delta = F.softplus(given.delta + wide(self.dt_bias)).clamp(*self.time_step_limit)
-        heads = ScanInputs(x, delta, given.A[:, 0], given.B, given.C, wide(self.D), seq_idx=seq_idx)
+        delta = F.softplus(given.delta + at_least_float32(self.dt_bias)).clamp(*self.time_step_limit)
+        heads = ScanInputs(x, delta, given.A[:, 0], given.B, given.C, at_least_float32(self.D), seq_idx=seq_idx)
         y, state, _ = scan_heads(heads, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))
@@ -142,13 +143,8 @@ class FastMamba2(Fast):
         return torch.split(projected, [self.intermediate_size, self.conv_dim, self.num_heads], dim=-1)
 
     def state_parameters(self, which: str) -> list[StateRows]:
-        """As the layer's probe says."""
+        """The parameters that the layer's probe names."""
         return transformers_mamba2.parameters(self, which)
-
-
-def known() -> list[str]:
-    """Names of the classes that have a fast subclass."""
-    return [*_MAMBA, *_MAMBA2]
 
 
 def fast_class(cls: type[nn.Module]) -> type[nn.Module] | None:
@@ -195,7 +191,7 @@ def accelerate(model: M) -> M:
             swapped += 1
     if not swapped and not any(isinstance(module, Fast) for module in model.modules()):
         raise NoSSMLayersError(
-            f"{type(model).__name__} has no transformers layer to accelerate; known: {', '.join(known())}"
+            f"{type(model).__name__} has no transformers layer to accelerate; known: {', '.join([*_MAMBA, *_MAMBA2])}"
         )
     return model
 

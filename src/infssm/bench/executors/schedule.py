@@ -93,15 +93,14 @@ class Schedule:
         """Start what can be; yield what is complete already."""
         while len(self._running) < self._crew.slots and (experiment := self._next(source)) is not None:
             overwrite = self._overwrite and experiment not in self._begun
-            if not overwrite and RunDirectory(experiment.path).complete:
+            run = RunDirectory(experiment.path)
+            if not overwrite and run.complete:
                 try:
-                    check_data(experiment.config, Split.load(RunDirectory(experiment.path).split_path))
+                    check_data(experiment.config, Split.load(run.split_path))
                 except InfssmError as error:
                     yield Finished(experiment, error=error)
                     continue
-                self._screen.note(
-                    f"{experiment.name}: already complete: {experiment.path} (repeat it with --overwrite)"
-                )
+                self._screen.note(f"{experiment.name}: already complete: {run.path} (repeat it with --overwrite)")
                 yield _completed(experiment)
                 continue
             if self._overwrite and experiment.task0_weights not in self._renewed:

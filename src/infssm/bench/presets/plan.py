@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from infssm._modality import modality_named
 from infssm.bench.experiment import Experiment, make_plan
 from infssm.bench.presets.fast import FAST
 from infssm.bench.presets.load import main_job
@@ -23,7 +24,7 @@ from infssm.learner.config.load import load_config, merge, parse_overrides
 from infssm.learner.setup import build, check_config
 from infssm.methods import check_suits
 from infssm.models import kinds_of_model
-from infssm.models.hub import is_hub
+from infssm.models.hub import HubModel, is_hub
 
 
 def plan(
@@ -97,13 +98,13 @@ def _configs(
 def _suits(method: str, base: Mapping[str, Any]) -> bool:
     """Whether one of a job's methods works on the data that the job's model is for."""
     model, by = base["model"]["name"], base["data"].get("by")
-    if is_hub(model) or "images" not in (kinds := kinds_of_model(model)):
-        kind = "series" if not is_hub(model) and "series" in kinds else "language"
+    for kind in HubModel.takes if is_hub(model) else kinds_of_model(model):
         try:
-            check_suits(method, kind, domains=kind == "language" or by not in (None, "class"))
+            check_suits(method, kind, domains=(by or modality_named(kind).by) != "class")
         except ConfigError:
-            return False
-    return True
+            continue
+        return True
+    return False
 
 
 def describe(config: RunConfig) -> str:
@@ -114,7 +115,7 @@ def describe(config: RunConfig) -> str:
     epochs = [setup.epochs(t) for t in range(setup.stream.num_tasks)]
     return (
         f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks {_of(setup.stream)}, "
-        f"{sizes['train']:,} / {sizes['val']:,} / {sizes['test']:,} {setup.stream.facts.word}, "
+        f"{sizes['train']:,} / {sizes['val']:,} / {sizes['test']:,} {setup.stream.facts.modality.word}, "
         f"{config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
         f"seed {config.seed} -> {run_path(config)}"
     )

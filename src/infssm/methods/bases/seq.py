@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING, Base, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.contract import ALL_DATA, Base, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import cross_entropy
 
 
@@ -26,7 +26,7 @@ class Seq(Base):
 
     name = "seq"
     Config = SeqConfig
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     config: SeqConfig
 
     def columns(self, task: TaskInfo) -> slice:
@@ -45,7 +45,7 @@ class Joint(Base):
     """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
 
     name = "joint"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     joint: ClassVar[bool] = True
 
     def columns(self, task: TaskInfo) -> slice:

@@ -15,9 +15,9 @@ from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, TaskInfo, Terms
 from infssm.methods.core.head import Features, linear
 from infssm.methods.core.step import train_step
-from infssm.methods.heads._fitting import cholesky, lda_classifier
-from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
-from infssm.methods.heads._statistics import ClassStatistics
+from infssm.methods.heads.class_statistics import ClassStatistics, cholesky
+from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead
 
 _JITTER = 1e-4
 """Added to the variances before sampling, as in the paper."""

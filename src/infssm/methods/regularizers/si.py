@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes, this_share
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING, Context, Loader, TaskInfo
-from infssm.methods.core.parameters import quadratic
+from infssm.methods.core.contract import ALL_DATA, Context, Loader, TaskInfo
+from infssm.methods.regularizers.parameters import quadratic
 from infssm.methods.regularizers.quadratic import QuadraticConfig, QuadraticRegularizer
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class SI(QuadraticRegularizer):
     """
 
     name = "si"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config = SIConfig
     own_first_task = True
     config: SIConfig

@@ -21,9 +21,9 @@ from infssm.errors import ConfigError
 from infssm.methods.bases.clfd import _model
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, capture, classes_of
-from infssm.methods.replay.reservoir import ReservoirBuffer
+from infssm.methods.core.passes import capture, evaluating, require_loader
+from infssm.methods.replay.buffers import ReservoirBuffer
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 
 class CLFDConfig(ReplayConfig):
@@ -98,7 +98,7 @@ class CLFD(StreamReplay):
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Probabilities of the first epoch; in the last one of the first task the encoder becomes final."""
-        classes, index = classes_of(self.context, self.name), self.context.current.index
+        classes, index = self.context.classes(self.name), self.context.current.index
         block = slice(classes.start, classes.stop)
         self._ready = True
         if epoch == 0 and index == 0:
@@ -168,7 +168,7 @@ class CLFD(StreamReplay):
 
     def _compare(self) -> None:
         self._comparing = False
-        classes = classes_of(self.context, self.name)
+        classes = self.context.classes(self.name)
         block = slice(classes.start, classes.stop)
         self.looks[block] = sum_over_processes([self.looks[block]])[0]
         if classes.start == 0:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from infssm._processes import this_share
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
-from infssm.methods.core.parameters import Member, ParameterSet, Which
+from infssm.methods.core.contract import ComponentConfig, Context, Loader, ModelPair, Regularizer, TaskInfo, Terms
+from infssm.methods.regularizers.parameters import Member, ParameterSet, Which
 from infssm.methods.regularizers.ucl._widths import SMALLEST, Sampler, inverse_sigma, sigma, unit_rms, unit_shape
 from infssm.ssm import find_mixers
 
@@ -78,6 +78,7 @@ class UCL(Regularizer):
 
     def __init__(self, config: UCLConfig, context: Context) -> None:
         super().__init__(config, context)
+        self.acts_on_first_task = config.first_task
         parameters = ParameterSet(context.module, config.params, layers=context.layers)
         masks = {name: _mask(parameters.members, name, p) for name, p in parameters.parameters.items()}
         biases = {name: weight for name in masks if (weight := _weight_of(name)) in masks}
@@ -101,11 +102,6 @@ class UCL(Regularizer):
             sampler.install(mixer)
             samplers.append(sampler)
         return samplers
-
-    @property
-    def acts_on_first_task(self) -> bool:
-        """Whether the first task is regularized too."""
-        return self.config.first_task
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Set the first widths from the weights, and sample where this task is regularized."""
@@ -137,10 +133,10 @@ class UCL(Regularizer):
         self._mean = {name: weight.mean.detach().clone() for name, weight in self.weights.items()}
         self._mean |= {name: bias.value.detach().clone() for name, bias in self.biases.items()}
 
-    def penalty(self, states: StatePair | None) -> Terms:  # noqa: ARG002
+    def penalty(self, pair: ModelPair) -> Terms:  # noqa: ARG002
         """The terms ``mean``, ``magnitude`` (from the second task on) and ``width``."""
         first = self.context.current.index == 0
-        batch = self.context.progress.batch_size * this_share().world
+        batch = self.context.batch_size * this_share().world
         alpha = self.config.alpha if first else 1.0
         terms = {
             "mean": alpha / (2 * batch) * self._sum(self._mean_term),
