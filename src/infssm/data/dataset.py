@@ -14,8 +14,7 @@ from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
 from infssm.data.files import Files, Progress
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences, SoundFiles
-from infssm.data.spectra import Spectra
+from infssm.data.sequences import Sequences
 from infssm.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
@@ -32,13 +31,13 @@ class Dataset:
 
     Attributes:
         name: name it was loaded by.
-        classes: class names; the position is the label. Text without classes has one.
+        classes: class names; the position is the label. Text without classes has a single one.
         samples: images, or sequences (audio, series, tokens).
         labels: int64 [n] label of every sample.
         num_test: how many of the last samples are the official test set; 0 when there is none.
-        stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
-        running: whether samples follow one another, as stretches of a text. One drawn between two that are trained on
-            would be too easy to validate with, so the end of each domain validates; for stratified data.
+        stratified: whether a split divides each class separately; the protocol of the benchmarks does not.
+        running: whether samples follow one another, as pieces of a text do. A validation sample between two training
+            samples would be too easy, so the end of each domain validates. For stratified data only.
         domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
         domain_of: int64 [n] domain of every sample; None where there is one domain.
         domain_word: what a domain is, as ``data.by`` may call it.
@@ -127,7 +126,7 @@ class Dataset:
     @property
     def facts(self) -> ImageFacts | SequenceFacts:
         """What the samples are like."""
-        return _sequence_facts(self.name, self.samples) if isinstance(self.samples, Sequences) else self.image_facts
+        return self.samples.facts(self.name) if isinstance(self.samples, Sequences) else self.image_facts
 
     @property
     def image_facts(self) -> ImageFacts:
@@ -153,13 +152,6 @@ class Dataset:
             digest.update(self.domain_of.astype("<i8").tobytes())
         digest.update(f"{self.num_test} {self.samples.fingerprint()}".encode())
         return digest.hexdigest()[:16]
-
-
-def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
-    bands = sequences.width if isinstance(sequences, Spectra) else None
-    sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
-    rate = sounds.rate if isinstance(sounds, SoundFiles) else None
-    return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
 
 
 def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[int, str]:
