@@ -31,13 +31,13 @@ class Dataset:
 
     Attributes:
         name: name it was loaded by.
-        classes: class names; the position is the label. Text without classes has one.
+        classes: class names; the position is the label. Text without classes has a single one.
         samples: images, or sequences (audio, series, tokens).
         labels: int64 [n] label of every sample.
         num_test: how many of the last samples are the official test set; 0 when there is none.
-        stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
-        running: whether samples follow one another, as stretches of a text. One drawn between two that are trained on
-            would be too easy to validate with, so the end of each domain validates; for stratified data.
+        stratified: whether a split divides each class separately; the protocol of the benchmarks does not.
+        running: whether samples follow one another, as pieces of a text do. A validation sample between two training
+            samples would be too easy, so the end of each domain validates. For stratified data only.
         domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
         domain_of: int64 [n] domain of every sample; None where there is one domain.
         domain_word: what a domain is, as ``data.by`` may call it.

@@ -45,7 +45,7 @@ class Sequences(ABC):
         """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
 
     def facts(self, name: str) -> SequenceFacts:
-        """What a model has to know of the sequences; ``name`` is that of the data set."""
+        """What a model must know of the sequences of the data set ``name``."""
         return SequenceFacts(name, self.kind, self.width)
 
     @abstractmethod
@@ -183,8 +183,12 @@ class SoundFiles(Files, Sequences):
         """See :class:`Sequences`; values from -1 to 1."""
         return torch.from_numpy(read_sound(self.root / self.paths[index], self.rate))[:, None]
 
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`."""
+        return SequenceFacts(name, self.kind, self.width, self.rate)
+
     def why_unreadable(self, index: int) -> str | None:
-        """Why file ``index`` cannot be read; None when it can."""
+        """See :class:`~infssm.data.files.Files`."""
         try:
             self.sequence(index)
         except DataError as error:

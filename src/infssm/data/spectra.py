@@ -50,8 +50,13 @@ class Spectra(Sequences):
             self._known[index] = log_energies(self.sounds.sequence(index)[:, 0], self.sounds.rate, self._bank)
         return self._known[index]
 
+    @property
+    def contents(self) -> dict[str, str]:
+        """Digests of the files of the sounds."""
+        return self.sounds.contents
+
     def facts(self, name: str) -> SequenceFacts:
-        """The sounds' own, and the number of bands."""
+        """See :class:`Sequences`."""
         return SequenceFacts(name, self.sounds.kind, self.width, self.sounds.rate, self.width)
 
     def fingerprint(self) -> str:
