@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.heads.memo import remembered
-from infssm.methods.heads._drift import MapDrift
-from infssm.methods.heads._fitting import gaussian_classifier, lda_classifier, ridge_classifier
-from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums
-from infssm.methods.heads.ranpac import RIDGES, ridge_errors
+from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
+from infssm.methods.heads.drift import MapDrift
+from infssm.methods.heads.gda import gaussian_classifier
+from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.ranpac import RIDGES, ridge_classifier, ridge_errors
 
 ALPHAS, BETAS = (1e-3, 1e-2, 1e-1), (0.5, 0.75, 0.9)
 PRIORS = ("class", "task")

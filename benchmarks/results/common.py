@@ -67,11 +67,11 @@ class Bench:
         return [self._outcome(run, result) for run, result in zip(runs, results, strict=True)]
 
     def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
-        from infssm.bench.executors import Job, LocalProcesses, gather, results
+        from infssm.bench.executors import Experiment, LocalProcesses, gather, results
         from infssm.bench.running import run_path
 
         configs = [self.config(run) for run in runs]
-        jobs = {run_path(config): Job(config) for config in configs}
+        jobs = {run_path(config): Experiment.of(config) for config in configs}
         found = dict(zip(jobs, results(gather(LocalProcesses(self.workers), jobs.values(), quiet=True)), strict=True))
         return [found[run_path(config)] for config in configs]
 

@@ -15,8 +15,6 @@ from infssm.data.division import divide_classes
 from infssm.data.images import to_rgb
 from infssm.data.npz import read_npz
 from infssm.errors import ConfigError, DataError
-from infssm.learner.config.load import load_config
-from infssm.learner.setup import load_stream
 from tests.data.test_unreadable import make_folder
 
 
@@ -129,12 +127,6 @@ def test_options_of_another_type_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.options\.length='abc' of 'text:.*valid integer"):
         load_dataset(f"text:{tmp_path}", length="abc")
     assert len(load_dataset(f"text:{tmp_path}", length="60")) == 10
-
-
-def test_one_class_per_task_warns(tmp_path):
-    folder = make_folder(tmp_path / "mine", per_class=15)
-    with pytest.warns(UserWarning, match=r"2 of 2 tasks have a single class, .* lower data\.num_tasks"):
-        load_stream(load_config({"data": {"name": str(folder), "num_tasks": 2}}))
 
 
 class Counting(str):

@@ -74,14 +74,14 @@ def penalty(model: nn.Module, method: Method) -> Tensor:
 def assert_as_with(reference: nn.Module, model: nn.Module, method: Method) -> None:
     """Penalty and gradient are those with a whole copy of ``reference`` as the old model."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    old = method.context.progress.old
+    old = method.context.old
     assert old is not None
     found = []
     for each in (old, OldModel(reference.requires_grad_(True))):
-        method.context.progress.old = each
+        method.context.old = each
         value = penalty(model, method)
         found.append([value.detach(), *torch.autograd.grad(value, trained, allow_unused=True, materialize_grads=True)])
-    method.context.progress.old = old
+    method.context.old = old
     assert found[1][0] > 1e-6
     for mine, wanted in zip(*found, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-6 * max(1.0, float(wanted.abs().max())))

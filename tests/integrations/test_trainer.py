@@ -189,7 +189,7 @@ def test_resuming_equals_an_uninterrupted_run(kind: str, name: str, crash_at: tu
                 assert crash
                 assert attempt == 0
         assert sorted(p.name for p in (tmp_path / str(crash)).iterdir()) == ["task-0", "task-1", "task-2"]
-        found.append((run.method.chosen(), run.model.state_dict()))
+        found.append((run.method.automatic_options(), run.model.state_dict()))
     (weight, tensors), (resumed_weight, resumed) = found
     assert weight["inf-ssm-exact.weight"] > 0
     assert resumed_weight == pytest.approx(weight, rel=1e-4)

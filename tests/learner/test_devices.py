@@ -119,7 +119,7 @@ def of_all_methods(fabric: Any, configs: list[RunConfig], path: Path) -> None:
 def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
     """All methods: for each parameter the difference is at most 1e-5 of its gradient's norm."""
     data, soft = {"num_tasks": 5, "train_per_class": 16}, {"mixing": "deit", "label_smoothing": 0.1}
-    targets = [soft if parse_name(m)[0].takes_soft_labels else {} for m in METHODS]
+    targets = [soft if parse_name(m)[0].supports_soft_labels else {} for m in METHODS]
     configs = [
         tiny_config(tmp_path, m, OPTIONS.get(m), data=data, train={"batch_size": 16, **t})
         for m, t in zip(METHODS, targets, strict=True)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods.replay.balanced import BalancedBuffer, herd, spread
-from infssm.methods.replay.buffer import FIELDS, Buffer
+from infssm.methods.bases.lucir._losses import herd
+from infssm.methods.bases.xder._losses import spread
+from infssm.methods.replay.buffers import FIELDS, BalancedBuffer, Buffer, ReservoirBuffer
 from infssm.methods.replay.gathering import gather_rows, process_slice
-from infssm.methods.replay.reservoir import ReservoirBuffer
 from tests.compare import identical
 
 

@@ -107,7 +107,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_shared_options_must_say_whose() -> None:
-    with pytest.raises(ConfigError, match=r"belongs to ewc and mas: say ewc\.weight"):
+    with pytest.raises(ConfigError, match=r"belongs to ewc and mas: write ewc\.weight"):
         build_method(toys.vim(), "ewc+mas", weight=3.0)
     method = build_method(toys.vim(), "ewc+mas", **{"ewc.weight": 3.0, "mas": {"weight": 4.0}, "states.layers": 1})
     assert [r.config.weight for r in method.regularizers] == [3.0, 4.0]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods import StatePair, TaskInfo, attach, build_method
+from infssm.methods import ModelPair, Regularizer, TaskInfo, attach, build_method
 from infssm.methods.regularizers.distillation import kl_divergence, mean_over_tokens, past_classes
-from infssm.ssm import OldModel
+from infssm.ssm import Observation, OldModel
 from tests.methods import toys
 from tests.methods.test_conformance import start
 from tests.methods.toys import TASKS
@@ -88,10 +88,11 @@ def test_gradients_of_the_divergence_and_the_distances() -> None:
     for distance in ("mse", "cosine"):
         method = build_method(toys.vim(), "lwf-f", distance=distance)
         (regularizer,) = method.regularizers
-        pair = StatePair([], [], features=(old, new))  # type: ignore[arg-type]
-        assert torch.autograd.gradcheck(
-            lambda z, r=regularizer, p=pair: r.penalty(p._replace(features=(old, z)))["features"], new
-        )
+
+        def penalty(z: Tensor, regularizer: Regularizer = regularizer) -> Tensor:
+            return regularizer.penalty(ModelPair(Observation([], old), Observation([], z)))["features"]
+
+        assert torch.autograd.gradcheck(penalty, new)
 
 
 @pytest.mark.parametrize("name", ["lwf", "lwf-f", "lwf+lwf-f+inf-ssm-exact"])

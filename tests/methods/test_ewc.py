@@ -75,7 +75,7 @@ def test_fisher_follows_the_softmax_of_the_base(name: str, options: dict[str, ob
     method = build_method(model, name, num_classes=6, num_tasks=3, **options)
     (ewc,) = method.regularizers
     assert isinstance(ewc, EWC)
-    method.context.progress.task = TaskInfo.of(task)
+    method.context.begin_task(TaskInfo.of(task), needs_old=False)
     found = ewc.measure(TaskInfo.of(task), toys.loader(task))
     expected = ewc.parameters.take(fisher_by_hand(method.module, toys.loader(task), columns, weighted=True))
     for key, value in expected.items():

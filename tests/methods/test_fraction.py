@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Method, attach, build_method
-from infssm.methods.core.rows import share, take_rows
+from infssm.methods.core.context import share, take_rows
 from infssm.ssm import OldModel
 from tests.methods import toys
 from tests.methods.test_conformance import batch, begin, optimizer_of, run, start, step
@@ -169,9 +169,9 @@ def test_states_that_do_not_depend_on_the_input_stay(old_inputs: list[Any]) -> N
     method = second_task("lwf-ac", model, fraction=0.5)
     x = toys.inputs("s4d_nano", 4)
     method.context.forward(x)
-    pair = method.context.states([0.5])
+    pair = method.context.compare([0.5])
     assert len(old_inputs[0]) == 2
-    assert all(o.a.shape == n.a.shape for o, n in zip(pair.old, pair.new, strict=True))
+    assert all(o.a.shape == n.a.shape for o, n in zip(pair.old.states, pair.new.states, strict=True))
 
 
 def test_shares_and_rows() -> None:

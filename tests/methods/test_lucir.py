@@ -8,8 +8,7 @@ import torch.nn.functional as F
 
 from infssm.errors import ConfigError
 from infssm.methods.bases.lucir import LUCIR
-from infssm.methods.bases.lucir._losses import imprinted, less_forget, less_forget_weight, margin_ranking
-from infssm.methods.replay.balanced import herd
+from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from tests.compare import identical
 from tests.methods import toys

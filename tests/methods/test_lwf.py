@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods import StatePair, build_method
-from infssm.ssm import StateSpace, record_states
+from infssm.methods import ModelPair, build_method
+from infssm.ssm import Observation, StateSpace, record_states
 from tests.methods import toys
 from tests.methods.toys import TASKS
 
@@ -86,4 +86,4 @@ def test_a_model_without_b_is_told_what_to_use(name: str) -> None:
     method = build_method(toys.vim(), name)
     space = StateSpace(torch.full((2, 4), 0.5), torch.ones(2, 4))
     with pytest.raises(ConfigError, match=r"use (lwf-ac|inf-ssm)$"):
-        method.regularizers[0].penalty(StatePair([space], [space]))
+        method.regularizers[0].penalty(ModelPair(Observation([space]), Observation([space])))

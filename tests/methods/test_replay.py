@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from infssm.errors import ConfigError
-from infssm.methods import Batch, Context, Transforms, build_method, parse_name
+from infssm.methods import Batch, Context, ModelPair, Transforms, build_method, parse_name
 from infssm.methods.replay.rehearsal import Replay
+from infssm.ssm import Observation, record_states
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import HOSTS, build, optimizer_of, step, train
@@ -47,23 +48,24 @@ def test_the_penalty_is_that_of_the_stream_images(host: str, monkeypatch: pytest
     method.begin_epoch(0, 1)
     toys.nudge(torch.nn.ParameterList(p for p in method.module.parameters() if p.requires_grad))
     observed: list[Any] = []
-    regularizer, states = method.regularizers[0], Context.states
+    regularizer, compare = method.regularizers[0], Context.compare
     monkeypatch.setattr(
-        Context, "states", lambda self, fractions: observed.append(states(self, fractions)) or observed[-1]
+        Context, "compare", lambda self, fractions: observed.append(compare(self, fractions)) or observed[-1]
     )
     term = method.loss(batches[0])["inf-ssm/distance"]
     (pair,) = observed
-    assert pair.new[0].a.shape[:2] == pair.old[0].a.shape[:2] == (len(batches[0].y), pair.new[0].a.shape[1])
+    new, old = pair.new.states, pair.old.states
+    assert new[0].a.shape[:2] == old[0].a.shape[:2] == (len(batches[0].y), new[0].a.shape[1])
     kwargs = {}
     if host == "l2p-r":
         kwargs["indices"] = method.base.pool(method.module.query(batches[0].x)).indices
-    with method.context.recorder.recording() as recorder:
+    with record_states(method.module) as states:
         method.module(batches[0].x, **kwargs)
-        alone = recorder.flat()
-    for got, expected in zip(pair.new, alone, strict=True):
+        alone = states.flat()
+    for got, expected in zip(new, alone, strict=True):
         torch.testing.assert_close(got.a, expected.a, rtol=1e-9, atol=1e-12)
     old = method.context.old.states(batches[0].x, **kwargs)
-    by_hand = regularizer.penalty(type(pair)(old, alone))["distance"]
+    by_hand = regularizer.penalty(ModelPair(Observation(old), Observation(alone)))["distance"]
     torch.testing.assert_close(term, by_hand, rtol=1e-9, atol=1e-12)
 
 

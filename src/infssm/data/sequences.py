@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.audio import read_sound, sound_length
-from infssm.data.facts import Kind
+from infssm.data.facts import SequenceFacts
 from infssm.data.files import Files
 from infssm.errors import DataError
 
@@ -29,7 +29,7 @@ class Sequences(ABC):
         width: numbers per step; for tokens, how many different ones there are.
     """
 
-    kind: Kind
+    kind: str
     width: int
 
     def __len__(self) -> int:
@@ -44,6 +44,10 @@ class Sequences(ABC):
     def sequence(self, index: int) -> Tensor:
         """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
 
+    def facts(self, name: str) -> SequenceFacts:
+        """What a model has to know of the sequences; ``name`` is that of the data set."""
+        return SequenceFacts(name, self.kind, self.width)
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Digest that changes when sequences are added, removed, reordered, altered or cut otherwise."""
@@ -57,7 +61,7 @@ class ArraySequences(Sequences):
         lengths: int64 [n] steps that count; the rest is padding. All unless given.
     """
 
-    kind: Kind = "series"
+    kind: str = "series"
 
     def __init__(self, values: NDArray[Any], lengths: NDArray[Any] | None = None) -> None:
         if values.ndim != 3 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
@@ -108,7 +112,7 @@ class Tokens(Sequences):
             per byte; None where they are unknown.
     """
 
-    kind: Kind = "tokens"
+    kind: str = "tokens"
 
     def __init__(
         self,
@@ -162,6 +166,10 @@ class SoundFiles(Files, Sequences):
     kind = "audio"
     width = 1
     word = "sound"
+
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`."""
+        return SequenceFacts(name, self.kind, self.width, self.rate)
 
     def __len__(self) -> int:
         return len(self.paths)

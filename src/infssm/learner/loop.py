@@ -27,10 +27,10 @@ from infssm.learner.log import Log
 from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
-from infssm.learner.optim.schedule import learning_rate, task_lr
-from infssm.learner.saving.progress import Position, Progress, load_best, save_best, save_progress
+from infssm.learner.optim.schedule import learning_rate
+from infssm.learner.saving.progress import Progress, load_best, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
-from infssm.learner.scoring import Bits, guess_of
+from infssm.learner.scoring import Bits, scoring_of
 from infssm.learner.setup import Setup
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store import names
@@ -63,8 +63,10 @@ class Loop:
     def train(self) -> None:
         """All tasks, from where the run stands to the end."""
         tasks = self.setup.stream.num_tasks
-        if self.progress.position == Position() and self.setup.stream.domains:
-            self.progress.matrix.begin(guess_of(self.setup.stream, self.setup.config.data.evaluate))
+        if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
+            self.progress.matrix.begin(
+                scoring_of(self.setup.stream).guess(self.setup.stream, self.setup.config.data.evaluate)
+            )
         while self.progress.position.task < tasks:
             task = self.setup.task(self.progress.position.task)
             self.begin_task(task)
@@ -74,6 +76,15 @@ class Loop:
                 self.save(None)  # a run has a checkpoint before it has a model
             self.end_task(task)
 
+    def train_task0(self) -> None:
+        """Task 0 alone, up to the model that other runs start from; nothing is tested."""
+        task = self.setup.task(0)
+        self.begin_task(task)
+        self.train_task(task, self.setup.epochs(0))
+        if self.fabric.is_global_zero:
+            self.run.write_weights(0, weights_of(self.setup.method.weights()))
+        self.fabric.barrier()
+
     def begin_task(self, task: Task) -> None:
         """Tell the method, unless the run continues inside the task."""
         position, setup = self.progress.position, self.setup
@@ -81,7 +92,7 @@ class Loop:
             return
         seed_all(setup.config.seed, task.index, "begin")
         setup.method.module.train()
-        setup.method.begin_task(task, self.statistics(task), lr=task_lr(setup.config.train, task.index))
+        setup.method.begin_task(task, self.statistics(task))
         position.begun = True
 
     def statistics(self, task: Task) -> ImageLoader | SequenceLoader:
@@ -208,12 +219,13 @@ class Loop:
                 **({"task_accuracy": inside} if inside else {}),
                 **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
                 "aa": progress.matrix.aa,
-                **({"chosen": chosen} if (chosen := setup.method.chosen()) else {}),
+                **({"chosen": chosen} if (chosen := setup.method.automatic_options()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
                 "seconds": progress.position.seconds,
             }
         )
-        self.display.note(f"task {task.index} done: {_shown(measure, values, progress.matrix.aa)}")
+        part = "validation " if setup.config.data.evaluate == "val" else ""
+        self.display.note(f"task {task.index} done: {part}{_shown(measure, values, progress.matrix.aa)}")
         if chosen:
             self.display.note(f"  set by itself: {', '.join(f'{name} {value:.3g}' for name, value in chosen.items())}")
         progress.next_task()
@@ -230,7 +242,7 @@ class Loop:
 
     def _no_confusion(self, task: Task) -> Tensor | None:
         """Zeros [seen, seen] to count into; language has no classes to take for each other."""
-        if self.setup.stream.dataset.language:
+        if not scoring_of(self.setup.stream).has_classes:
             return None
         seen = task.classes.stop
         return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)

@@ -14,6 +14,7 @@ from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.reading import SampleLike, model_input, padded, sequence_input
+from infssm.learner.scoring import SCORINGS
 from infssm.learner.setup import build_learner, load_weights
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
@@ -126,7 +127,7 @@ def load(run: str | os.PathLike[str], *, task: int | None = None, device: str = 
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch without CUDA asserts
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
-    if facts.kind == "language":
+    if not SCORINGS[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
     method, recipe = build_learner(config, facts, place, weights=False)
     load_weights(method, directory.weights_path(last))

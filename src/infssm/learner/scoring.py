@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -77,34 +78,54 @@ class Bits(NamedTuple):
 Score = Accuracy | Bits
 
 
-class Scoring(Protocol):
-    """Counts over batches; counts of processes add up."""
+class Scoring(ABC):
+    """Counts over the batches of one part of a task; counts of several processes add up.
 
-    size: int
+    Args:
+        task: the task.
+        seen: how many classes there are to choose from.
+        confusion: [seen, seen] images by true and predicted class, added to where given.
+    """
+
+    size: ClassVar[int]
     """How many numbers are counted."""
+    has_classes: ClassVar[bool] = True
+    """Whether samples have classes, which can be mistaken for each other."""
 
+    def __init__(self, task: Task, seen: int, confusion: Tensor | None = None) -> None:
+        self.task, self.seen, self.confusion = task, seen, confusion
+
+    @abstractmethod
     def counts(self, logits: Tensor, batch: Batch) -> Tensor:
         """What one batch adds, float64 [k]."""
 
+    @abstractmethod
     def score(self, counts: Tensor) -> Score:
-        """What the sum of all counts says."""
+        """The score that follows from the sum of all counts."""
+
+    @classmethod
+    @abstractmethod
+    def measure(cls, stream: TaskStream) -> Measure:
+        """What the matrix of a stream holds."""
+
+    @classmethod
+    @abstractmethod
+    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
+        """What guessing reaches on a part of each task."""
 
 
-class ClassScoring:
+class ClassScoring(Scoring):
     """Right answers among the classes [0, seen), and inside the task."""
 
     size = 3
 
-    def __init__(self, task: Task, seen: int, confusion: Tensor | None = None) -> None:
-        self._classes, self._seen, self._confusion = task.classes, seen, confusion
-
     def counts(self, logits: Tensor, batch: Batch) -> Tensor:
         """Right, right inside the task, images; adds to the confusion, where given."""
-        y, classes, seen = batch.y, self._classes, self._seen
+        y, classes, seen = batch.y, self.task.classes, self.seen
         inside = logits[:, classes.start : classes.stop].argmax(1) + classes.start
         predicted = logits[:, :seen].argmax(1)
-        if self._confusion is not None:
-            self._confusion += torch.bincount(y * seen + predicted, minlength=seen * seen).view(seen, seen)
+        if self.confusion is not None:
+            self.confusion += torch.bincount(y * seen + predicted, minlength=seen * seen).view(seen, seen)
         return torch.stack([(predicted == y).sum(), (inside == y).sum(), y.new_tensor(len(y))]).double()
 
     def score(self, counts: Tensor) -> Accuracy:
@@ -114,27 +135,30 @@ class ClassScoring:
             return Accuracy(math.nan, math.nan, 0)
         return Accuracy(right / images, inside / images, int(images))
 
+    @classmethod
+    def measure(cls, stream: TaskStream) -> Measure:  # noqa: ARG003 - the same for all
+        """The accuracy."""
+        return ACCURACY
 
-class TokenScoring:
-    """Bits of every predicted token, and the bytes of text behind them.
+    @classmethod
+    def guess(cls, stream: TaskStream, part: Part) -> list[float]:  # noqa: ARG003 - the same for all
+        """One of the classes."""
+        return [1 / stream.num_classes] * len(stream)
 
-    Args:
-        text_bytes: int64 [samples of the data set] bytes that the predicted tokens of each sample stand for, where they
-            are known.
-    """
+
+class TokenScoring(Scoring):
+    """Bits of every predicted token, and the bytes of text behind them."""
 
     size = 3
-
-    def __init__(self, text_bytes: NDArray[np.int64] | None = None) -> None:
-        self._text_bytes = text_bytes
+    has_classes = False
 
     def counts(self, logits: Tensor, batch: Batch) -> Tensor:
         """Sum of bits, tokens, bytes."""
         y = batch.y.flatten()
         nats = F.cross_entropy(logits.float().flatten(0, 1), y, ignore_index=IGNORED, reduction="none").double().sum()
-        text = 0
-        if self._text_bytes is not None and batch.index is not None:
-            text = int(self._text_bytes[batch.index.numpy()].sum())
+        known, text = _text_bytes(self.task.test.dataset), 0
+        if known is not None and batch.index is not None:
+            text = int(known[batch.index.numpy()].sum())
         return torch.stack([nats / math.log(2), (y != IGNORED).sum().double(), nats.new_tensor(text)])
 
     def score(self, counts: Tensor) -> Bits:
@@ -146,26 +170,31 @@ class TokenScoring:
         per_byte = bits / text if text else math.nan
         return Bits(per_byte, mean, 2**mean if mean < 1000 else math.inf, int(tokens), int(text))
 
+    @classmethod
+    def measure(cls, stream: TaskStream) -> Measure:
+        """Bits per byte, which different tokenizers can be compared by; per token where the bytes are unknown."""
+        return BITS_PER_TOKEN if _text_bytes(stream.dataset) is None else BITS_PER_BYTE
 
-def measure_for(stream: TaskStream) -> Measure:
-    """What a stream measures of a model."""
-    if not stream.dataset.language:
-        return ACCURACY
-    return BITS_PER_TOKEN if text_bytes_of(stream.dataset) is None else BITS_PER_BYTE
-
-
-def guess_of(stream: TaskStream, part: Part) -> list[float]:
-    """What guessing reaches on a part of each task: one of the classes, or any token of the vocabulary."""
-    if not stream.dataset.language:
-        return [1 / stream.num_classes] * len(stream)
-    text_bytes, bits = text_bytes_of(stream.dataset), math.log2(stream.num_classes)
-    if text_bytes is None:
-        return [bits] * len(stream)
-    predicted = stream.dataset.sequences.lengths - 1
-    indices = [getattr(task, part).indices for task in stream]
-    return [bits * (float(predicted[mine].sum()) / max(1, int(text_bytes[mine].sum()))) for mine in indices]
+    @classmethod
+    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
+        """Any token of the vocabulary."""
+        text_bytes, bits = _text_bytes(stream.dataset), math.log2(stream.num_classes)
+        if text_bytes is None:
+            return [bits] * len(stream)
+        predicted = stream.dataset.sequences.lengths - 1
+        indices = [getattr(task, part).indices for task in stream]
+        return [bits * (float(predicted[mine].sum()) / max(1, int(text_bytes[mine].sum()))) for mine in indices]
 
 
-def text_bytes_of(dataset: Dataset) -> NDArray[np.int64] | None:
+SCORINGS: dict[str, type[Scoring]] = {"classes": ClassScoring, "tokens": TokenScoring}
+"""By ``Modality.scoring``."""
+
+
+def scoring_of(stream: TaskStream) -> type[Scoring]:
+    """How models are measured on a stream."""
+    return SCORINGS[stream.dataset.modality.scoring]
+
+
+def _text_bytes(dataset: Dataset) -> NDArray[np.int64] | None:
     """Bytes of text behind the samples of a language data set, where they are known; see :class:`Tokens`."""
     return dataset.samples.text_bytes if isinstance(dataset.samples, Tokens) else None

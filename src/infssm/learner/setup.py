@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,10 +37,10 @@ from infssm.data import (
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError, MissingDataError
-from infssm.learner.config.fields import DataConfig, RunConfig, TrainConfig
+from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig, TrainConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import any_model, build_model
-from infssm.learner.scoring import measure_for
+from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
 from infssm.models import check_weights, find_weights
@@ -69,12 +68,12 @@ class Setup:
         train = self.config.train
         if task > 0:
             return train.epochs if self.method.trains(task) else 0
-        return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
+        return (train.task0_epochs or train.epochs) if train.task0 in ("train", "own") else 0
 
     @property
     def measure(self) -> Measure:
         """What is measured of the model on each task."""
-        return measure_for(self.stream)
+        return scoring_of(self.stream).measure(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""
@@ -138,7 +137,7 @@ def _check_model(name: str, options: str) -> None:
 def _check_targets(config: RunConfig) -> None:
     """Mixed and smoothed targets need a base that can train on them."""
     base, train = parse_name(config.method.name)[0], config.train
-    if not base.takes_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
+    if not base.supports_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
         raise ConfigError(
             f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
             f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"
@@ -154,7 +153,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
         )
-    stream = TaskStream(
+    return TaskStream(
         dataset,
         split,
         data.num_tasks,
@@ -163,14 +162,6 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         tasks=data.tasks,
         by=by,
     )
-    if (single := stream.task_sizes.count(1)) and by == "class" and stream.num_classes > 1:
-        warnings.warn(
-            f"{dataset.name}: {single} of {stream.num_tasks} tasks have a single class, so there is nothing to tell "
-            "apart while such a task is learned: lower data.num_tasks",
-            UserWarning,
-            stacklevel=2,
-        )
-    return stream
 
 
 def check_data(config: RunConfig, split: Split) -> None:
@@ -194,7 +185,7 @@ def read_dataset(data: DataConfig) -> Dataset:
 
 def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]:
     """What makes tasks of a data set."""
-    by = data.by or ("domain" if dataset.language else "class")
+    by = data.by or dataset.modality.by
     if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
         return "domain"
     if by == "class":
@@ -203,15 +194,29 @@ def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]
     raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
 
 
-def build(config: RunConfig, device: torch.device, split: Split | None = None, *, weights: bool = True) -> Setup:
+def build(
+    config: RunConfig,
+    device: torch.device,
+    split: Split | None = None,
+    *,
+    stream: TaskStream | None = None,
+    weights: bool = True,
+    task0: Path | None = None,
+) -> Setup:
     """Load the data, build model and method; initial weights depend on the seed alone.
 
-    ``weights=False`` leaves out the weights to start from, for a run that loads its own.
+    Args:
+        config: of the run.
+        device: where the model works.
+        split: a stored split; None draws the one of the configuration.
+        stream: data that are loaded already.
+        weights: False leaves out the weights to start from, for a run that loads its own.
+        task0: weights after task 0, where the configuration starts from a shared model.
     """
     if weights and config.model.weights is not None:
         check_weights(config.model.weights)
-    stream, train = load_stream(config, split), config.train
-    method, recipe = build_learner(config, stream.facts, device, weights=weights)
+    stream, train = stream or load_stream(config, split), config.train
+    method, recipe = build_learner(config, stream.facts, device, weights=weights, task0=task0)
     mixing = None
     if recipe is not None:
         mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
@@ -219,27 +224,27 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
 
 
 def build_learner(
-    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True
+    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True, task0: Path | None = None
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     train = config.train
-    check_suits(config.method.name, facts.kind, domains=bool(facts.domains))
+    check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
     model = build_model(config.model, facts, weights=weights)
-    recipe = _recipe(config.data, facts, model) if facts.kind == "images" else None
+    recipe = _recipe(config.data, facts, model) if facts.modality.augmented else None
     if recipe is None:
         _check_sequences(train)
     elif (resize := getattr(model, "set_input_size", None)) is not None:
         resize(recipe.size)
-    if weights and train.task0 != "train":
-        load_weights(model, _found(train.task0))
+    if weights and (task0 is not None or train.task0 not in TASK0_KINDS):
+        load_weights(model, task0 or _found(train.task0))
     method = build_method(
         model.to(device),
         config.method.name,
         num_classes=facts.num_outputs,
         num_tasks=len(facts.task_sizes),
         task_sizes=facts.task_sizes,
-        data_kind=facts.kind,
+        data_kind=facts.modality.name,
         domains=bool(facts.domains),
         transforms=None if recipe is None else _transforms(facts.images, recipe),
         seed=config.seed,

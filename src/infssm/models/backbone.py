@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
 from infssm.models import initialization as _init
-from infssm.models.features import ImageHead
 from infssm.models.pretrained import load_weights
 from infssm.models.registry import build
 
@@ -63,8 +62,6 @@ class Backbone(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [batch, classes]."""
-        if isinstance(self.head, ImageHead):
-            return self.head.logits(self, x)
         return self.forward_head(self.forward_features(x))
 
     def make_head(self, num_classes: int) -> nn.Module:

@@ -6,7 +6,6 @@ A classifier is what ``get_classifier()`` returns (timm's convention, and ours),
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +18,6 @@ _NAMES = ("head", "classifier", "score", "fc")
 
 TRAINED = "trained_classifier."
 """Before names of tensors of the classifier in training, in weights saved while a fitted head stood in its place."""
-
-
-class ImageHead(nn.Module, ABC):
-    """A classifier that looks at images itself, by means of the model, rather than being given features."""
-
-    @abstractmethod
-    def logits(self, model: nn.Module, x: Tensor) -> Tensor:
-        """Of ``x: [b, c, h, w]`` under the model in whose classifier's place it stands: ``[b, K]``."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 
 from infssm.errors import ConfigError
-from infssm.methods.heads._fitting import gaussian_classifier, lda_classifier, ridge_classifier, shrunk, squared_error
-from infssm.methods.heads._gaussians import Gaussians
+from infssm.methods.heads.class_statistics import shrunk
+from infssm.methods.heads.gda import Gaussians, gaussian_classifier
+from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.ranpac import ridge_classifier, squared_error
 from tests.methods.heads.test_statistics import gathered, some
 
 PRIORS = [0.25] * 4

@@ -70,13 +70,3 @@ def test_the_errors_are_part_of_the_state() -> None:
     resumed.begin_task(TASKS[1])
     resumed.end_task(TASKS[1], [images(TASKS[1])])
     assert torch.equal(resumed.module.get_classifier().weight, whole.module.get_classifier().weight)
-
-
-def test_a_state_without_errors_judges_from_the_next_task_on() -> None:
-    head = learned(TASKS[:1]).head
-    assert isinstance(head, RanPAC)
-    state = head.state_dict()
-    del state["errors"]
-    head.load_state_dict(state)
-    assert head.errors is None
-    assert head.gram is not None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums
+from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
 
 
 def some(rows: int = 240, width: int = 7, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -156,7 +156,7 @@ def _hard_labels(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     """Without mixing and smoothing where the base trains on class labels; and, where that changes them, the reason."""
     train, hard = values["train"], {"mixing": "none", "label_smoothing": 0}
     soft = any(train.get(key, value) != value for key, value in hard.items())
-    if parse_name(values["method"]["name"])[0].takes_soft_labels or not soft:
+    if parse_name(values["method"]["name"])[0].supports_soft_labels or not soft:
         return dict(values), {}
     return merge(values, {"train": hard}), {"train.mixing": "hard labels: this method trains on class labels"}
 

@@ -10,10 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING, Batch, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.contract import ALL_DATA, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import cross_entropy
-from infssm.methods.core.sequences import joined
-from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, classes_of
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 Mask = Literal["full", "seen", "current+seen"]
 
@@ -39,7 +38,7 @@ class ER(StreamReplay):
     """
 
     name = "er"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = ERConfig
     config: ERConfig
 
@@ -47,32 +46,22 @@ class ER(StreamReplay):
         """As ``mask`` says."""
         if self.config.mask == "full":
             return slice(None)
-        classes = classes_of(self.context, self.name, task)
+        classes = self.context.classes(self.name, task)
         return slice(0 if self.config.mask == "seen" else classes.start, classes.stop)
 
     def loss(self, batch: BatchLike) -> Terms:
-        """One term: the cross-entropy of both halves."""
-        both = self._with_replayed(batch) if self.replays else batch
+        """One term: the cross-entropy of the stream's samples and the replayed ones, in one forward."""
+        both, count = batch, len(batch.y)
+        if self.replays:
+            drawn = self.buffer.get(self.draw(self.replay_count(count)))
+            both = self.context.modality.join(batch, drawn, self.augmented)
         self.remember(**self.rows_of(batch))
-        stream = len(batch.y)
-        logits = self.context.forward(model_input(both), current_rows=stream)
-        if self.context.data_kind == "language":
+        logits = self.context.forward(model_input(both), current_rows=count)
+        if both.y.ndim > 1:  # next tokens: no classes to mask
             return {"ce": cross_entropy(logits, both, slice(None))}
         mask = self.config.mask
-        return {"ce": masked_cross_entropy(logits, both.y, current_rows=stream, classes=self._classes, mask=mask)}
-
-    def _with_replayed(self, batch: BatchLike) -> BatchLike:
-        """The batch, and after it rows of the buffer."""
-        if self.context.data_kind != "images":
-            drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
-            return joined(batch, drawn, self.context.data_kind)
-        found = self.replay(len(batch.y))
-        labels = self.to_device(found.entries["label"])
-        return Batch(torch.cat((batch.x, found.x)), torch.cat((batch.y, labels)))
-
-    @property
-    def _classes(self) -> range:
-        return range(0) if self.config.mask == "full" else classes_of(self.context, self.name)
+        classes = range(0) if mask == "full" else self.context.classes(self.name)
+        return {"ce": masked_cross_entropy(logits, both.y, current_rows=count, classes=classes, mask=mask)}
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, classes: range, mask: Mask) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING, Base, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.contract import ALL_DATA, Base, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import cross_entropy
 
 
@@ -26,18 +26,19 @@ class Seq(Base):
 
     name = "seq"
     Config = SeqConfig
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     config: SeqConfig
 
     def columns(self, task: TaskInfo) -> slice:
         """As ``mask`` says."""
-        return {"current": task.block, "seen": task.seen, "full": slice(None)}[self.config.mask]
+        if self.config.mask == "full":
+            return slice(None)
+        return task.block if self.config.mask == "current" else task.seen
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy."""
-        return {
-            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
-        }
+        logits = self.context.forward(model_input(batch))
+        return {"ce": cross_entropy(logits, batch, self.columns(self.context.current))}
 
 
 @register_method
@@ -45,7 +46,7 @@ class Joint(Base):
     """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
 
     name = "joint"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     joint: ClassVar[bool] = True
 
     def columns(self, task: TaskInfo) -> slice:
@@ -54,6 +55,5 @@ class Joint(Base):
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy over all seen classes."""
-        return {
-            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
-        }
+        logits = self.context.forward(model_input(batch))
+        return {"ce": cross_entropy(logits, batch, self.columns(self.context.current))}

@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from pydantic import ValidationError
 from torch import nn
 
 from infssm._catalogue import Text
+from infssm._modality import modality_named
 from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
-from infssm.methods.core.context import Progress
-from infssm.methods.core.contract import Base, Component, ComponentConfig, Context, Regularizer, Transforms
+from infssm.methods.core.context import Context, Transforms
+from infssm.methods.core.contract import Base, Component, ComponentConfig, Regularizer
 from infssm.methods.core.head import Head
 from infssm.methods.core.method import Method, StatesConfig
-from infssm.ssm import OutputRecorder, Recorder
 
 C = TypeVar("C", bound=type[Component])
 components: Registry[type[Component]] = Registry("method", group="infssm.methods")
@@ -110,12 +108,20 @@ def parse_name(name: str) -> Composition:
     classes = [components[part] for part in split_name(name)]
     if len({c.name for c in classes}) < len(classes):
         raise ConfigError(f"{name!r} names a method twice")
-    base = _only(name, [c for c in classes if issubclass(c, Base)], components["seq"], "base method can form the loss")
-    head = _only(name, [c for c in classes if issubclass(c, Head)], components["linear"], "head can make the logits")
+    bases: list[type[Base]] = [c for c in classes if issubclass(c, Base)]
+    heads: list[type[Head]] = [c for c in classes if issubclass(c, Head)]
+    for found, what in ((bases, "base method can form the loss"), (heads, "head can make the logits")):
+        if len(found) > 1:
+            raise ConfigError(f"{name!r}: only one {what}, got {' and '.join(c.name for c in found)}")
+    base, head = (*bases, components["seq"])[0], (*heads, components["linear"])[0]
     assert issubclass(base, Base)
     assert issubclass(head, Head)
     regularizers = sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name)
-    _check_families(name, regularizers)
+    for one, other in itertools.combinations(regularizers, 2):
+        if one.family is not None and one.family == other.family:  # their sum is one of them with another weight
+            raise ConfigError(
+                f"{name!r}: {one.name} and {other.name} hold the same states; choose one and set its weight"
+            )
     if base.joint and regularizers:
         raise ConfigError(f"{name!r}: joint training sees all data at once, so there is nothing to regularize")
     if base.freezes and regularizers:
@@ -123,21 +129,6 @@ def parse_name(name: str) -> Composition:
     if base.own_classifier and not head.fitted and head in classes:
         raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
     return Composition(base, regularizers, head)
-
-
-def _only(name: str, found: list[type[Component]], default: type[Component], what: str) -> type[Component]:
-    if len(found) > 1:
-        raise ConfigError(f"{name!r}: only one {what}, got {' and '.join(c.name for c in found)}")
-    return found[0] if found else default
-
-
-def _check_families(name: str, regularizers: list[type[Regularizer]]) -> None:
-    """Refuse two regularizers that hold the same thing: their sum is one of them with another weight."""
-    for one, other in itertools.combinations(regularizers, 2):
-        if one.family is not None and one.family == other.family:
-            raise ConfigError(
-                f"{name!r}: {one.name} and {other.name} hold the same states; choose one and set its weight"
-            )
 
 
 def build_method(
@@ -160,31 +151,31 @@ def build_method(
     without them tasks share the classes equally. ``data_kind`` is what the samples are (see :func:`check_suits`) and
     ``domains`` whether tasks are new domains. ``transforms`` make model input of stored raw images again.
     """
-    named = parse_name(name)
+    base_class, regularizer_classes, head_class = parse_name(name)
     configs = method_options(name, options)
     check_suits(name, data_kind, domains=domains)
-    states = configs.pop("states")
-    assert isinstance(states, StatesConfig)
-    before = Context(
+    context = Context(
         model,
         num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
         num_tasks=num_tasks,
         task_sizes=None if task_sizes is None else tuple(task_sizes),
-        data_kind=data_kind,
-        states_options=states.model_dump(),
-        transforms=transforms or Transforms(),
-        own_loop=own_loop,
+        modality=modality_named(data_kind),
         seed=seed,
-        # Away from the seeds of replay buffers, whose draws would otherwise go along with these.
-        progress=Progress(generator=torch.Generator().manual_seed(2**32 + seed)),
+        transforms=transforms,
+        states_options=configs["states"].model_dump(),
+        own_loop=own_loop,
     )
-    module = named.base.prepare(configs[named.base.name], before)
-    named.head.prepare(configs[named.head.name], replace(before, module=module))
-    prepared = _watched(replace(before, module=module), named.regularizers)
-    base = named.base(configs[named.base.name], prepared)
-    context = replace(prepared, columns=base.columns)
-    head = named.head(configs[named.head.name], context)
-    regularizers = [cls(configs[cls.name], context) for cls in named.regularizers]
+    context.module = base_class.prepare(configs[base_class.name], context)
+    head_class.prepare(configs[head_class.name], context)
+    context.record(
+        states=any(cls.needs_states for cls in regularizer_classes),
+        features=any(cls.needs_features for cls in regularizer_classes),
+        logits=any(cls.needs_logits for cls in regularizer_classes),
+    )
+    base = base_class(configs[base_class.name], context)
+    context.columns = base.columns
+    head = head_class(configs[head_class.name], context)
+    regularizers = [cls(configs[cls.name], context) for cls in regularizer_classes]
     return Method(canonical_name(name), context, base, regularizers, head)
 
 
@@ -195,27 +186,18 @@ def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
     tasks are new domains.
     """
 
+    modality = modality_named(data_kind)
+
     def suits(component: type[Component]) -> bool:
-        return data_kind in component.takes and (component.takes_domains or not domains)
+        return modality.supported_by(component.supported_data) and (component.supports_domains or not domains)
 
     bad = [component for component in parse_name(name).classes if not suits(component)]
     if not bad:
         return
-    what = f"{data_kind}{' whose tasks are new domains' if domains and data_kind in bad[0].takes else ''}"
+    domains_alone = domains and modality.supported_by(bad[0].supported_data)
+    what = f"{data_kind}{' whose tasks are new domains' if domains_alone else ''}"
     known = ", ".join(other for other in components if suits(components[other]))
     raise ConfigError(f"method {bad[0].name!r} does not work on {what}; these do: {known}")
-
-
-def _watched(context: Context, regularizers: Sequence[type[Regularizer]]) -> Context:
-    """The context with recorders of what the regularizers compare."""
-    states, features, logits = (
-        any(getattr(cls, need) for cls in regularizers) for need in ("needs_states", "needs_features", "needs_logits")
-    )
-    return replace(
-        context,
-        recorder=Recorder(context.module, **context.states_options) if states else None,
-        outputs=OutputRecorder(context.module, features=features, logits=logits) if features or logits else None,
-    )
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
@@ -260,34 +242,35 @@ def resolve_options(
 ) -> dict[str, ComponentConfig]:
     """Sort flat and per-component options into each component's validated configuration."""
     schemas: dict[str, type[ComponentConfig]] = {c.name: c.Config for c in classes} | {"states": StatesConfig}
-    chosen: dict[str, dict[str, Any]] = {key: {} for key in schemas}
+    values: dict[str, dict[str, Any]] = {owner: {} for owner in schemas}
     for key, value in options.items():
-        if key in schemas and isinstance(value, Mapping):
-            chosen[key] |= value
-            continue
         owner, dot, field = key.rpartition(".")
-        if dot and owner in schemas:
-            chosen[owner][field] = value
-            continue
-        owners = [owner for owner, schema in schemas.items() if key in schema.model_fields]
-        if not owners:
-            known = {field for schema in schemas.values() for field in schema.model_fields}
-            raise ConfigError(f"method {name!r} has no option {shorten(repr(key))}{suggest(key, known)}")
-        if len(owners) > 1:
-            raise ConfigError(f"option {key!r} of {name!r} belongs to {' and '.join(owners)}: say {owners[0]}.{key}")
-        chosen[owners[0]][key] = value
-    return {key: _validate(key, schema, chosen[key]) for key, schema in schemas.items()}
-
-
-def _validate(owner: str, schema: type[ComponentConfig], values: Mapping[str, Any]) -> ComponentConfig:
-    for key in values:
-        if key not in schema.model_fields:
-            raise ConfigError(f"method {owner!r} has no option {shorten(repr(key))}{suggest(key, schema.model_fields)}")
-    try:
-        return schema(**values)
-    except ValidationError as error:
-        lines = [
-            f"{owner}.{'.'.join(map(str, e['loc']))}: {shorten(e['msg'], 300)} (got {shorten(repr(e['input']))})"
-            for e in error.errors()
-        ]
-        raise ConfigError("; ".join(lines)) from None
+        if key in schemas and isinstance(value, Mapping):
+            values[key] |= value
+        elif dot and owner in schemas:
+            values[owner][field] = value
+        else:
+            owners = [owner for owner, schema in schemas.items() if key in schema.model_fields]
+            if not owners:
+                known = {field for schema in schemas.values() for field in schema.model_fields}
+                raise ConfigError(f"method {name!r} has no option {shorten(repr(key))}{suggest(key, known)}")
+            if len(owners) > 1:
+                raise ConfigError(
+                    f"option {key!r} of {name!r} belongs to {' and '.join(owners)}: write {owners[0]}.{key}"
+                )
+            values[owners[0]][key] = value
+    configs = {}
+    for owner, schema in schemas.items():
+        for key in values[owner]:
+            if key not in schema.model_fields:
+                hint = suggest(key, schema.model_fields)
+                raise ConfigError(f"method {owner!r} has no option {shorten(repr(key))}{hint}")
+        try:
+            configs[owner] = schema(**values[owner])
+        except ValidationError as error:
+            lines = [
+                f"{owner}.{'.'.join(map(str, e['loc']))}: {shorten(e['msg'], 300)} (got {shorten(repr(e['input']))})"
+                for e in error.errors()
+            ]
+            raise ConfigError("; ".join(lines)) from None
+    return configs

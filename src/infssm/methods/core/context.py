@@ -1,25 +1,21 @@
-"""What the components of one method share.
-
-:class:`Context` holds what does not change from the method's building on; :class:`Progress` where training stands,
-which the method alone writes; :class:`Observed` what one forward of the module showed.
-"""
+"""What the components of one method share, and how the old model is compared with the new."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from infssm._modality import IMAGES, Modality
 from infssm.errors import ConfigError
-from infssm.methods.core.rows import Input, count_rows, first_rows, share, take_rows
-from infssm.methods.core.tasks import TaskInfo
-from infssm.ssm import Observation, OldModel, OutputRecorder, Recorder, StateSpace, logits_of
+from infssm.methods.core.tasks import Input, TaskInfo
+from infssm.ssm import Observation, OldModel, OutputRecorder, Recorder, logits_of
 
 ImageTransform = Callable[[Tensor, torch.Generator], Tensor]
 """From raw images ``[b, c, h, w]`` uint8 to model input ``[b, c, h', w']`` float, random numbers from the generator."""
@@ -37,91 +33,95 @@ class Transforms:
     """Strong augmentation (``StrongRecipe.train``), for contrastive terms."""
 
 
-class OldNew(NamedTuple):
-    """The same rows in the old and in the new model."""
+class ModelPair(NamedTuple):
+    """What the old and the new model computed for the same rows, as far as the regularizers ask for it.
 
-    old: Tensor
-    new: Tensor
-
-
-class StatePair(NamedTuple):
-    """What old and new model give for the same rows: states, one entry per layer and scan direction.
-
-    Beside them, where a regularizer asks for it, ``features`` and ``logits`` (``[b, ...]`` each; of language models per
-    token, ``[b, tokens, ...]``). ``mask: [b, tokens]`` is the input's ``attention_mask`` or ``mask``, if it has
-    one.
+    Each has ``states``, one entry per layer and scan direction, ``features`` and ``logits``, ``[b, ...]`` (of language
+    models per token, ``[b, tokens, ...]``). ``mask: [b, tokens]`` is the input's ``attention_mask`` or ``mask``, if it
+    has one.
     """
 
-    old: list[StateSpace]
-    new: list[StateSpace]
-    features: OldNew | None = None
-    logits: OldNew | None = None
+    old: Observation
+    new: Observation
     mask: Tensor | None = None
     order: Tensor | None = None
-    """A random order of the rows, drawn where a regularizer takes a fraction of them."""
+    """A random order of the rows, drawn where a regularizer compares a fraction of them."""
     batch_size: int = 0
     """Rows of the whole batch, of which this pair may hold a part."""
 
-    def subset(self, fraction: float) -> StatePair:
-        """That share of the batch's rows, drawn at random; those of a smaller fraction are among those of a larger."""
+    def subset(self, fraction: float) -> ModelPair:
+        """A fraction of the batch's rows, drawn at random; a smaller fraction's are among those of a larger one."""
         if self.order is None or (count := share(fraction, self.batch_size)) >= len(self.order):
             return self
         rows = self.order[:count]
-        old, new = (Observation(spaces).rows(rows).states for spaces in (self.old, self.new))
-        features, logits = (
-            None if pair is None else OldNew(pair.old[rows], pair.new[rows]) for pair in (self.features, self.logits)
-        )
-        return StatePair(old, new, features, logits, None if self.mask is None else self.mask[rows])
+        return ModelPair(self.old.rows(rows), self.new.rows(rows), None if self.mask is None else self.mask[rows])
 
 
-class Observed(NamedTuple):
-    """What one forward showed of the new model, and the call that shows it of the old one."""
+NOTHING = ModelPair(Observation([]), Observation([]))
+"""What a regularizer is given that compares neither states, nor features, nor logits."""
+
+
+class _Observed(NamedTuple):
+    """What one forward of the new model recorded, and the call that repeats it with the old model."""
 
     new: Observation
-    x: Tensor | Mapping[str, Any]
+    x: Input
     kwargs: Mapping[str, Any]
 
 
-@dataclass
-class Progress:
-    """Where training stands. Written by :class:`Method`, read by everyone."""
+class Context:
+    """What the components of one method share: the module, what is known of the stream, and where training stands.
 
+    What is known of the stream is fixed when the method is built. ``task``, ``old`` and ``batch_size`` say where
+    training stands: components read them, and the methods of this class alone write them.
+
+    Args:
+        module: the model; once the base has prepared it, the module to train.
+        num_classes: of the whole stream, where known.
+        num_tasks: of the stream, where known.
+        task_sizes: classes of each task, where they are known beforehand; tasks may be unequal.
+        modality: the kind of data that the samples are.
+        seed: of the run; what components draw at random follows from it, alike on all processes.
+        transforms: from stored raw images to model input.
+        states_options: how states are read; the options of :class:`infssm.ssm.Recorder`.
+        own_loop: a user's own loop runs the model, so recording is on for the whole task.
+    """
+
+    columns: Callable[[TaskInfo], slice] = operator.attrgetter("block")
+    """Columns of the logits over which the base's softmax of a task's own samples runs."""
     task: TaskInfo | None = None
-    lr: float | None = None
-    """Base learning rate of the task, where the loop knows it."""
+    """The task in training, or the last one; None before the first."""
     old: OldModel | None = None
+    """The frozen model of the end of the last task, where a component asks for one."""
     batch_size: int = 0
     """Samples of the current task in this step, on this process."""
-    observed: Observed | None = None
-    generator: torch.Generator = field(default_factory=torch.Generator, repr=False)
-    """Draws the rows of regularizers that take a fraction of each batch."""
 
-
-@dataclass(frozen=True)
-class Context:
-    """What the components of one method share; all of it is known when the method is built, but its ``progress``."""
-
-    module: nn.Module
-    num_classes: int | None = None
-    num_tasks: int | None = None
-    task_sizes: tuple[int, ...] | None = None
-    """Classes of each task, where they are known beforehand; tasks may be unequal."""
-    data_kind: str = "images"
-    """What the samples are: ``images``, ``series``, ``tokens`` (with classes) or ``language``."""
-    seed: int = 0
-    """Seed of the run; what components draw at random follows from it, alike on all processes."""
-    transforms: Transforms = Transforms()
-    states_options: Mapping[str, Any] = field(default_factory=dict)
-    """How states are read; the options of :class:`infssm.ssm.Recorder`."""
-    recorder: Recorder | None = None
-    """Reads the module's states, where a regularizer compares them."""
-    outputs: OutputRecorder | None = None
-    """Reads its features and logits, likewise."""
-    own_loop: bool = False
-    """A user's own loop runs the model, so recording is on for the whole task."""
-    columns: Callable[[TaskInfo], slice] = operator.attrgetter("block")
-    """Columns of the logits over which the base's softmax of a task's own images runs."""
-    progress: Progress = field(default_factory=Progress)
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        num_classes: int | None = None,
+        num_tasks: int | None = None,
+        task_sizes: tuple[int, ...] | None = None,
+        modality: Modality = IMAGES,
+        seed: int = 0,
+        transforms: Transforms | None = None,
+        states_options: Mapping[str, Any] | None = None,
+        own_loop: bool = False,
+    ) -> None:
+        self.module = module
+        self.num_classes, self.num_tasks, self.task_sizes = num_classes, num_tasks, task_sizes
+        self.modality, self.seed, self.own_loop = modality, seed, own_loop
+        self.transforms = transforms or Transforms()
+        self.states_options = states_options or {}
+        # Away from the seeds of replay buffers, whose draws would otherwise be correlated with these.
+        self.generator = torch.Generator().manual_seed(2**32 + seed)
+        """Draws the rows of regularizers that compare a fraction of each batch."""
+        self._recorders: list[Recorder | OutputRecorder] = []
+        self._states: Recorder | None = None
+        self._outputs: OutputRecorder | None = None
+        self._recording = contextlib.ExitStack()
+        self._observed: _Observed | None = None
 
     @property
     def device(self) -> torch.device:
@@ -134,152 +134,224 @@ class Context:
         return self.states_options.get("layers", "all")
 
     @property
-    def task(self) -> TaskInfo | None:
-        """The task in training, or the last one; ``None`` before the first."""
-        return self.progress.task
-
-    @property
     def current(self) -> TaskInfo:
         """The task in training."""
         if self.task is None:
             raise ConfigError("no task has begun: call begin_task(task) before the first step")
         return self.task
 
-    @property
-    def old(self) -> OldModel | None:
-        """The frozen model of the end of the last task."""
-        return self.progress.old
+    def sizes(self, method: str) -> tuple[int, ...]:
+        """Number of classes of each task of the stream: as told beforehand, else equal shares."""
+        if self.task_sizes is not None:
+            return self.task_sizes
+        if self.num_classes is None or self.num_tasks is None or self.num_classes % self.num_tasks:
+            raise ConfigError(
+                f"{method} must know which classes belong to which task: begin tasks that have .classes, or give "
+                "task_sizes, or num_classes and num_tasks that divide evenly"
+            )
+        return (self.num_classes // self.num_tasks,) * self.num_tasks
 
-    @property
-    def generator(self) -> torch.Generator:
-        """Draws the rows of regularizers that take a fraction of each batch."""
-        return self.progress.generator
+    def classes(self, method: str, task: TaskInfo | None = None) -> range:
+        """The classes of a task, by default the current one: told by the task itself, else its share of all classes."""
+        task = self.current if task is None else task
+        if task.classes is not None:
+            return task.classes
+        sizes = self.sizes(method)
+        return range(sum(sizes[: task.index]), sum(sizes[: task.index + 1]))
 
     def augmented(self, raw: Tensor, generator: torch.Generator) -> Tensor:
         """Raw images ``[b, c, h, w]`` uint8 through the training transform, on the module's device."""
         train = self.transforms.train
-        return self._transformed(raw, train and partial(train, raw, generator))
+        return self._model_input(raw if train is None else train(raw, generator))
 
     def normalized(self, raw: Tensor) -> Tensor:
         """Raw images ``[b, c, h, w]`` uint8 through the evaluation transform, on the module's device."""
         evaluation = self.transforms.evaluation
-        return self._transformed(raw, evaluation and partial(evaluation, raw))
+        return self._model_input(raw if evaluation is None else evaluation(raw))
 
     def strongly_augmented(self, raw: Tensor, generator: torch.Generator) -> Tensor:
         """Raw images ``[b, c, h, w]`` uint8 through the strong augmentation, on the module's device."""
         strong = self.transforms.strong
-        return self._transformed(raw, strong and partial(strong, raw, generator))
+        return self._model_input(raw if strong is None else strong(raw, generator))
 
-    def _transformed(self, raw: Tensor, transform: Callable[[], Tensor] | None) -> Tensor:
-        dtype = next(self.module.parameters()).dtype
-        images = raw.to(dtype) / 255 if transform is None else transform()
-        return images.to(device=self.device, dtype=dtype)
+    def _model_input(self, images: Tensor) -> Tensor:
+        like = next(self.module.parameters())
+        if images.dtype is torch.uint8:
+            images = images.to(like.dtype) / 255
+        return images.to(like.device, like.dtype)
+
+    # What the method tells the context while it trains.
+
+    def record(self, *, states: bool, features: bool, logits: bool) -> None:
+        """Record these of the module's forwards from the second task on: what the regularizers compare."""
+        if states:
+            self._states = Recorder(self.module, **self.states_options)
+        if features or logits:
+            self._outputs = OutputRecorder(self.module, features=features, logits=logits)
+        self._recorders = [recorder for recorder in (self._states, self._outputs) if recorder is not None]
+
+    def begin_task(self, task: TaskInfo, *, needs_old: bool) -> None:
+        """Start a task; the old model is copied where there is none yet, or where frozen weights have changed."""
+        again = self.task is not None and self.task.index == task.index
+        self.task = task
+        if needs_old and task.index > 0:
+            if self.old is None or (not again and self.old.is_stale()):
+                self.keep_old()
+            assert self.old is not None
+            self.old.to(self.device)
+
+    def keep_old(self) -> None:
+        """Copy the module as it is: the old model from now on."""
+        self.old = OldModel(self.module, **self.states_options)
+
+    def begin_step(self, batch_size: int) -> None:
+        """Note how many samples of the current task the step has."""
+        self.batch_size = batch_size
+
+    def watch(self) -> None:
+        """Record from now to the end of the task, where a user's own loop runs the model."""
+        self._recording.close()
+        if self.own_loop and self.old is not None:
+            self._recording.enter_context(self._record_forward())
+
+    def forget(self) -> None:
+        """Stop recording; drop the observed forward, and with it the batch and the graph it keeps alive."""
+        self._recording.close()
+        self._observed = None
+        for recorder in self._recorders:
+            recorder.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The task, the old model and the random generator."""
+        task = self.task
+        classes = () if task is None or task.classes is None else (task.classes.start, task.classes.stop)
+        return {
+            "task": None if task is None else [task.index, *classes],
+            "old": None if self.old is None else self.old.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore task and generator of :meth:`state_dict`; the old model once components have frozen their share."""
+        self.forget()
+        if (task := state["task"]) is not None:
+            self.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)
+        self.generator.set_state(state["generator"].cpu())
+        self.old = None
+
+    def load_old(self, state: Mapping[str, Any] | None) -> None:
+        """Restore the old model of :meth:`state_dict`."""
+        if state is not None:
+            self.keep_old()
+            assert self.old is not None
+            self.old.load_state_dict(state)
+
+    # A step: a forward that is observed, then the same forward of the old model.
 
     def forward(self, x: Input, *, current_rows: int | None = None, **kwargs: Any) -> Tensor:
         """Run the module on ``x: [b, ...]`` and keep what the regularizers of this step ask for.
 
-        A mapping of keyword arguments stands for ``module(**x)``. ``current_rows`` is how many leading rows are images
+        A mapping of keyword arguments stands for ``module(**x)``. ``current_rows`` is how many leading rows are samples
         of the current task (all by default): the regularizers compare old and new on those. ``kwargs`` go to the
         module; the old model gets them too.
         """
-        if not self._observes:
-            return self._run(x, kwargs)
-        with contextlib.nullcontext() if self.own_loop else self.recording():
-            logits = self._run(x, kwargs)
-            rows = slice(current_rows)
-            self.progress.observed = Observed(self._taken().rows(rows), first_rows(x, current_rows), kwargs)
+        if self.old is None or not self._recorders:
+            return logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
+        with contextlib.nullcontext() if self.own_loop else self._record_forward():
+            logits = logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
+            new = self._take_record()
+        if current_rows is not None:
+            new = new.rows(slice(current_rows))
+            x = x[:current_rows] if isinstance(x, Tensor) else {key: value[:current_rows] for key, value in x.items()}
+        self._observed = _Observed(new, x, kwargs)
         return logits
-
-    def _run(self, x: Input, kwargs: Mapping[str, Any]) -> Tensor:
-        return logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
-
-    @property
-    def _observes(self) -> bool:
-        """Whether forwards are compared with an old model's."""
-        return self.old is not None and (self.recorder is not None or self.outputs is not None)
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record what the regularizers ask for in the forwards of the block."""
-        with contextlib.ExitStack() as stack:
-            for recorder in (self.recorder, self.outputs):
-                if recorder is not None:
-                    stack.enter_context(recorder.recording())
-            yield
-
-    def _taken(self) -> Observation:
-        """What was recorded of the last forward, which is forgotten."""
-        states = [] if self.recorder is None else self.recorder.flat()
-        outputs = {} if self.outputs is None else self.outputs.taken()
-        self._clear()
-        return Observation(states, **outputs)
-
-    def _clear(self) -> None:
-        for recorder in (self.recorder, self.outputs):
-            if recorder is not None:
-                recorder.clear()
 
     def old_forward_kwargs(self, **kwargs: Any) -> None:
         """Replace the keyword arguments with which the old model is run for the observed forward."""
-        if self.progress.observed is not None:
-            self.progress.observed = self.progress.observed._replace(kwargs=kwargs)
+        if self._observed is not None:
+            self._observed = self._observed._replace(kwargs=kwargs)
 
-    def observe(self, x: Tensor | Mapping[str, Any]) -> None:
-        """Take what was recorded of the forward that someone else ran on ``x``."""
-        if not self._observes:
+    def observe(self, x: Input) -> None:
+        """Take what was recorded of the forward that the user's loop ran on ``x``."""
+        if self.old is None or not self._recorders:
             return
         try:
-            observed = Observed(self._taken(), x, {})
+            new = self._take_record()
         except ConfigError:
             raise ConfigError(
                 "the model has run no forward since the last penalty: call penalty(x) once after each model(x)"
             ) from None
-        self.progress.observed = observed
-        recorders = (recorder for recorder in (self.recorder, self.outputs) if recorder is not None)
-        if torch.is_grad_enabled() and not all(recorder.with_gradient for recorder in recorders):
+        self._observed = _Observed(new, x, {})
+        if torch.is_grad_enabled() and not all(recorder.with_gradient for recorder in self._recorders):
             raise ConfigError(
                 "the model's last forward ran under torch.no_grad(), so the penalty would have no gradient: call "
                 "penalty(x) right after model(x), before any forward under no_grad (to measure the penalty without "
                 "training, call penalty(x) under no_grad, too)"
             )
-        rows, asked = observed.new.batch_size, self.progress.batch_size
-        if asked and rows not in (1, asked):  # states that do not depend on the input have one row
+        if self.batch_size and new.batch_size not in (1, self.batch_size):  # states without input have one row
             raise ConfigError(
-                f"the model's last forward had {rows} rows, the penalty is asked for {asked}: call penalty(x) right "
-                "after model(x), with the same x"
+                f"the model's last forward had {new.batch_size} rows, the penalty is asked for {self.batch_size}: call "
+                "penalty(x) right after model(x), with the same x"
             )
 
-    def forget(self) -> None:
-        """Drop the observed forward, and with it the batch and the graph it keeps alive."""
-        self.progress.observed = None
-        self._clear()
-
-    def states(self, fractions: Collection[float] = (1.0,)) -> StatePair | None:
-        """What old and new model give for the observed forward, in one forward of the old; ``None`` on the first task.
+    def compare(self, fractions: Collection[float] = (1.0,)) -> ModelPair:
+        """Repeat the observed forward with the old model; :data:`NOTHING` where there is no old model yet.
 
         Where all ``fractions`` are below 1 the old model runs on the rows of the largest alone.
         """
         if self.old is None:
-            return None
-        observed, self.progress.observed = self.progress.observed, None
+            return NOTHING
+        observed, self._observed = self._observed, None
         if observed is None:
             raise ConfigError(
                 "no forward of the model was observed since the last step; run the model before the penalty"
             )
-        (new, x, kwargs), order = observed, None
-        count = count_rows(x)
+        (new, x, kwargs), order, count = observed, None, count_rows(observed.x)
         if min(fractions) < 1:
             order = torch.randperm(count, generator=self.generator).to(self.device)
-        if order is not None and (most := share(max(fractions), count)) < count:
-            rows, order = order[:most], torch.arange(most, device=self.device)
-            new, kwargs = new.rows(rows), take_rows(kwargs, rows, count)
-            x = x[rows] if isinstance(x, Tensor) else take_rows(x, rows, count)
-        asked = {"features": new.features is not None, "logits": new.logits is not None}
-        old = self.old.observe(x, states=self.recorder is not None, **asked, **kwargs)
+            if (most := share(max(fractions), count)) < count:
+                rows, order = order[:most], torch.arange(most, device=self.device)
+                new, kwargs = new.rows(rows), take_rows(kwargs, rows, count)
+                x = x[rows] if isinstance(x, Tensor) else take_rows(x, rows, count)
+        old = self.old.observe(
+            x,
+            states=self._states is not None,
+            features=new.features is not None,
+            logits=new.logits is not None,
+            **kwargs,
+        )
         mask = x.get("attention_mask", x.get("mask")) if isinstance(x, Mapping) else None
-        features, logits = _old_new(old.features, new.features), _old_new(old.logits, new.logits)
-        return StatePair(old.states, new.states, features, logits, mask, order, count)
+        return ModelPair(old, new, mask, order, count)
+
+    @contextlib.contextmanager
+    def _record_forward(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for recorder in self._recorders:
+                stack.enter_context(recorder.recording())
+            yield
+
+    def _take_record(self) -> Observation:
+        """What was recorded of the last forward, which the recorders forget."""
+        states = [] if self._states is None else self._states.flat()
+        outputs = {} if self._outputs is None else self._outputs.taken()
+        for recorder in self._recorders:
+            recorder.clear()
+        return Observation(states, **outputs)
 
 
-def _old_new(old: Tensor | None, new: Tensor | None) -> OldNew | None:
-    return None if old is None or new is None else OldNew(old, new)
+def count_rows(x: Input) -> int:
+    """Number of samples in a model's input."""
+    return len(x if isinstance(x, Tensor) else next(iter(x.values())))
+
+
+def share(fraction: float, count: int) -> int:
+    """How many of ``count`` rows a fraction stands for: rounded up, so at least one."""
+    return min(count, math.ceil(round(fraction * count, 9)))
+
+
+def take_rows(values: Mapping[str, Any], rows: Tensor, count: int) -> dict[str, Any]:
+    """Keyword arguments of a call on ``rows: [m]`` of ``count``: tensors with one entry per sample are cut to these."""
+    return {
+        key: value[rows] if isinstance(value, Tensor) and value.ndim > 0 and len(value) == count else value
+        for key, value in values.items()
+    }

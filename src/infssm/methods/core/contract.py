@@ -17,33 +17,31 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from infssm._batch import Batch
-from infssm.methods.core.context import Context, ImageTransform, OldNew, StatePair, Transforms
+from infssm.methods.core.context import Context, ModelPair, Transforms
 from infssm.methods.core.tasks import BatchLike, Loader, TaskInfo, model_input
 
 __all__ = [
-    "CLASSES",
-    "EVERYTHING",
+    "ALL_DATA",
+    "LABELLED_DATA",
     "Base",
     "Batch",
     "BatchLike",
     "Component",
     "ComponentConfig",
     "Context",
-    "ImageTransform",
     "Loader",
-    "OldNew",
+    "ModelPair",
     "PairConfig",
     "Regularizer",
-    "StatePair",
     "TaskInfo",
     "Terms",
     "Transforms",
     "model_input",
 ]
 
-EVERYTHING = frozenset({"images", "series", "tokens", "language"})
+ALL_DATA = frozenset({"images", "series", "tokens", "language"})
 """All kinds of data."""
-CLASSES = EVERYTHING - {"language"}
+LABELLED_DATA = ALL_DATA - {"language"}
 """Data with classes."""
 
 Terms = dict[str, Tensor]
@@ -65,9 +63,9 @@ class Component:
     """Whether it must train the first task itself: a model that another method trained lacks what it needs."""
     needs_loader: ClassVar[bool] = False
     """Whether it measures on the task's data when the task ends: ``end_task(task, loader)``."""
-    takes: ClassVar[frozenset[str]] = frozenset({"images"})
-    """Kinds of data it works on: ``images``, ``series``, ``tokens``, ``language``; :data:`EVERYTHING` is all."""
-    takes_domains: ClassVar[bool] = True
+    supported_data: ClassVar[frozenset[str]] = frozenset({"images"})
+    """Kinds of data it works on: ``images``, ``series``, ``tokens``, ``language``; :data:`ALL_DATA` is all of them."""
+    supports_domains: ClassVar[bool] = True
     """Whether tasks may be new domains of the same classes."""
 
     def __init__(self, config: Any, context: Context) -> None:
@@ -93,8 +91,8 @@ class Component:
         """Rewrite the optimizer's parameter groups."""
         return groups
 
-    def chosen(self) -> dict[str, float]:
-        """Options that it set by itself, to be shown when a task ends."""
+    def automatic_options(self) -> dict[str, float]:
+        """Options whose value the component measured itself, to be shown when a task ends."""
         return {}
 
     def warnings(self) -> list[str]:
@@ -132,26 +130,21 @@ class Regularizer(Component, ABC):
     """Whether they compare old and new logits, likewise."""
 
     family: ClassVar[str | None] = None
-    """Regularizers of one family hold the same thing in variants, so a method takes one of them at most."""
+    """Regularizers of one family hold the same thing in variants, so a method has one of them at most."""
 
-    @property
-    def compares(self) -> bool:
+    acts_on_first_task: bool = False
+    """Whether the first task is regularized too, towards the initial model."""
+
+    def __init__(self, config: Any, context: Context) -> None:
+        super().__init__(config, context)
+        self.compares = self.needs_states or self.needs_features or self.needs_logits
         """Whether the terms compare the old model with the new."""
-        return self.needs_states or self.needs_features or self.needs_logits
-
-    @property
-    def fraction(self) -> float:
+        self.fraction: float = config.fraction if isinstance(config, PairConfig) else 1.0
         """Part of each batch on which they are compared."""
-        return self.config.fraction if isinstance(self.config, PairConfig) else 1.0
-
-    @property
-    def acts_on_first_task(self) -> bool:
-        """Whether the first task is regularized too, towards the initial model."""
-        return False
 
     @abstractmethod
-    def penalty(self, states: StatePair | None) -> Terms:
-        """Loss terms of this step, weighted."""
+    def penalty(self, pair: ModelPair) -> Terms:
+        """Loss terms of this step, weighted. ``pair`` has what the regularizer ``needs`` of both models."""
 
 
 class Base(Component, ABC):
@@ -161,7 +154,7 @@ class Base(Component, ABC):
     """Whether images of past tasks are kept (replay)."""
     needs_raw: ClassVar[bool] = False
     """Whether batches must carry the raw images."""
-    takes_soft_labels: ClassVar[bool] = True
+    supports_soft_labels: ClassVar[bool] = True
     """Whether mixup and label smoothing may be applied to its batches."""
     joint: ClassVar[bool] = False
     """Whether every task's data includes all earlier tasks' (upper bound)."""

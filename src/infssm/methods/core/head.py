@@ -2,7 +2,7 @@
 
 A *trained* head is the classifier that the loss is taken of. A *fitted* head is computed at the end of each task from
 features of the task's images, without augmentation, and stands in the classifier's place until the next task begins;
-then the classifier in training is put back. What fitted heads keep are statistics, never images.
+then the trained classifier is put back. What fitted heads keep are statistics, never images.
 
 A new fitted head is one file in ``methods/heads``: a class with ``name``, ``Config``, ``Module``, ``reset``, ``fit``,
 ``state_dict``, ``load_state_dict``, and ``@register_method`` above it.
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods.core.contract import CLASSES, Component, Context, Loader, TaskInfo, model_input
+from infssm.methods.core.context import Context
+from infssm.methods.core.contract import LABELLED_DATA, Component
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.core.rows import Input
-from infssm.methods.core.views import Looking, Looks, check_looks, looks_of
+from infssm.methods.core.tasks import Loader, TaskInfo, model_input
+from infssm.methods.core.views import Views, ViewsClassifier, check_views
 from infssm.models.features import Classifier, features, find_classifier
-from infssm.ssm import OldModel, unwrap
+from infssm.ssm import unwrap
 
 
 class Head(Component, ABC):
@@ -45,18 +46,18 @@ class Head(Component, ABC):
         """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
 
     def install(self) -> None:
-        """Put the fitted module in the place of the classifier in training."""
+        """Put the fitted module in the place of the trained classifier."""
 
     def withdraw(self) -> None:
-        """Put the classifier in training back."""
+        """Put the trained classifier back."""
 
-    def reached(self) -> dict[str, dict[str, Tensor]] | None:
-        """Tensors of the fitted module and of the classifier in training, while the fitted one is installed."""
+    def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
+        """Tensors of the fitted module and of the trained classifier, while the fitted one is installed."""
         return None
 
-    def restore(self, reached: Mapping[str, Mapping[str, Tensor]] | None) -> None:
-        """Stand where :meth:`reached` was called."""
-        if reached is not None:
+    def restore(self, installed: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Install the fitted module of :meth:`installed_state` again."""
+        if installed is not None:
             raise ConfigError(
                 f"the state has a fitted head, and {self.name} is none: build the method by its full name"
             )
@@ -79,31 +80,24 @@ class Features:
     Under several processes each has its share of the images, some maybe none: add up with ``sum_over_processes``.
     """
 
-    def __init__(self, context: Context, loader: Loader, *, old: bool, looks: Looks | None = None) -> None:
+    def __init__(self, context: Context, loader: Loader, *, old: bool, views: Views | None = None) -> None:
         self._context = context
         self._loader = loader
         self._old = context.old if old else None
-        self._looks = looks
+        self._features = features if views is None else views
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         device = self._context.device
         module = unwrap(self._context.module)
         with evaluating(module):
             for batch in self._loader:
-                x = _on(device, model_input(batch))
-                old = None if self._old is None else self._of_old(self._old, x)
-                yield FeatureBatch(self._of(module, x), batch.y.to(device), old)
-
-    def _of(self, module: nn.Module, x: Input) -> Tensor:
-        return features(module, x) if self._looks is None else self._looks(module, x)
-
-    def _of_old(self, old: OldModel, x: Input) -> Tensor:
-        old.follow()
-        return self._of(old.module, x)
-
-
-def _on(device: torch.device, x: Input) -> Input:
-    return x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
+                x: Any = model_input(batch)
+                x = x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
+                old = None
+                if self._old is not None:
+                    self._old.follow()
+                    old = self._features(self._old.module, x)
+                yield FeatureBatch(self._features(module, x), batch.y.to(device), old)
 
 
 class FittedHead(Head):
@@ -111,14 +105,14 @@ class FittedHead(Head):
 
     fitted: ClassVar[bool] = True
     needs_loader: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = CLASSES
-    takes_domains: ClassVar[bool] = False
+    supported_data: ClassVar[frozenset[str]] = LABELLED_DATA
+    supports_domains: ClassVar[bool] = False
     Module: ClassVar[Callable[..., nn.Module]]
     """Builds the fitted module from its tensors: ``Module(**module.state_dict())`` is the module again."""
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
-        self._looks = looks_of(config)
+        self._views = Views.of(config)
         self._trained: nn.Module | None = None
         self._fitted: nn.Module | None = None
         self.reset()
@@ -129,7 +123,7 @@ class FittedHead(Head):
 
     @abstractmethod
     def fit(self, rows: Features, task: TaskInfo) -> nn.Module:
-        """Take in the features of the task's images and return ``Module(...)``: ``[b, d]`` to logits ``[b, K]``.
+        """Add the features of the task's images and return ``Module(...)``: ``[b, d]`` to logits ``[b, K]``.
 
         Called under ``torch.no_grad``, alike on all processes. A class without images so far scores ``-inf``.
         """
@@ -143,12 +137,12 @@ class FittedHead(Head):
     def num_features(self) -> int:
         """Width d of the features that it is fitted to."""
         width = self.classifier.in_features
-        return width if self._looks is None else self._looks.width(width)
+        return width if self._views is None else self._views.width(width)
 
     @property
     def num_models(self) -> int:
-        """How many models the features are of: each has an equal part of them."""
-        return 1 if self._looks is None else self._looks.models
+        """Number of models the features are from; each gives an equal part of them."""
+        return 1 if self._views is None else self._views.models
 
     @property
     def num_classes(self) -> int:
@@ -159,30 +153,30 @@ class FittedHead(Head):
     def prepare(cls, config: Any, context: Context) -> None:
         """Nothing is replaced before the first fit; a model without a classifier is refused now."""
         find_classifier(unwrap(context.module))
-        check_looks(config, context, cls.name)
+        check_views(config, context, cls.name)
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """A model that was trained elsewhere is the first task's."""
-        if self._looks is not None and self._looks.first is None and task.index > 0:
-            self._looks.keep(unwrap(self.context.module))
+        if self._views is not None and self._views.first is None and task.index > 0:
+            self._views.keep(unwrap(self.context.module))
 
     @torch.no_grad()
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Fit; the method installs what was fitted once the old model is copied."""
         loader = require_loader(loader, self.name, "is fitted to features of the task's images, without augmentation")
-        if self._looks is not None and task.index == 0:
-            self._looks.keep(unwrap(self.context.module))
-        rows = Features(self.context, loader, old=self.needs_old, looks=self._looks)
+        if self._views is not None and task.index == 0:
+            self._views.keep(unwrap(self.context.module))
+        rows = Features(self.context, loader, old=self.needs_old, views=self._views)
         with torch.autocast(self.context.device.type, enabled=False):
-            self._fitted = self._built(self.fit(rows, task).state_dict())
+            self._fitted = self._build(self.fit(rows, task).state_dict())
 
-    def _built(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+    def _build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The fitted module of these tensors on the model's device, in float32 or the model's wider precision."""
         like = next(self.context.module.parameters())
         module = type(self).Module(**tensors)
         module = module.to(like.device, torch.promote_types(like.dtype, torch.float32))
         module.forward = partial(_forward_without_autocast, module)
-        module = module if self._looks is None else Looking(self._looks, module)
+        module = module if self._views is None else ViewsClassifier(self._views, module)
         return module.eval().requires_grad_(False)
 
     @property
@@ -191,47 +185,51 @@ class FittedHead(Head):
         return self._trained is not None
 
     def install(self) -> None:
-        """Put the fitted module in the place of the classifier in training."""
+        """Put the fitted module in the place of the trained classifier."""
         if self._fitted is None or self.installed:
             return
         place = self.classifier
         self._trained = place.module
         place.replace(self._fitted)
+        if isinstance(self._fitted, ViewsClassifier):
+            self._fitted.install(unwrap(self.context.module))
 
     def withdraw(self) -> None:
-        """Put the classifier in training back."""
+        """Put the trained classifier back."""
         if self._trained is not None:
             self.classifier.replace(self._trained)
+            if isinstance(self._fitted, ViewsClassifier):
+                self._fitted.withdraw(unwrap(self.context.module))
         self._trained = self._fitted = None
 
-    def reached(self) -> dict[str, dict[str, Tensor]] | None:
-        """Tensors of the fitted module and of the classifier in training, while the fitted one is installed."""
+    def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
+        """Tensors of the fitted module and of the trained classifier, while the fitted one is installed."""
         if self._trained is None or self._fitted is None:
             return None
         return {"fitted": self._fitted.state_dict(), "trained": self._trained.state_dict()}
 
-    def restore(self, reached: Mapping[str, Mapping[str, Tensor]] | None) -> None:
-        """Stand where :meth:`reached` was called."""
+    def restore(self, installed: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Install the fitted module of :meth:`installed_state` again."""
         self.withdraw()
-        if reached is None:
+        if installed is None:
             return
-        self.classifier.module.load_state_dict(reached["trained"])
-        fitted = reached["fitted"]
-        if self._looks is not None:
-            self._looks.restore(unwrap(self.context.module), starting_with("looks.first.", fitted))
-            fitted = starting_with("fitted.", fitted)
-        self._fitted = self._built(fitted)
+        self.classifier.module.load_state_dict(installed["trained"])
+        fitted = installed["fitted"]
+        if self._views is not None:
+            self._views.restore(unwrap(self.context.module), _without_prefix("views.first.", fitted))
+            fitted = _without_prefix("fitted.", fitted)
+        self._fitted = self._build(fitted)
         self.install()
 
     def state_dict(self) -> dict[str, Any]:
-        """The first task's model, where it looks beside the one now."""
-        first = None if self._looks is None else self._looks.first
+        """The first task's model, where it is one of the views."""
+        first = None if self._views is None else self._views.first
         return {} if first is None else {"first": first.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        if self._looks is not None:
-            self._looks.restore(unwrap(self.context.module), state.get("first"))
+        if self._views is not None:
+            self._views.restore(unwrap(self.context.module), state.get("first"))
 
 
 def _forward_without_autocast(module: nn.Module, features: Tensor) -> Tensor:
@@ -246,9 +244,9 @@ def _forward_without_autocast(module: nn.Module, features: Tensor) -> Tensor:
     return scores
 
 
-def starting_with(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose name has this start, without it."""
-    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+def _without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, which is removed."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def class_count(context: Context, place: Classifier, head: str) -> int:

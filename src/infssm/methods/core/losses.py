@@ -10,7 +10,8 @@ from torch import Tensor
 
 from infssm._batch import IGNORED
 from infssm.errors import ConfigError
-from infssm.methods.core.contract import BatchLike, StatePair
+from infssm.methods.core.context import ModelPair
+from infssm.methods.core.tasks import BatchLike
 from infssm.ssm import StateSpace, soft_normalize
 
 
@@ -29,10 +30,10 @@ def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
     return F.cross_entropy(logits[:, columns], soft / soft.sum(dim=1, keepdim=True))
 
 
-def mean_over_states(pair: StatePair, difference: Callable[[StateSpace, StateSpace], Tensor]) -> Tensor:
-    """Mean over tokens (padding is none), then over layers and directions, of a difference of two state spaces."""
+def mean_over_states(pair: ModelPair, difference: Callable[[StateSpace, StateSpace], Tensor]) -> Tensor:
+    """Mean over tokens (without padding), then over layers and directions, of a difference of two state spaces."""
     means = []
-    for old, new in zip(pair.old, pair.new, strict=True):
+    for old, new in zip(pair.old.states, pair.new.states, strict=True):
         values = difference(old.without_padding(), new.without_padding())
         means.append(values.mean() if values.numel() else values.sum())  # the mean of a batch of padding alone is NaN
     return torch.stack(means).mean()
@@ -42,18 +43,17 @@ def squared_difference(which: str) -> Callable[[StateSpace, StateSpace], Tensor]
     """Mean squared difference over the n states of soft-normalised ``a``, ``b`` or ``c``: ``[...]``."""
 
     def difference(old: StateSpace, new: StateSpace) -> Tensor:
-        x, y = (_normalized(getattr(space, which)) for space in (old, new))
+        x: Tensor = getattr(old, which)
+        y: Tensor = getattr(new, which)
+        if not x.is_complex():
+            x, y = soft_normalize(x), soft_normalize(y)
         return (x - y).abs().square().mean(dim=-1)
 
     return difference
 
 
-def b_difference(pair: StatePair, *, method: str, without: str) -> Tensor:
-    """Mean squared difference of the input vectors, or an error that names the method that does ``without`` them."""
-    if any(space.b is None for space in pair.new):
+def b_difference(pair: ModelPair, *, method: str, without: str) -> Tensor:
+    """Mean squared difference of B; raises for layers without B, and recommends the method ``without`` it."""
+    if any(space.b is None for space in pair.new.states):
         raise ConfigError(f"{method} needs the input matrix B, which this model's layers do not provide; use {without}")
     return mean_over_states(pair, squared_difference("b"))
-
-
-def _normalized(x: Tensor) -> Tensor:
-    return x if x.is_complex() else soft_normalize(x)

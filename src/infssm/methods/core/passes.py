@@ -1,4 +1,4 @@
-"""Passes over a task's data before and after training, for methods that measure or store."""
+"""Passes over a task's data and through a model, for methods that measure or store."""
 
 from __future__ import annotations
 
@@ -10,40 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods.core.contract import Batch, BatchLike, Loader
-
-
-class Batches:
-    """A loader whose batches have ``x`` and ``y``: plain ``(x, y)`` pairs, as most loaders give, become a Batch."""
-
-    def __init__(self, loader: Any) -> None:
-        self.source = loader
-        """The loader as it was given, for those who know what else its batches may be."""
-
-    def __iter__(self) -> Iterator[BatchLike]:
-        for batch in self.source:
-            yield batch if hasattr(batch, "x") else _from_pair(batch)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-
-def as_batch(batch: Any, device: torch.device) -> Batch:
-    """A pair ``(x, y)`` or anything with ``x`` and ``y`` on the device, without raw images."""
-    one = batch if hasattr(batch, "x") else _from_pair(batch)
-    soft, mask = (getattr(one, name, None) for name in ("soft", "mask"))
-    soft, mask = (None if part is None else part.to(device) for part in (soft, mask))
-    return Batch(one.x.to(device), one.y.to(device), soft, mask=mask)
-
-
-def _from_pair(batch: Any) -> Batch:
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise ConfigError(f"a loader must give (x, y) pairs or batches with .x and .y, got {type(batch).__name__}")
-    return Batch(batch[0], batch[1])
+from infssm.methods.core.tasks import Loader
 
 
 def require_loader(loader: Loader | None, method: str, why: str) -> Loader:
-    """The loader, or an error that says what for and how to give one."""
+    """The loader, or an error that explains what it is needed for and how to pass one."""
     if loader is None:
         raise ConfigError(
             f"{method} {why}: call begin_task(task, loader) and end_task(task, loader) with a loader of the task's "
@@ -54,19 +25,19 @@ def require_loader(loader: Loader | None, method: str, why: str) -> Loader:
 
 def samples(loader: Loader, limit: int | None, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Single samples ``x: [1, ...], y: [1]``: all of them, or ``limit`` spread evenly over the batches."""
-    quota = None if limit is None else _quota(loader, limit)
+    batches = 0
+    if limit is not None:
+        try:
+            batches = len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            raise ConfigError("fisher_samples needs a loader with a length; use fisher_samples=None") from None
     for index, batch in enumerate(loader):
         x, y = batch.x.to(device), batch.y.to(device)
-        for i in range(len(y) if quota is None else min(len(y), quota(index))):
+        count = len(y)
+        if limit is not None:
+            count = min(count, (index + 1) * limit // batches - index * limit // batches)
+        for i in range(count):
             yield x[i : i + 1], y[i : i + 1]
-
-
-def _quota(loader: Loader, limit: int) -> Any:
-    try:
-        total = len(loader)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError("fisher_samples needs a loader with a length; use fisher_samples=None") from None
-    return lambda index: (index + 1) * limit // total - index * limit // total
 
 
 @contextlib.contextmanager
@@ -80,3 +51,20 @@ def evaluating(module: nn.Module, *, gradients: bool = False) -> Iterator[nn.Mod
     finally:
         for child, training in modes:
             child.training = training
+
+
+@contextlib.contextmanager
+def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
+    """Collect what ``module`` returns (or its first argument) in the forwards of the block.
+
+    Works below any wrapper around the model (DDP, Fabric), whose forward gives logits alone.
+    """
+    seen: list[Any] = []
+    if inputs:
+        handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    else:
+        handle = module.register_forward_hook(lambda _, __, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()

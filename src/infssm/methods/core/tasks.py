@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from infssm._batch import inputs_of
+from infssm._batch import Batch, inputs_of
 from infssm.errors import ConfigError
-from infssm.methods.core.rows import Input
+
+Input = Tensor | Mapping[str, Any]
+"""What a model is called with: one tensor ``[b, ...]``, or keyword arguments."""
 
 
 class BatchLike(Protocol):
@@ -26,12 +28,34 @@ class BatchLike(Protocol):
     def raw(self) -> Tensor | None: ...  # noqa: D102
 
 
+Loader = Iterable[BatchLike]
+
+
 def model_input(batch: BatchLike) -> Input:
     """What the model is called with for a batch: ``x``, with its ``mask`` where steps of sequences are padded."""
     return inputs_of(batch.x, getattr(batch, "mask", None))
 
 
-Loader = Iterable[BatchLike]
+class Batches:
+    """A user's loader as a loader of batches: plain ``(x, y)`` pairs, as most loaders yield, become a Batch."""
+
+    def __init__(self, loader: Any) -> None:
+        self.source = loader
+        """The loader as it was passed."""
+
+    def __iter__(self) -> Iterator[BatchLike]:
+        for batch in self.source:
+            if hasattr(batch, "x"):
+                yield batch
+            elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
+                yield Batch(batch[0], batch[1])
+            else:
+                raise ConfigError(
+                    f"a loader must yield (x, y) pairs or batches with .x and .y, got {type(batch).__name__}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 @dataclass(frozen=True)
@@ -48,10 +72,16 @@ class TaskInfo:
             return task
         if isinstance(task, int):
             return cls(task)
-        index, classes = getattr(task, "index", None), getattr(task, "classes", None)
+        index: Any = getattr(task, "index", None)
+        classes: Sequence[int] | None = getattr(task, "classes", None)
         if not isinstance(index, int):
             raise ConfigError(f"a task is its 0-based index or an object with .index and .classes, got {task!r}")
-        return cls(index, None if classes is None else _contiguous(classes))
+        if classes is None:
+            return cls(index)
+        block = range(classes[0], classes[-1] + 1)
+        if list(classes) != list(block):
+            raise ConfigError(f"a task's classes must be one ascending block of stream labels, got {list(classes)}")
+        return cls(index, block)
 
     @property
     def block(self) -> slice:
@@ -62,10 +92,3 @@ class TaskInfo:
     def seen(self) -> slice:
         """Columns of every class met so far."""
         return slice(None) if self.classes is None else slice(0, self.classes.stop)
-
-
-def _contiguous(classes: Sequence[int]) -> range:
-    block = range(classes[0], classes[-1] + 1)
-    if list(classes) != list(block):
-        raise ConfigError(f"a task's classes must be one ascending block of stream labels, got {list(classes)}")
-    return block

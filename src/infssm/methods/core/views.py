@@ -1,14 +1,14 @@
-"""What a fitted head is given of an image, where that is more than the classifier in training sees.
+"""Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
-A second token, a second look (the mirror image) and a second model (the one that the first task left) cost no images
-of old tasks. Training does not change: they are features for the fitted head alone, when it is fitted and when it
-classifies.
+The mean of all tokens, the mirror image and the model as the first task left it cost no images of old tasks. Training
+does not change: the views are features for the fitted head alone, when it is fitted and when it classifies.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods.core.contract import ComponentConfig, Context
+from infssm.methods.core.context import Context
+from infssm.methods.core.contract import ComponentConfig
 from infssm.models import Backbone
-from infssm.models.features import ImageHead, find_classifier
+from infssm.models.features import find_classifier
 from infssm.ssm import unwrap
 
 
@@ -40,7 +41,7 @@ class FittedConfig(ComponentConfig):
     )
 
 
-class Looks(nn.Module):
+class Views(nn.Module):
     """Features of images ``[b, models · tokens · d]`` for a fitted head; ``first`` is the first task's model."""
 
     first: nn.Module | None
@@ -50,21 +51,28 @@ class Looks(nn.Module):
         self.config = config
         self.first = None
 
+    @classmethod
+    def of(cls, config: ComponentConfig) -> Views | None:
+        """The views that a head's options ask for; None where it uses the features of the trained classifier."""
+        if isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.first_model):
+            return cls(config)
+        return None
+
     @property
     def models(self) -> int:
-        """How many models look; each gives an equal part of the features, the first one first."""
+        """Number of models; each gives an equal part of the features, the first task's model first."""
         return 1 + self.config.first_model
 
     def width(self, features: int) -> int:
-        """Width of all features, where the classifier in training is given ``features``."""
+        """Width of all features, where the trained classifier is given ``features``."""
         return features * self.models * (1 + self.config.mean_token)
 
     def forward(self, model: Any, x: Tensor) -> Tensor:
-        """Features of ``x: [b, c, h, w]`` under ``model`` now, after those of the first task's."""
+        """Features of ``x: [b, c, h, w]`` under the current ``model``, after those of the first task's."""
         models = [self.first, model] if self.config.first_model else [model]
         sides = [x.flip(-1), x] if self.config.mirror else [x]  # the image last: states that are recorded are of it
-        looks = [torch.cat([self._tokens(one, side) for one in models], dim=1) for side in sides]
-        return sum(looks[1:], start=looks[0]) / len(looks)
+        views = [torch.cat([self._tokens(one, side) for one in models], dim=1) for side in sides]
+        return sum(views[1:], start=views[0]) / len(views)
 
     def _tokens(self, model: Any, x: Tensor) -> Tensor:
         features: Tensor = model.forward_features(x)
@@ -72,50 +80,57 @@ class Looks(nn.Module):
         return torch.cat([pooled, features.mean(dim=1)], dim=1) if self.config.mean_token else pooled
 
     def keep(self, model: nn.Module) -> None:
-        """Take ``model`` as it is now for the first task's."""
+        """Keep a frozen copy of ``model`` as the first task's, where the options ask for one."""
         if self.config.first_model:
             self.first = copy.deepcopy(model)
             find_classifier(self.first).replace(nn.Identity())
             self.first.eval().requires_grad_(False)
 
     def restore(self, model: nn.Module, first: Mapping[str, Tensor] | None) -> None:
-        """Keep a model of these tensors, built like ``model``; none without them."""
-        if not first:
+        """Restore the first task's model, built like ``model``, from these tensors; none without them."""
+        if not first or not self.config.first_model:
             self.first = None
             return
         self.keep(model)
-        if self.first is not None:
-            self.first.load_state_dict(first)
+        assert self.first is not None
+        self.first.load_state_dict(first)
 
 
-class Looking(ImageHead):
-    """A fitted head with its looks, in the classifier's place: images to logits."""
+class ViewsClassifier(nn.Module):
+    """A fitted head with its views. It stands in the classifier's place and computes features from images itself."""
 
-    def __init__(self, looks: Looks, fitted: nn.Module) -> None:
+    def __init__(self, views: Views, fitted: nn.Module) -> None:
         super().__init__()
-        self.looks = looks
+        self.views = views
         self.fitted = fitted
 
-    def logits(self, model: nn.Module, x: Tensor) -> Tensor:
-        """Of ``x: [b, c, h, w]``: ``[b, K]``."""
-        scores: Tensor = self.fitted(self.looks(model, x))
-        return scores
+    def install(self, model: nn.Module) -> None:
+        """Let ``model``, in whose classifier's place this module stands, classify with it.
+
+        Bound to the instance, so that no class of models needs to know of views; copies of the model classify alike.
+        """
+        model.forward = partial(_classify, model, self)
+
+    @staticmethod
+    def withdraw(model: nn.Module) -> None:
+        """Undo :meth:`install`."""
+        vars(model).pop("forward", None)
 
 
-def looks_of(config: ComponentConfig) -> Looks | None:
-    """The looks that a head's options ask for; none where it sees what the classifier in training does."""
-    asked = isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.first_model)
-    return Looks(config) if asked and isinstance(config, FittedConfig) else None
+def _classify(model: nn.Module, classifier: ViewsClassifier, x: Tensor) -> Tensor:
+    """Images ``x: [b, c, h, w]`` to logits ``[b, K]``."""
+    logits: Tensor = classifier.fitted(classifier.views(model, x))
+    return logits
 
 
-def check_looks(config: ComponentConfig, context: Context, head: str) -> None:
-    """Refuse options for which data or model have nothing to look at."""
-    if looks_of(config) is None or not isinstance(config, FittedConfig):
+def check_views(config: ComponentConfig, context: Context, head: str) -> None:
+    """Refuse views that this kind of data or this model does not have."""
+    if Views.of(config) is None or not isinstance(config, FittedConfig):
         return
     asked = next(name for name in FittedConfig.model_fields if getattr(config, name))
     model = unwrap(context.module)
-    if context.data_kind != "images":
-        raise ConfigError(f"{head}: {asked} is for images, and the samples are {context.data_kind}")
+    if not context.modality.augmented:
+        raise ConfigError(f"{head}: {asked} is for images, and the samples are {context.modality.name}")
     if not isinstance(model, Backbone) or type(model).forward is not Backbone.forward:
         raise ConfigError(
             f"{head}: {asked} works on a bare backbone for images of infssm.list_models(), not on a "

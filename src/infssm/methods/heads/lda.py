@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, TaskInfo
 from infssm.methods.core.head import Features, linear
-from infssm.methods.heads._fitting import lda_classifier
-from infssm.methods.heads._statistical import GaussianConfig, GaussianHead
+from infssm.methods.heads.class_statistics import ClassStatistics, cholesky, shrunk
+from infssm.methods.heads.statistical import GaussianConfig, GaussianHead
 
 
 class LDAConfig(GaussianConfig):
@@ -42,3 +42,14 @@ class LDA(GaussianHead):
         found = [lda_classifier(statistics, self.config.alpha) for statistics in self.gather(rows)]
         weight = torch.cat([weight for weight, _ in found], dim=1) / len(found)
         return linear(weight, torch.stack([bias for _, bias in found]).mean(dim=0) + self.log_prior())
+
+
+def lda_classifier(statistics: ClassStatistics, alpha: float) -> tuple[Tensor, Tensor]:
+    """Linear discriminant analysis with equal priors: ``weight: [K, d]``, ``bias: [K]``.
+
+    Logits ``fᵀS⁻¹μ_c - ½μ_cᵀS⁻¹μ_c`` with S the shrunk pooled covariance; a class without images gets ``-inf``.
+    """
+    factor = cholesky(shrunk(statistics.pooled, alpha))
+    weight = torch.cholesky_solve(statistics.mean.T, factor).T
+    bias = -0.5 * (weight * statistics.mean).sum(dim=1)
+    return weight, bias.masked_fill(~statistics.seen, -torch.inf)

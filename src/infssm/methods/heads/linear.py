@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING
+from infssm.methods.core.contract import ALL_DATA
 from infssm.methods.core.head import Head
 
 
@@ -14,4 +14,4 @@ class Linear(Head):
     """The model's own classifier, trained with it; what a method has where no head is named."""
 
     name = "linear"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import TaskInfo
 from infssm.methods.core.head import Features
-from infssm.methods.heads._statistical import StatisticalHead
+from infssm.methods.heads.statistical import StatisticalHead
 
 
 class NearestMean(nn.Module):

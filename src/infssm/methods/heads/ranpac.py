@@ -15,7 +15,6 @@ from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, TaskInfo
 from infssm.methods.core.head import Features, FittedHead
 from infssm.methods.core.views import FittedConfig
-from infssm.methods.heads._fitting import ridge_classifier, squared_error
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 _HELD_OUT = 5
@@ -122,7 +121,7 @@ class RanPAC(FittedHead):
         """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
         self.gram, self.cross = state["gram"], state["cross"]
-        self.errors = state.get("errors")  # states of earlier releases judge ridges from the next task on
+        self.errors = state["errors"]
 
 
 def ridge_errors(
@@ -135,3 +134,17 @@ def ridge_errors(
     found = [ridge_classifier(gram, cross, ridge) for ridge in ridges]
     errors = [torch.inf if w is None else float(squared_error(w, held_gram, held_cross)) for w in found]
     return torch.tensor(errors, dtype=torch.float64)
+
+
+def ridge_classifier(gram: Tensor, cross: Tensor, ridge: float) -> Tensor | None:
+    """``(G + λI)⁻¹Q`` transposed, ``[K, M]``; ``None`` where G + λI is singular in float64.
+
+    gram: [M, M], cross: [M, K].
+    """
+    factor, info = torch.linalg.cholesky_ex(gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+    return None if int(info) else torch.cholesky_solve(cross, factor).T
+
+
+def squared_error(weight: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
+    """``|HWᵀ - Y|²`` up to the constant ``|Y|²``, from ``gram = HᵀH: [M, M]`` and ``cross = HᵀY: [M, K]``."""
+    return ((weight @ gram) * weight).sum() - 2 * (weight.T * cross).sum()

@@ -15,9 +15,9 @@ from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, TaskInfo, Terms
 from infssm.methods.core.head import Features, linear
 from infssm.methods.core.step import train_step
-from infssm.methods.heads._fitting import cholesky, lda_classifier
-from infssm.methods.heads._statistical import StatisticalConfig, StatisticalHead
-from infssm.methods.heads._statistics import ClassStatistics
+from infssm.methods.heads.class_statistics import ClassStatistics, cholesky
+from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead
 
 _JITTER = 1e-4
 """Added to the variances before sampling, as in the paper."""
@@ -56,19 +56,14 @@ class SLCA(StatisticalHead):
         seen = models[0].seen
         stop = self.num_classes if task.classes is None else task.classes.stop
         self.stops = [*(s for s in self.stops if s < stop), stop]
-        weight, bias = self._start(models)
+        # Of several models LDA's solutions are averaged; classes without images start at 0.
+        starts = [lda_classifier(statistics, alpha=0.05) for statistics in models]
+        weight = torch.cat([weight for weight, _ in starts], dim=1) / len(models)
+        bias = torch.stack([bias for _, bias in starts]).mean(dim=0).masked_fill(~seen, 0)
         rng = torch.Generator().manual_seed(self.context.seed + task.index)
         with torch.enable_grad():
             weight, bias = self._aligned(models, weight, bias, rng)
         return linear(weight, bias.masked_fill(~seen, -torch.inf))
-
-    @staticmethod
-    def _start(models: list[ClassStatistics]) -> tuple[Tensor, Tensor]:
-        """LDA's ``weight: [K, d]`` and ``bias: [K]``, 0 for classes without images; of several models their mean."""
-        found = [lda_classifier(statistics, alpha=0.05) for statistics in models]
-        bias = torch.stack([bias for _, bias in found]).mean(dim=0)
-        weight = torch.cat([weight for weight, _ in found], dim=1) / len(models)
-        return weight, bias.masked_fill(~models[0].seen, 0)
 
     def _aligned(
         self, models: list[ClassStatistics], weight: Tensor, bias: Tensor, rng: torch.Generator

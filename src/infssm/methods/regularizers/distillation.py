@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING, PairConfig, Regularizer, StatePair, TaskInfo, Terms
+from infssm.methods.core.contract import ALL_DATA, ModelPair, PairConfig, Regularizer, TaskInfo, Terms
 
 
 class LwFConfig(PairConfig):
@@ -41,19 +41,19 @@ class LwF(Regularizer):
     """
 
     name = "lwf"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config = LwFConfig
     config: LwFConfig
     needs_logits: ClassVar[bool] = True
 
-    def penalty(self, states: StatePair | None) -> Terms:
+    def penalty(self, pair: ModelPair) -> Terms:
         """The term ``logits``."""
-        assert states is not None
-        assert states.logits is not None
+        assert pair.old.logits is not None
+        assert pair.new.logits is not None
         columns = past_classes(self.context.current)
-        old, new = (logits[..., columns] for logits in states.logits)
+        old, new = pair.old.logits[..., columns], pair.new.logits[..., columns]
         divergence = kl_divergence(old, new, self.config.temperature)
-        return {"logits": self.config.weight * mean_over_tokens(divergence, states.mask)}
+        return {"logits": self.config.weight * mean_over_tokens(divergence, pair.mask)}
 
 
 @register_method
@@ -66,21 +66,21 @@ class LwFF(Regularizer):
     """
 
     name = "lwf-f"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config = LwFFConfig
     config: LwFFConfig
     needs_features: ClassVar[bool] = True
 
-    def penalty(self, states: StatePair | None) -> Terms:
+    def penalty(self, pair: ModelPair) -> Terms:
         """The term ``features``."""
-        assert states is not None
-        assert states.features is not None
-        old, new = states.features
+        old, new = pair.old.features, pair.new.features
+        assert old is not None
+        assert new is not None
         if self.config.distance == "mse":
             distances = (new - old).square().mean(dim=-1)
         else:
             distances = 1 - F.cosine_similarity(new, old, dim=-1)
-        return {"features": self.config.weight * mean_over_tokens(distances, states.mask)}
+        return {"features": self.config.weight * mean_over_tokens(distances, pair.mask)}
 
 
 def past_classes(task: TaskInfo) -> slice:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import EVERYTHING, ComponentConfig, PairConfig, Regularizer, StatePair, Terms
+from infssm.methods.core.contract import ALL_DATA, ComponentConfig, ModelPair, PairConfig, Regularizer, Terms
 from infssm.methods.core.losses import b_difference, mean_over_states, squared_difference
 
 
@@ -39,16 +39,15 @@ class LwFAC(Regularizer):
     """
 
     name = "lwf-ac"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = LwFACConfig
     config: LwFACConfig
     needs_states: ClassVar[bool] = True
     family: ClassVar[str | None] = "lwf-ac"
 
-    def penalty(self, states: StatePair | None) -> Terms:
+    def penalty(self, pair: ModelPair) -> Terms:
         """The terms ``a`` and ``c``."""
-        assert states is not None
-        return {k: self.config.weight * mean_over_states(states, squared_difference(k)) for k in ("a", "c")}
+        return {k: self.config.weight * mean_over_states(pair, squared_difference(k)) for k in ("a", "c")}
 
 
 @register_method
@@ -64,8 +63,7 @@ class LwFABC(LwFAC):
     Config = LwFABCConfig
     config: LwFABCConfig
 
-    def penalty(self, states: StatePair | None) -> Terms:
+    def penalty(self, pair: ModelPair) -> Terms:
         """The terms ``a``, ``c`` and ``b``."""
-        assert states is not None
-        b = b_difference(states, method=self.name, without=LwFAC.name)
-        return super().penalty(states) | {"b": self.config.b_weight * b}
+        b = b_difference(pair, method=self.name, without=LwFAC.name)
+        return super().penalty(pair) | {"b": self.config.b_weight * b}

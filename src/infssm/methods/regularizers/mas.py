@@ -9,8 +9,8 @@ from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Loader, TaskInfo
-from infssm.methods.core.parameters import Values
 from infssm.methods.core.passes import evaluating
+from infssm.methods.regularizers.parameters import Values
 from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig
 from infssm.ssm import logits_of
 

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.methods.core.contract import ComponentConfig, Context, Loader, Regularizer, StatePair, TaskInfo, Terms
-from infssm.methods.core.parameters import ParameterSet, Values, Which
+from infssm.methods.core.contract import ComponentConfig, Context, Loader, ModelPair, Regularizer, TaskInfo, Terms
 from infssm.methods.core.passes import require_loader
+from infssm.methods.regularizers.parameters import ParameterSet, Values, Which
 
 
 class QuadraticConfig(ComponentConfig):
@@ -44,7 +44,7 @@ class QuadraticRegularizer(Regularizer):
         if self.anchor is not None:
             self.anchor = self.parameters.to_device(self.anchor)
 
-    def penalty(self, states: StatePair | None) -> Terms:  # noqa: ARG002
+    def penalty(self, pair: ModelPair) -> Terms:  # noqa: ARG002
         """The term ``penalty``."""
         return {"penalty": self.config.weight * self.squared_distance()}
 

@@ -1,9 +1,7 @@
-"""Replay buffers: what they store and how they choose."""
+"""Replay buffers, what processes exchange about them, and the bases that replay."""
 
-from infssm.methods.replay.balanced import BalancedBuffer, herd, spread
-from infssm.methods.replay.buffer import FIELDS, Buffer
+from infssm.methods.replay.buffers import FIELDS, BalancedBuffer, Buffer, ReservoirBuffer
 from infssm.methods.replay.gathering import gather_in_graph, gather_rows, process_slice
-from infssm.methods.replay.reservoir import ReservoirBuffer
 
 __all__ = [
     "FIELDS",
@@ -12,7 +10,5 @@ __all__ = [
     "ReservoirBuffer",
     "gather_in_graph",
     "gather_rows",
-    "herd",
     "process_slice",
-    "spread",
 ]

@@ -6,22 +6,18 @@ statistics, so this equals the separate forwards of other implementations.
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from infssm._processes import this_share
-from infssm.errors import ConfigError
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.core.sequences import fields_of, sequence_rows
-from infssm.methods.replay.buffer import Buffer
+from infssm.methods.replay.buffers import Buffer, ReservoirBuffer
 from infssm.methods.replay.gathering import process_slice
-from infssm.methods.replay.reservoir import ReservoirBuffer
 
 
 class ReplayConfig(ComponentConfig):
@@ -48,7 +44,7 @@ class Replay(Base):
     config: ReplayConfig
     stores_data: ClassVar[bool] = True
     needs_raw: ClassVar[bool] = True
-    takes_soft_labels: ClassVar[bool] = False
+    supports_soft_labels: ClassVar[bool] = False
 
     def __init__(self, config: ReplayConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -59,7 +55,7 @@ class Replay(Base):
 
     def make_buffer(self) -> Buffer:
         """The buffer, empty."""
-        return ReservoirBuffer(self.config.buffer_size, fields_of(self.context.data_kind), seed=self.context.seed)
+        return ReservoirBuffer(self.config.buffer_size, self.context.modality.stored_fields, seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
         """All of them, as most reference implementations of replay."""
@@ -93,7 +89,11 @@ class Replay(Base):
         """Draw from the buffer for a stream batch of ``batch_size`` images per process; images freshly augmented."""
         slots = self.draw(self.replay_count(batch_size))
         entries = self.buffer.get(slots)
-        return Replayed(slots, self.context.augmented(entries["image"], self.buffer.fresh_generator()), entries)
+        return Replayed(slots, self.augmented(entries["image"]), entries)
+
+    def augmented(self, images: Tensor) -> Tensor:
+        """Stored images ``[m, channels, height, width]``, freshly augmented by draws of the buffer."""
+        return self.context.augmented(images, self.buffer.fresh_generator())
 
     def replay_count(self, batch_size: int) -> int:
         """Entries replayed per step over all processes, for a stream batch of ``batch_size`` images on each."""
@@ -153,53 +153,4 @@ class StreamReplay(Replay):
 
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
         """What the buffer stores of a batch that is not trained on."""
-        if self.context.data_kind == "images":
-            return {"image": raw_images(batch, self.name), "label": batch.y}
-        return sequence_rows(batch, self.context.data_kind)
-
-
-def raw_images(batch: BatchLike, method: str) -> Tensor:
-    """The raw images of a batch ``[b, c, h, w]`` uint8, or an error that says how to give them."""
-    if batch.raw is None:
-        raise ConfigError(
-            f"{method} stores images before augmentation: give batches with raw uint8 images, Batch(x, y, raw=images)"
-        )
-    return batch.raw
-
-
-def classes_of(context: Context, method: str, task: TaskInfo | None = None) -> range:
-    """The classes of a task (the current one): told by the task itself, else its share of all classes."""
-    task = context.current if task is None else task
-    if task.classes is not None:
-        return task.classes
-    sizes = task_sizes(context, method)
-    return range(sum(sizes[: task.index]), sum(sizes[: task.index + 1]))
-
-
-def task_sizes(context: Context, method: str) -> tuple[int, ...]:
-    """Classes of each task of the stream: as told beforehand, else equal shares."""
-    if context.task_sizes is not None:
-        return context.task_sizes
-    if context.num_classes is None or context.num_tasks is None or context.num_classes % context.num_tasks:
-        raise ConfigError(
-            f"{method} must know which classes belong to which task: begin tasks that have .classes, or give "
-            "task_sizes, or num_classes and num_tasks that divide evenly"
-        )
-    return (context.num_classes // context.num_tasks,) * context.num_tasks
-
-
-@contextlib.contextmanager
-def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
-    """Collect what ``module`` returns (or its first argument) in the forwards of the block.
-
-    Works below any wrapper around the model (DDP, Fabric), whose forward gives logits alone.
-    """
-    seen: list[Any] = []
-    if inputs:
-        handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    else:
-        handle = module.register_forward_hook(lambda _, __, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()
+        return self.context.modality.rows(batch, self.name)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infssm.methods.core.wrapped import WrappedBackbone, pooled_features
+from infssm.methods.bases.wrapped import WrappedBackbone, pooled_features
 
 
 class Selection(NamedTuple):

@@ -17,7 +17,8 @@ from infssm.methods.bases.er import masked_cross_entropy
 from infssm.methods.bases.l2p._prompts import PromptedModel, Selection, pull
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, capture, classes_of
+from infssm.methods.core.passes import capture
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 
 class L2PRConfig(ReplayConfig):
@@ -66,7 +67,7 @@ class L2PR(StreamReplay):
 
     def columns(self, task: TaskInfo) -> slice:
         """As ``mask`` says."""
-        return slice(None) if self.config.mask == "full" else slice(classes_of(self.context, self.name, task).stop)
+        return slice(None) if self.config.mask == "full" else slice(self.context.classes(self.name, task).stop)
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce`` and ``pull``."""
@@ -81,7 +82,7 @@ class L2PR(StreamReplay):
         # Old and new states compare token by token: the old model gets the same prompts' places.
         self.context.old_forward_kwargs(indices=selection.indices[:current_rows])
         assert selection.similarity is not None
-        classes = range(0) if self.config.mask == "full" else classes_of(self.context, self.name)
+        classes = range(0) if self.config.mask == "full" else self.context.classes(self.name)
         ce = masked_cross_entropy(logits, y, current_rows=current_rows, classes=classes, mask=self.config.mask)
         return {"ce": ce, "pull": -self.config.pull * pull(selection.similarity)}
 

@@ -1,10 +1,11 @@
-"""LUCIR's losses, and where the weights of new classes start."""
+"""LUCIR's losses, where the weights of new classes start, and which images of a class are kept."""
 
 from __future__ import annotations
 
 import math
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -44,3 +45,23 @@ def imprinted(sums: Tensor, old_weights: Tensor | None) -> Tensor:
     """
     length = 1.0 if old_weights is None else old_weights.norm(dim=1).mean()
     return F.normalize(sums, dim=1) * length
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Choose rows of ``features: [n, d]`` whose running mean stays nearest to the mean of all.
+
+    Returns their indices ``[min(count, n)]`` in order of choice. Greedy: step s takes the row that minimises
+    ``|mean - (row + sum of chosen) / s|``, each row once; the first of equals.
+    """
+    features = features.double()
+    mean = features.mean(dim=0)
+    total = torch.zeros_like(mean)
+    free = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[int] = []
+    for step in range(1, min(count, len(features)) + 1):
+        gap = (mean - (features + total) / step).square().sum(dim=1)
+        index = int(gap.masked_fill(~free, torch.inf).argmin())
+        free[index] = False
+        total += features[index]
+        chosen.append(index)
+    return torch.tensor(chosen, dtype=torch.int64)

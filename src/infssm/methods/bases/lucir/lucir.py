@@ -17,16 +17,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._modality import raw_images
 from infssm._processes import sum_over_processes, this_share
-from infssm.methods.bases.lucir._losses import imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
-from infssm.methods.core.passes import evaluating, require_loader
+from infssm.methods.core.passes import capture, evaluating, require_loader
 from infssm.methods.core.step import train_step
 from infssm.methods.heads.cosine import CosineClassifier
-from infssm.methods.replay.balanced import BalancedBuffer, herd
+from infssm.methods.replay.buffers import BalancedBuffer
 from infssm.methods.replay.gathering import gather_rows, process_slice
-from infssm.methods.replay.rehearsal import Replay, ReplayConfig, capture, classes_of, raw_images, task_sizes
+from infssm.methods.replay.rehearsal import Replay, ReplayConfig
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
 from infssm.ssm import unwrap
@@ -70,7 +71,7 @@ class LUCIR(Replay):
     """
 
     name = "lucir"
-    takes_domains: ClassVar[bool] = False
+    supports_domains: ClassVar[bool] = False
     Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
     own_first_task: ClassVar[bool] = True
     config: LUCIRConfig
@@ -95,7 +96,7 @@ class LUCIR(Replay):
     def prepare(cls, config: LUCIRConfig, context: Context) -> nn.Module:  # noqa: ARG003
         """Put a cosine classifier with one block per task in the place of the model's own."""
         place, like = find_classifier(context.module), next(context.module.parameters())
-        classifier = CosineClassifier(place.in_features, task_sizes(context, cls.name))
+        classifier = CosineClassifier(place.in_features, context.sizes(cls.name))
         place.replace(classifier.to(like.device, like.dtype))
         return context.module
 
@@ -139,12 +140,12 @@ class LUCIR(Replay):
             return {}
         with torch.no_grad():
             old = features_of(self.reference, x)
-        classes = classes_of(self.context, self.name)
+        classes = self.context.classes(self.name)
         weight = less_forget_weight(self.config.lambda_base, task, self.config.lambda_rule, classes)
         return {"less_forget": weight * less_forget(features, old), "margin": self._margin_term(features, y)}
 
     def _margin_term(self, features: Tensor, labels: Tensor) -> Tensor:
-        config, classes = self.config, classes_of(self.context, self.name)
+        config, classes = self.config, self.context.classes(self.name)
         cosines = self.head.cosines(features)
         return config.lambda_mr * margin_ranking(
             cosines, labels, classes=classes, count=config.k_mr, margin=config.margin
@@ -172,17 +173,14 @@ class LUCIR(Replay):
         loader = require_loader(loader, self.name, "herds exemplars of the task")
         if not self.trained:
             self._measure(loader, imprint=True)
-        self._freeze_reference()
-        batch_size = self._store(loader, classes_of(self.context, self.name), task)
-        self._finetune(self.config.finetune_batch or batch_size)
-
-    def _freeze_reference(self) -> None:
         self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
+        batch_size = self._store(loader, self.context.classes(self.name), task)
+        self._finetune(self.config.finetune_batch or batch_size)
 
     @torch.no_grad()
     def _measure(self, loader: Loader, *, imprint: bool) -> None:
         """Count the task's images and, to ``imprint``, set the new block to directions of mean features."""
-        block, classes = self.context.current.index, classes_of(self.context, self.name)
+        block, classes = self.context.current.index, self.context.classes(self.name)
         sums = torch.zeros(len(classes), self.head.weights[block].shape[1], device=self.context.device)
         count = torch.zeros(1, device=self.context.device)
         with evaluating(self.context.module):
@@ -228,19 +226,19 @@ class LUCIR(Replay):
         optimizer = torch.optim.SGD(trainable, lr=self.config.finetune_lr)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[10], gamma=0.1)
         optimizer.zero_grad()
+
+        def loss(slots: Tensor) -> Terms:
+            entries = self.buffer.get(slots)
+            x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_process=False))
+            with evaluating(self.context.module):
+                features = features_of(unwrap(self.context.module), x)
+            labels = self.to_device(entries["label"])
+            terms = {"ce": F.cross_entropy(self.head(features), labels)}
+            return terms | ({"margin": self._margin_term(features, labels)} if self.context.current.index else {})
+
         for _ in range(self.config.finetune_epochs):
             for slots in torch.split(self.buffer.sample(len(self.buffer)), batch_size):
-                train_step(partial(self._balanced_loss, slots), optimizer, after_update=schedule.step)
-
-    def _balanced_loss(self, slots: Tensor) -> Terms:
-        """The classifier's loss on these images of the buffer, with gradients of the classifier alone."""
-        entries = self.buffer.get(slots)
-        x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_process=False))
-        with evaluating(self.context.module):
-            features = features_of(unwrap(self.context.module), x)
-        labels = self.to_device(entries["label"])
-        terms = {"ce": F.cross_entropy(self.head(features), labels)}
-        return terms | ({"margin": self._margin_term(features, labels)} if self.context.current.index else {})
+                train_step(partial(loss, slots), optimizer, after_update=schedule.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Buffer, reference model, and the place in the epoch."""
@@ -255,7 +253,7 @@ class LUCIR(Replay):
         """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
         if state["reference"] is not None:
-            self._freeze_reference()
+            self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
             assert self.reference is not None
             self.reference.load_state_dict(state["reference"])
         self._task_images, self._position, self._order = state["task_images"], state["position"], state["order"]

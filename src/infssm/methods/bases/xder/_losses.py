@@ -105,3 +105,10 @@ def first_occurrence(values: Tensor) -> Tensor:
     """Mask ``[m]`` of the entries of ``values: [m]`` that appear for the first time."""
     earlier = torch.ones(len(values), len(values), dtype=torch.bool, device=values.device).tril(-1)
     return ~((values[:, None] == values) & earlier).any(dim=1)
+
+
+def spread(total: int, count: int, generator: torch.Generator) -> Tensor:
+    """Split ``total`` into shares ``[count]`` that differ by at most one, the larger ones at random places."""
+    shares = torch.full((count,), total // count)
+    shares[torch.randperm(count, generator=generator)[: total % count]] += 1
+    return shares

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from infssm._modality import raw_images
 from infssm.errors import ConfigError
 from infssm.methods.bases.xder import _losses as losses
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.replay.balanced import BalancedBuffer, spread
+from infssm.methods.replay.buffers import BalancedBuffer
 from infssm.methods.replay.gathering import gather_in_graph, gather_rows, process_slice
-from infssm.methods.replay.rehearsal import Replay, ReplayConfig, Replayed, classes_of, raw_images
+from infssm.methods.replay.rehearsal import Replay, ReplayConfig, Replayed
 from infssm.ssm import logits_of
 
 
@@ -71,7 +72,7 @@ class XDER(Replay):
     """
 
     name = "x-der"
-    takes_domains: ClassVar[bool] = False
+    supports_domains: ClassVar[bool] = False
     Config: ClassVar[type[ComponentConfig]] = XDERConfig
     config: XDERConfig
     buffer: BalancedBuffer
@@ -88,7 +89,7 @@ class XDER(Replay):
     @property
     def heads(self) -> _Heads:
         """The heads seen from the current task."""
-        classes, total = classes_of(self.context, self.name), self.context.num_classes
+        classes, total = self.context.classes(self.name), self.context.num_classes
         widths = self.context.task_sizes
         if widths is None:
             if total is None or total % len(classes):
@@ -101,7 +102,7 @@ class XDER(Replay):
 
     def columns(self, task: TaskInfo) -> slice:
         """The present head's."""
-        classes = classes_of(self.context, self.name, task)
+        classes = self.context.classes(self.name, task)
         return slice(classes.start, classes.stop)
 
     def loss(self, batch: BatchLike) -> Terms:
@@ -139,19 +140,16 @@ class XDER(Replay):
         if self.config.future_constraint and heads.future_widths:
             good, bad = [current[:, heads.present].amax(dim=1, keepdim=True)], [current[:, heads.future]]
             if drawn:
-                replayed, labels = self._once(logits, drawn)
+                # Both draws may have an image: it counts once.
+                once = losses.first_occurrence(gather_rows(torch.cat([d.slots for d in drawn])))
+                labels = self.to_device(gather_rows(torch.cat([d.entries["label"] for d in drawn]))[once])
+                replayed = gather_in_graph(torch.cat(list(logits)))[self.to_device(once)]
                 good.append(losses.true_head(replayed, labels, heads.widths).amax(dim=1, keepdim=True))
                 bad.append(replayed[:, heads.future])
             terms["future"] = self.config.eta * losses.head_margin(torch.cat(bad), torch.cat(good), margin)
         if self.config.past_constraint and self.context.current.index > 0:
             terms["past"] = self.config.eta * losses.past_margin(current, heads.past, heads.present, margin)
         return terms
-
-    def _once(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> tuple[Tensor, Tensor]:
-        """Logits and labels of both draws, each image once."""
-        once = losses.first_occurrence(gather_rows(torch.cat([d.slots for d in drawn])))
-        labels = gather_rows(torch.cat([d.entries["label"] for d in drawn]))[once]
-        return gather_in_graph(torch.cat(list(logits)))[self.to_device(once)], self.to_device(labels)
 
     def _revise(self, slots: Tensor, logits: Tensor) -> None:
         """Present and future columns of replayed entries follow the model, the u-th time with probability 1/u."""
@@ -218,7 +216,7 @@ class XDER(Replay):
     def _store(self, loader: Loader) -> None:
         """Fill the buffer with equal numbers of each class, past columns of their logits revised."""
         heads, task = self.heads, self.context.current.index
-        wanted = spread(
+        wanted = losses.spread(
             self.buffer.capacity - len(self.buffer), heads.present.stop - heads.present.start, self.buffer.generator
         )
         for batch in loader:

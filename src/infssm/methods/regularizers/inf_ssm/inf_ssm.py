@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import (
-    EVERYTHING,
+    ALL_DATA,
     ComponentConfig,
     Context,
     Loader,
+    ModelPair,
     PairConfig,
     Regularizer,
-    StatePair,
     TaskInfo,
     Terms,
 )
@@ -55,7 +56,7 @@ class InfSSM(Regularizer):
     """
 
     name = "inf-ssm"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = InfSSMConfig
     config: InfSSMConfig
     needs_states: ClassVar[bool] = True
@@ -77,14 +78,14 @@ class InfSSM(Regularizer):
             )
         return texts
 
-    def penalty(self, states: StatePair | None) -> Terms:
+    def penalty(self, pair: ModelPair) -> Terms:
         """The term ``distance``."""
-        assert states is not None
-        return {"distance": self.config.weight * mean_over_states(states, self._simplified)}
 
-    def _simplified(self, old: StateSpace, new: StateSpace) -> Tensor:
-        equality = self.config.equality
-        return distance(old, new, kind="simplified", soft_normalize=True, validate=False, equality=equality)
+        def simplified(old: StateSpace, new: StateSpace) -> Tensor:
+            equality = self.config.equality
+            return distance(old, new, kind="simplified", soft_normalize=True, validate=False, equality=equality)
+
+        return {"distance": self.config.weight * mean_over_states(pair, simplified)}
 
 
 class InfSSMPlusConfig(InfSSMConfig):
@@ -109,12 +110,11 @@ class InfSSMPlus(InfSSM):
     Config = InfSSMPlusConfig
     config: InfSSMPlusConfig
 
-    def penalty(self, states: StatePair | None) -> Terms:
+    def penalty(self, pair: ModelPair) -> Terms:
         """The terms ``distance`` and ``b``."""
-        assert states is not None
-        b = b_difference(states, method=self.name, without=InfSSM.name)
+        b = b_difference(pair, method=self.name, without=InfSSM.name)
         weight = self.config.gamma * (self.config.weight if self.config.b_weight == "product" else 1.0)
-        return super().penalty(states) | {"b": weight * b}
+        return super().penalty(pair) | {"b": weight * b}
 
 
 class InfSSMExactConfig(PairConfig):
@@ -143,6 +143,8 @@ class InfSSMExactConfig(PairConfig):
     @field_validator("distance")
     @classmethod
     def _known(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        if not value:
+            raise ValueError("name one distance or more")
         if unknown := set(value) - {"a", "b", "c", *list_distances()}:
             raise ValueError(f"unknown distance {sorted(unknown)}; known: a, b, c, {', '.join(list_distances())}")
         return value
@@ -159,7 +161,7 @@ class InfSSMExact(Regularizer):
     """
 
     name = "inf-ssm-exact"
-    takes: ClassVar[frozenset[str]] = EVERYTHING
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config = InfSSMExactConfig
     config: InfSSMExactConfig
     needs_states: ClassVar[bool] = True
@@ -168,13 +170,12 @@ class InfSSMExact(Regularizer):
     def __init__(self, config: InfSSMExactConfig, context: Context) -> None:
         super().__init__(config, context)
         self.auto = AutoWeight(context, config.measure_at) if config.weight == "auto" else None
+        self._differences = [(factor, _difference(kind)) for kind, factor in config.distance.items()]
 
-    def drift(self, states: StatePair) -> Tensor:
+    def drift(self, pair: ModelPair) -> Tensor:
         """The unweighted penalty."""
-        return sum(
-            (factor * mean_over_states(states, _difference(kind)) for kind, factor in self.config.distance.items()),
-            start=states.new[0].a.real.new_zeros(()),
-        )
+        terms = [factor * mean_over_states(pair, difference) for factor, difference in self._differences]
+        return torch.stack(terms).sum()
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Tell ``auto`` that the old model is a new one."""
@@ -191,16 +192,15 @@ class InfSSMExact(Regularizer):
         if self.auto is not None and task.index > 0:
             self.auto.end_task()
 
-    def penalty(self, states: StatePair | None) -> Terms:
+    def penalty(self, pair: ModelPair) -> Terms:
         """The term ``distance``."""
-        assert states is not None
-        drift = self.drift(states)
+        drift = self.drift(pair)
         if self.auto is not None:
             return {"distance": self.auto.weigh(drift)}
         assert self.config.weight != "auto"
         return {"distance": self.config.weight * drift}
 
-    def chosen(self) -> dict[str, float]:
+    def automatic_options(self) -> dict[str, float]:
         """The measured weight, once there is one."""
         return {} if self.auto is None or not self.auto.weight else {"weight": self.auto.weight}
 

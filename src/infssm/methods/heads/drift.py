@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from infssm._processes import sum_over_processes
-from infssm.methods.heads._statistics import ClassStatistics
+from infssm.methods.heads.class_statistics import ClassStatistics
 
 Drift = Literal["map", "mean", "none"]
 

@@ -32,7 +32,7 @@ def test_its_file_holds_both_models_and_tests_as_the_run_did(result: Result) -> 
     weights = load_file(result.weights)
     assert weights["head.fitted.mean"].shape == (10, 4 * 16)
     moved = weights["layers.0.mixer.in_proj.weight"]
-    assert not torch.equal(moved, weights["head.looks.first.layers.0.mixer.in_proj.weight"])
+    assert not torch.equal(moved, weights["head.views.first.layers.0.mixer.in_proj.weight"])
     for task in (0, 1):
         found = [score.class_incremental for score in evaluate_run(result.path, task)]
         assert found == result.matrix.values[task, : task + 1].tolist()

@@ -1,4 +1,7 @@
-"""`Buffer`: a fixed number of entries in memory that is allocated once."""
+"""Replay buffers: a fixed number of entries in memory that is allocated once.
+
+:class:`ReservoirBuffer` keeps a uniform sample of a stream, :class:`BalancedBuffer` a quota of every class.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,9 @@ _TIMED = ("series", "tokens")
 class Buffer:
     """Up to ``capacity`` entries of the fields declared in ``stores``, on the CPU.
 
-    Memory for all entries is taken at the first write, when the shape of one entry is known, and grows only where a
-    longer sequence comes. All
-    randomness comes from the buffer's own generator, seeded by ``seed``: processes that write the same rows
-    (see :meth:`gather`) hold the same buffer and draw the same entries.
+    Memory for all entries is allocated at the first write, when the shape of one entry is known, and grows only for a
+    longer sequence. All random numbers come from the buffer's own generator, seeded by ``seed``: processes that write
+    the same rows (see :meth:`gather`) hold the same buffer and draw the same entries.
     """
 
     def __init__(self, capacity: int, stores: Sequence[str], *, seed: int = 0) -> None:
@@ -88,11 +90,16 @@ class Buffer:
         """Rows of all processes in their order, on the CPU in the buffer's types: what every process should write."""
         if set(rows) != set(self.stores):
             raise ConfigError(f"this buffer stores {', '.join(self.stores)}; got {', '.join(rows)}")
-        typed = {field: _as(FIELDS[field], field, values.detach()) for field, values in rows.items()}
-        for field in _TIMED:
-            if field in typed:
-                typed[field] = _widened(typed[field], largest(typed[field].shape[1]))
-        return {field: gather_rows(values).cpu() for field, values in typed.items()}
+        gathered = {}
+        for field, values in rows.items():
+            dtype = FIELDS[field]
+            if dtype is torch.uint8 and values.dtype is not torch.uint8:
+                raise ConfigError(f"buffers store {field} as uint8 before augmentation, got {values.dtype}")
+            typed = values.detach().to(dtype)
+            if field in _TIMED:
+                typed = _padded(typed, largest(typed.shape[1]))
+            gathered[field] = gather_rows(typed).cpu()
+        return gathered
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
         """Put ``rows`` (each ``[m, ...]``) into ``slots: [m]``, all different and next to the filled part or in it."""
@@ -102,7 +109,7 @@ class Buffer:
         for field in self.stores:
             if field in _TIMED:
                 time = max(rows[field].shape[1], self._data[field].shape[1])
-                self._data[field], rows[field] = (_widened(t, time) for t in (self._data[field], rows[field]))
+                self._data[field], rows[field] = (_padded(t, time) for t in (self._data[field], rows[field]))
             if rows[field].shape[1:] != self._data[field].shape[1:]:
                 raise ConfigError(
                     f"buffer entries have {field} of shape {tuple(self._data[field].shape[1:])}, "
@@ -140,16 +147,75 @@ class Buffer:
         self.generator.set_state(state["generator"].cpu())
 
 
-def _widened(values: Tensor, time: int) -> Tensor:
+class ReservoirBuffer(Buffer):
+    """Keeps a uniform sample of a stream.
+
+    A row takes a free slot while there is one; after that row number n (from 0) takes slot r, uniform over 0..n, if
+    the buffer has such a slot.
+    """
+
+    def __init__(self, capacity: int, stores: tuple[str, ...], *, seed: int = 0) -> None:
+        super().__init__(capacity, stores, seed=seed)
+        self.seen = 0
+        """Rows offered so far, over all epochs."""
+
+    def offer(self, **rows: Tensor) -> None:
+        """Offer the rows of all processes, each field ``[b, ...]``; they count in order."""
+        gathered = self.gather(**rows)
+        count = len(gathered["label"])
+        number = torch.arange(self.seen, self.seen + count)
+        self.seen += count
+        # 62 random bits modulo n + 1: the bias is below 1e-12 for any stream.
+        drawn = torch.randint(2**62, (count,), generator=self.generator) % (number + 1)
+        free = torch.arange(len(self), len(self) + count)
+        slots = torch.where(free < self.capacity, free, drawn)
+        # Of several rows that drew one slot the last stays, as if they had come one by one.
+        last = {slot: row for row, slot in enumerate(slots.tolist()) if slot < self.capacity}
+        chosen = torch.tensor(list(last.values()), dtype=torch.int64)
+        self.write(torch.tensor(list(last), dtype=torch.int64), {f: v[chosen] for f, v in gathered.items()})
+
+    def clear(self) -> None:
+        """Forget all entries and start counting anew."""
+        super().clear()
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Entries, generator and counter."""
+        return super().state_dict() | {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.seen = state["seen"]
+
+
+class BalancedBuffer(Buffer):
+    """Entries of a class stay in the order they were added, the most valuable first; trimming keeps the first."""
+
+    def quota(self, num_classes: int) -> int:
+        """Entries per class when ``num_classes`` share the buffer."""
+        return self.capacity // num_classes
+
+    def trim(self, quota: int) -> None:
+        """Keep the first ``quota`` entries of every class; classes come out in ascending order."""
+        if len(self) == 0:
+            return
+        labels = self["label"]
+        kept = [torch.nonzero(labels == label).flatten()[:quota] for label in torch.unique(labels)]
+        self.reorder(torch.cat(kept))
+
+    def append(self, **rows: Tensor) -> None:
+        """Add rows that every process holds already, each field ``[b, ...]``."""
+        count = len(rows["label"])
+        if len(self) + count > self.capacity:
+            raise ConfigError(f"{count} entries do not fit: {len(self)} of {self.capacity} are taken; trim first")
+        self.write(torch.arange(len(self), len(self) + count), rows)
+
+
+def _padded(values: Tensor, time: int) -> Tensor:
     """``values: [b, shorter, ...]`` with zeros after their end: ``[b, time, ...]``."""
     if values.shape[1] == time:
         return values
-    wide = values.new_zeros(len(values), time, *values.shape[2:])
-    wide[:, : values.shape[1]] = values
-    return wide
-
-
-def _as(dtype: torch.dtype, field: str, values: Tensor) -> Tensor:
-    if dtype is torch.uint8 and values.dtype is not torch.uint8:
-        raise ConfigError(f"buffers store {field} as uint8 before augmentation, got {values.dtype}")
-    return values.to(dtype)
+    padded = values.new_zeros(len(values), time, *values.shape[2:])
+    padded[:, : values.shape[1]] = values
+    return padded

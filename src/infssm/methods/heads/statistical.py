@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from infssm.methods.core.contract import ComponentConfig, Context
 from infssm.methods.core.head import Features, FittedHead
 from infssm.methods.core.views import FittedConfig
-from infssm.methods.heads._drift import Drift, MapDrift, MeanDrift
-from infssm.methods.heads._statistics import ClassStatistics, StatisticsSums
+from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
+from infssm.methods.heads.drift import Drift, MapDrift, MeanDrift
 
 LARGE = 2**26
 """Elements of class covariances (256 MiB in float32) beyond which heads keep the pooled one alone."""
@@ -28,26 +28,6 @@ class StatisticalConfig(FittedConfig):
         "task's images), 'mean' (SDC, Yu et al. 2020), 'none'",
     )
     ridge: float = Field(0.05, gt=0, description="of the drift map, as a share of the mean variance of the features")
-
-
-class _Gathering:
-    """Statistics of one model's features while the images of a task pass by."""
-
-    def __init__(self, sums: StatisticsSums, kept: ClassStatistics | None, drift: MapDrift | MeanDrift | None) -> None:
-        self._sums, self._kept, self._drift = sums, kept, drift
-
-    def add(self, labels: Tensor, new: Tensor, old: Tensor | None) -> None:
-        """Take in features ``new: [b, d]`` with ``labels: [b]``, and those of the model before the task."""
-        self._sums.add(new, labels)
-        if self._drift is not None and old is not None:
-            self._drift.add(old, new)
-
-    def statistics(self) -> ClassStatistics:
-        """Of the task's classes, and of the old ones where they are now."""
-        fresh = self._sums.statistics()
-        if self._kept is None:
-            return fresh
-        return (self._kept if self._drift is None else self._drift.moved(self._kept)).replaced(fresh)
 
 
 class StatisticalHead(FittedHead):
@@ -74,32 +54,32 @@ class StatisticalHead(FittedHead):
     def gather(self, rows: Features) -> list[ClassStatistics]:
         """One pass over the task's images: statistics of its classes, and of the old ones where they are now.
 
-        Of every model whose features the head sees: they move each in its own way, or like the first task's not at all.
+        One for every model whose features the head uses: they move each in its own way, or like the first task's not
+        at all.
         """
-        kept: Sequence[ClassStatistics | None] = self.statistics or [None] * self.num_models
-        models = [self._gathering(statistics) for statistics in kept]
-        for row in rows:
-            before: Sequence[Tensor | None] = [None] * len(models) if row.old is None else self._parts(row.old)
-            for model, new, old in zip(models, self._parts(row.new), before, strict=True):
-                model.add(row.y, new, old)
-        self.statistics = [model.statistics() for model in models]
-        return self.statistics
-
-    def _gathering(self, kept: ClassStatistics | None) -> _Gathering:
-        device, width = self.context.device, self.num_features // self.num_models
-        per_class = self.per_class and self.num_models * self.num_classes * width**2 <= LARGE
-        sums = StatisticsSums(self.num_classes, width, per_class=per_class, device=device)
-        kept = None if kept is None else kept.to(device)
-        return _Gathering(sums, kept, None if kept is None else self._drift(kept))
-
-    def _parts(self, features: Tensor) -> Sequence[Tensor]:
-        """What statistics are taken of, by model: ``features: [b, models · d]`` to ``[b, d]`` each."""
-        return self.transformed(features.double()).chunk(self.num_models, dim=1)
-
-    def _drift(self, kept: ClassStatistics) -> MapDrift | MeanDrift | None:
+        device, models, width = self.context.device, self.num_models, self.num_features // self.num_models
+        per_class = self.per_class and models * self.num_classes * width**2 <= LARGE
+        sums = [StatisticsSums(self.num_classes, width, per_class=per_class, device=device) for _ in range(models)]
+        kept = [statistics.to(device) for statistics in self.statistics]
+        drifts: list[MapDrift | MeanDrift] = []
         if self.config.drift == "map":
-            return MapDrift(kept.mean.shape[1], self.config.ridge, self.context.device)
-        return MeanDrift(kept) if self.config.drift == "mean" else None
+            drifts = [MapDrift(width, self.config.ridge, device) for _ in kept]
+        elif self.config.drift == "mean":
+            drifts = [MeanDrift(statistics) for statistics in kept]
+        for row in rows:
+            new = self.transformed(row.new.double()).chunk(models, dim=1)
+            for model in range(models):
+                sums[model].add(new[model], row.y)
+            if row.old is not None:
+                old = self.transformed(row.old.double()).chunk(models, dim=1)
+                for model, drift in enumerate(drifts):
+                    drift.add(old[model], new[model])
+        moved = [drift.moved(statistics) for drift, statistics in zip(drifts, kept, strict=True)] if drifts else kept
+        fresh = [one.statistics() for one in sums]
+        if moved:
+            fresh = [statistics.replaced(new_ones) for statistics, new_ones in zip(moved, fresh, strict=True)]
+        self.statistics = fresh
+        return self.statistics
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics so far, by model."""
@@ -109,9 +89,7 @@ class StatisticalHead(FittedHead):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
-        found = state["statistics"] or {}
-        one = {"0": found} if "count" in found else found  # as earlier releases kept those of the one model
-        self.statistics = [ClassStatistics.from_state_dict(statistics) for statistics in one.values()]
+        self.statistics = [ClassStatistics(**statistics) for statistics in state["statistics"].values()]
 
 
 class GaussianConfig(StatisticalConfig):

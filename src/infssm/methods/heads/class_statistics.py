@@ -6,7 +6,6 @@ covariances float32). 100 classes of width 96 take 3.5 MiB, of width 384 56 MiB.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from infssm._processes import sum_over_processes
+from infssm.errors import ConfigError
 
 
 @dataclass
@@ -73,13 +73,8 @@ class ClassStatistics:
         return ClassStatistics(self.count.to(device), self.mean.to(device), self.pooled.to(device), covariance)
 
     def state_dict(self) -> dict[str, Any]:
-        """All tensors by name."""
+        """All tensors by name: ``ClassStatistics(**state)`` restores them."""
         return {name: getattr(self, name) for name in ("count", "mean", "pooled", "covariance")}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> ClassStatistics:
-        """What :meth:`state_dict` was called on."""
-        return cls(**state)
 
 
 class StatisticsSums:
@@ -127,3 +122,21 @@ class StatisticsSums:
             pooled += count[label] / images * own
             covariance[label] = own
         return ClassStatistics(count, mean, pooled, covariance)
+
+
+def shrunk(covariance: Tensor, alpha: float) -> Tensor:
+    """``(1 - α)Σ + α·mean(diag Σ)·I`` of ``covariance: [..., d, d]``: invertible for every α > 0 and Σ ≠ 0."""
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+    # Features that do not vary at all (one image, a constant channel) still get a distance.
+    scale = torch.where(diagonal > 0, alpha * diagonal, torch.ones_like(diagonal))
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    return (1 - alpha) * covariance + scale[..., None, None] * eye
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Lower factor of a symmetric ``matrix: [d, d]``; an error that says what to change where there is none."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if int(info) or not bool(torch.isfinite(factor).all()):
+        raise ConfigError("the covariance of the features is singular or not finite: raise alpha, or lower train.lr")
+    lower: Tensor = factor
+    return lower
