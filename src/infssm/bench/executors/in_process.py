@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from infssm.bench.executors.job import Finished, StoppedError, Watch
+from infssm.bench.executors.executor import Finished, StoppedError, Watch
 from infssm.bench.experiment import Experiment
 from infssm.bench.running import forget_task0, run
 from infssm.learner.display import Display, choose_screen

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 import torch
 
 from infssm._memory import RUNS_AT_ONCE
-from infssm.bench.executors.job import Finished, Watch
+from infssm.bench.executors.executor import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
 from infssm.bench.executors.working import TellingDisplay, carry_out

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infssm._memory import RUNS_AT_ONCE
-from infssm.bench.executors.job import Finished, Watch
+from infssm.bench.executors.executor import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
 from infssm.bench.executors.working import TellingDisplay, carry_out

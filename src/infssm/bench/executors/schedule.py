@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from infssm.bench.executors.job import Finished, Watch
+from infssm.bench.executors.executor import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Started, TaskDone, show
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from infssm._user_code import import_files_of_parent
-from infssm.bench.executors.job import StoppedError
+from infssm.bench.executors.executor import StoppedError
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone
 from infssm.bench.experiment import Experiment
 from infssm.bench.running import run
