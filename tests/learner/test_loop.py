@@ -74,7 +74,7 @@ def test_best_epoch_is_restored_before_the_task_ends(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Loop, "validate", judged)
     monkeypatch.setattr(Method, "end_task", noted)
-    result = run(tiny_config(tmp_path), quiet=True)
+    result = run(tiny_config(tmp_path, train={"task0": "own"}), quiet=True)
     assert identical(at_end[0], weights[0, 0])  # a tie keeps the earlier epoch
     assert not identical(weights[0, 0], weights[0, 1])
     assert identical(at_end[1], weights[1, 1])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.audio import read_sound, sound_length
+from infssm.data.facts import SequenceFacts
 from infssm.data.files import Files
 from infssm.errors import DataError
 
@@ -42,6 +43,10 @@ class Sequences(ABC):
     @abstractmethod
     def sequence(self, index: int) -> Tensor:
         """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
+
+    def facts(self, name: str) -> SequenceFacts:
+        """What a model has to know of the sequences; ``name`` is that of the data set."""
+        return SequenceFacts(name, self.kind, self.width)
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -161,6 +166,10 @@ class SoundFiles(Files, Sequences):
     kind = "audio"
     width = 1
     word = "sound"
+
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`."""
+        return SequenceFacts(name, self.kind, self.width, self.rate)
 
     def __len__(self) -> int:
         return len(self.paths)

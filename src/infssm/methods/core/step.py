@@ -17,16 +17,12 @@ def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([term.to(torch.promote_types(term.dtype, torch.float32)) for term in terms.values()]).sum()
 
 
-def _backward(total: Tensor) -> None:
-    total.backward()  # type: ignore[no-untyped-call]
-
-
 def train_step(
     loss: Callable[[], T],
     optimizer: torch.optim.Optimizer,
     *,
     precision: Callable[[], AbstractContextManager[object]] = nullcontext,
-    backward: Callable[[Tensor], object] = _backward,
+    backward: Callable[[Tensor], object] = Tensor.backward,
     before_update: Callable[[Tensor, T], object] | None = None,
     after_update: Callable[[], object] | None = None,
 ) -> T:

@@ -38,19 +38,19 @@ class Gaussians(nn.Module):
         count = len(self.mean)
         if features.numel() and not torch.compiler.is_compiling():  # an exported program is for any number of images
             count = max(1, 2**24 // features.numel())
-        parts = [slice(start, start + count) for start in range(0, len(self.mean), count)]
         width = self.whiten.shape[2]
-        distances = [
-            self._distances(features[:, model], self.mean[:, model], self.whiten[:, model], parts)
-            for model in (slice(start, start + width) for start in range(0, self.mean.shape[1], width))
-        ]
+        distances: list[Tensor] = []
+        for start in range(0, self.mean.shape[1], width):  # one model after the other
+            model = slice(start, start + width)
+            whiten = self.whiten[:, model].expand(len(self.mean), -1, -1)
+            parts = []
+            for first in range(0, len(self.mean), count):
+                part = slice(first, first + count)
+                parts.append(
+                    ((features[:, model] - self.mean[part, None, model]) @ whiten[part].mT).square().sum(dim=2)
+                )
+            distances.append(torch.cat(parts))
         return self.offset - 0.5 * torch.stack(distances).sum(dim=0).T
-
-    @staticmethod
-    def _distances(features: Tensor, mean: Tensor, whiten: Tensor, parts: list[slice]) -> Tensor:
-        """Squared distances ``[K, b]`` of one model's ``features: [b, d]``."""
-        whiten = whiten.expand(len(mean), -1, -1)
-        return torch.cat([((features - mean[p, None]) @ whiten[p].mT).square().sum(dim=2) for p in parts])
 
 
 class GDAConfig(GaussianConfig):

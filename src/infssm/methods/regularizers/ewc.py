@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
@@ -62,7 +61,8 @@ class EWC(MeasuredRegularizer):
         totals, count, columns = self.parameters.zeros(), 0, self.context.columns(task)
         with evaluating(self.context.module, gradients=True) as module:
             for x, y in samples(loader, self.config.fisher_samples, self.context.device):
-                log_p = _log_probability(logits_of(module(x)), y, columns)
+                logits = logits_of(module(x))[:, columns]
+                log_p = -F.cross_entropy(logits.to(wide(logits.dtype)), y - (columns.start or 0))
                 weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
                 for key, gradient in self.parameters.gradients(log_p).items():
                     totals[key] += weight * gradient.square()
@@ -71,8 +71,3 @@ class EWC(MeasuredRegularizer):
         if not number:
             raise ConfigError("ewc: the loader given to end_task gave no sample; pass one that can be iterated again")
         return {key: value / number for key, value in zip(totals, sums, strict=True)}
-
-
-def _log_probability(logits: Tensor, y: Tensor, columns: slice) -> Tensor:
-    """``log p(y|x)`` of one sample, softmax over some columns of ``logits: [1, K]``."""
-    return -F.cross_entropy(logits[:, columns].to(wide(logits.dtype)), y - (columns.start or 0))
