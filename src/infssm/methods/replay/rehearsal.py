@@ -1,4 +1,4 @@
-"""What the replay bases share: a buffer of raw images, and replay draws.
+"""What the replay bases share: a buffer, and draws from it.
 
 A step replays through one forward of the stream's and the buffer's images together: the backbones have no batch
 statistics, so this equals the separate forwards of other implementations.
@@ -58,11 +58,11 @@ class Replay(Base):
         self._begun: int | None = None
 
     def make_buffer(self) -> Buffer:
-        """The buffer, empty."""
+        """Create the empty buffer."""
         return ReservoirBuffer(self.config.buffer_size, stored_fields(self.context.data_kind), seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
-        """All of them, as most reference implementations of replay."""
+        """All columns, as in most reference implementations of replay."""
         return slice(None)
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -73,7 +73,7 @@ class Replay(Base):
         self.start(task, loader)
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:
-        """What a method does when a task begins, once per task."""
+        """Called when a task begins, once per task even if a run is resumed inside it."""
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Finish the task."""
@@ -82,7 +82,7 @@ class Replay(Base):
 
     @abstractmethod
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
-        """What a method does when a task ends."""
+        """Called when a task ends."""
 
     @property
     def replays(self) -> bool:
@@ -159,7 +159,7 @@ class StreamReplay(Replay):
 
 
 def raw_images(batch: BatchLike, method: str) -> Tensor:
-    """The raw images of a batch ``[b, c, h, w]`` uint8, or an error that says how to give them."""
+    """The raw images of a batch ``[b, c, h, w]`` uint8, or an error that explains how to pass them."""
     if batch.raw is None:
         raise ConfigError(
             f"{method} stores images before augmentation: give batches with raw uint8 images, Batch(x, y, raw=images)"
@@ -168,7 +168,7 @@ def raw_images(batch: BatchLike, method: str) -> Tensor:
 
 
 def stored_fields(data_kind: str) -> tuple[str, ...]:
-    """What a buffer stores of samples of a kind."""
+    """Fields that a buffer stores for samples of a kind."""
     return ("image", "label") if data_kind == "images" else (_values(data_kind), "length", "label")
 
 
