@@ -43,7 +43,7 @@ class ER(StreamReplay):
     config: ERConfig
 
     def columns(self, task: TaskInfo) -> slice:
-        """As ``mask`` says."""
+        """The columns that the option ``mask`` selects for the task's own samples."""
         if self.config.mask == "full":
             return slice(None)
         classes = self.context.classes(self.name, task)
@@ -67,7 +67,7 @@ class ER(StreamReplay):
 def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, classes: range, mask: Mask) -> Tensor:
     """Mean cross-entropy of ``logits: [b, K]``; the first ``current_rows`` rows are of the task with ``classes``.
 
-    labels: [b]. mask: which columns take part, see :class:`ERConfig`.
+    labels: [b]. mask: which columns enter the softmax, see :class:`ERConfig`.
     """
     if mask == "full":
         return F.cross_entropy(logits, labels)

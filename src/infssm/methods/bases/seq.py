@@ -30,7 +30,7 @@ class Seq(Base):
     config: SeqConfig
 
     def columns(self, task: TaskInfo) -> slice:
-        """As ``mask`` says."""
+        """The columns that the option ``mask`` selects."""
         if self.config.mask == "full":
             return slice(None)
         return task.block if self.config.mask == "current" else task.seen

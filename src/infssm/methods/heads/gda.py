@@ -36,7 +36,9 @@ class Gaussians(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """``features: [b, m·d]`` to scores ``[b, K]``, some classes at a time: never more than 64 MiB in between."""
         count = len(self.mean)
-        if features.numel() and not torch.compiler.is_compiling():  # an exported program is for any number of images
+        if (
+            features.numel() and not torch.compiler.is_compiling()
+        ):  # an exported program must work for any number of images
             count = max(1, 2**24 // features.numel())
         width = self.whiten.shape[2]
         distances: list[Tensor] = []
@@ -62,9 +64,9 @@ class GDAConfig(GaussianConfig):
 
 @register_method
 class GDA(GaussianHead):
-    """Class means and covariances of features, no images; the class whose Gaussian explains a feature best. To use.
+    """Means and covariances of each class's features, no images; the class whose Gaussian fits best. Recommended.
 
-    Where covariances of all classes take more than 256 MiB the pooled one serves for all, as in lda.
+    Where the covariances of all classes need more than 256 MiB, the pooled one is used for all classes, as in lda.
 
     Paper: Friedman, Regularized Discriminant Analysis, JASA 1989; in continual learning Goswami et al., FeCAM, NeurIPS
     2023, arXiv:2309.14062

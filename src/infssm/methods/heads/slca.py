@@ -46,7 +46,7 @@ class SLCA(StatisticalHead):
     per_class: ClassVar[bool] = True
 
     def reset(self) -> None:
-        """No statistics, no tasks."""
+        """Discard statistics and tasks."""
         super().reset()
         self.stops: list[int] = []
 
@@ -95,7 +95,7 @@ class SLCA(StatisticalHead):
         return weight, bias
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics, and where tasks end among the classes."""
+        """The statistics, and the end of each task's block of classes."""
         return super().state_dict() | {"stops": list(self.stops)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

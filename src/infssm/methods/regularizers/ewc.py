@@ -49,14 +49,14 @@ class EWC(MeasuredRegularizer):
 
     @property
     def decay(self) -> float:
-        """As ``gamma`` says."""
+        """The option ``gamma``."""
         return self.config.gamma
 
     def measure(self, task: TaskInfo, loader: Loader) -> Values:
         """Mean over samples of the weighted squared gradient of ``log p(y|x)``.
 
         The softmax runs over the classes that the base trains it over. One sample at a time: the square of a batch's
-        mean gradient would be another, much smaller quantity.
+        mean gradient is a different, much smaller quantity.
         """
         totals, count, columns = self.parameters.zeros(), 0, self.context.columns(task)
         with evaluating(self.context.module, gradients=True) as module:

@@ -45,13 +45,13 @@ class FrequencyEncoder(nn.Module):
     """Three maps of half the image size: of the low band, of all bands, and of the high bands.
 
     A backbone of one input channel gets the map of all bands alone. The weights of the low band start at 1/(2c), which
-    makes a grey image of it, so that a pre-trained backbone sees something it knows.
+    makes a grey image of it, so that a pre-trained backbone is given input it knows.
     """
 
     def __init__(self, channels: int, maps: int) -> None:
         super().__init__()
         if maps not in (1, 3):
-            raise ConfigError(f"clfd's encoder makes 1 or 3 maps, the model takes {maps} channels")
+            raise ConfigError(f"clfd's encoder makes 1 or 3 maps, the model has {maps} input channels")
         self.low = nn.Conv2d(channels, 1, 1, bias=False) if maps == 3 else None
         self.all = nn.Conv2d(4 * channels, 1, 1, bias=False)
         self.high = nn.Conv2d(3 * channels, 1, 1, bias=False) if maps == 3 else None

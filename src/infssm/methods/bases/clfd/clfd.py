@@ -147,7 +147,7 @@ class CLFD(StreamReplay):
         return self.to_device(maps).to(next(self.encoder.parameters()).dtype), self.to_device(entries["label"])
 
     def after_step(self) -> None:
-        """Offer the maps, and take back what the optimizer did to a final encoder."""
+        """Offer the maps; once the encoder is final, undo what the optimizer did to it."""
         super().after_step()
         if self.frozen is not None and self.context.current.index == 0:
             self.encoder.load_state_dict(self.frozen)

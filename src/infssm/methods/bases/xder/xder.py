@@ -203,7 +203,7 @@ class XDER(Replay):
         return terms
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Make room, store the task's images with their logits, and revise the logits of older ones."""
+        """Trim the buffer, store the task's images with their logits, and revise the logits of older ones."""
         loader = require_loader(loader, self.name, "fills its buffer when a task ends")
         if task.index > 0:
             self.buffer.trim(self.buffer.quota(self.heads.present.stop))
