@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
-.PHONY: help demo figure test test-ray cells sanitize wheels lint docs bench format clean
+.PHONY: help demo figure test test-ray cells fuzz sanitize wheels lint docs bench format clean
 help:     ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
@@ -26,6 +26,9 @@ test: $(STAMP) lint docs ## format, lint, types, import layers, documentation, a
 
 cells: $(STAMP) ## the numerical packages with older instruction sets, and the package without a compiler (part of test)
 	$(BIN)/python -m tests.cells
+
+fuzz: $(STAMP) ## thousands of damaged files: every one is read or refused in one line (not part of test)
+	$(BIN)/python -m tests.fuzz --count 4000
 
 sanitize: $(STAMP) ## kernels and geometry under the address and undefined-behaviour sanitizers (not part of test)
 	$(BIN)/python -m tests.cells sanitize

@@ -8,14 +8,22 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
 
 import infssm
 from infssm.bench.presets import list_benchmarks
 from infssm.bench.studies import list_studies
+from infssm.cli.app import app
 from infssm.data import list_datasets
+from infssm.learner.config.fields import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
 from infssm.methods import explain_method
 from infssm.models import list_models
 
@@ -80,7 +88,63 @@ def api() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"methods": methods, "works": works}
+def settings() -> str:
+    """Every setting of a configuration, section by section, from the schema that checks it."""
+    lines = []
+    for section, (model, prefix) in {
+        "Data": (DataConfig, "data."),
+        "Model": (ModelConfig, "model."),
+        "Method": (MethodConfig, "method."),
+        "Training": (TrainConfig, "train."),
+        "Loggers": (LogConfig, "log."),
+        "The run": (RunConfig, ""),
+    }.items():
+        rows = []
+        for name, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                continue
+            value = field.get_default(call_default_factory=True)
+            default = "required" if field.is_required() else f"`{json.dumps(value)}`"
+            rows.append(f"| `{prefix}{name}` | {default} | {_cell(field.description or '')} |")
+        lines += [f"## {section}", "", "| setting | default | meaning |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """Every command with its arguments and options, from the application itself."""
+    lines = []
+    for name, command in _commands(typer.main.get_command(app), "infssm"):
+        rows = []
+        for parameter in command.params:
+            if parameter.name in ("help", "install_completion", "show_completion"):
+                continue
+            named = ", ".join(f"`{option}`" for option in parameter.opts)
+            shown = (
+                named
+                if parameter.param_type_name == "option"
+                else f"`{parameter.metavar or str(parameter.name).upper()}`"
+            )
+            default = parameter.default
+            plain = isinstance(default, (str, int, float, Path)) and default is not False and default != ""
+            rows.append(f"| {shown} | {_cell(parameter.help or '')}{f' Default: `{default}`.' if plain else ''} |")
+        table = ["", "| argument or option | meaning |", "|---|---|", *rows] if rows else []
+        lines += [f"## {name}", "", inspect.cleandoc(command.help or ""), *table, ""]
+    return "\n".join(lines)
+
+
+def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for part, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{name} {part}")
+        else:
+            yield f"{name} {part}", command
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+TABLES = {"methods": methods, "works": works, "settings": settings, "commands": commands}
 
 
 def fill(text: str) -> str:

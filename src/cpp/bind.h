@@ -1,49 +1,42 @@
-// What the files that bind kernels to Python share.
+// What the files that bind kernels to Python share: the records that Python passes, and their checked conversion.
 #pragma once
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-
+#include "array.h"
 #include "kernels.h"
-#include "tensor_view.h"
 
 namespace infssm {
 
 extern const Kernels* active;  // of the instruction set in use
 
 void bind_layers(nb::module_& m);     // scan, mean states, convolution, norm
-void bind_heads(nb::module_& m);      // Mamba-2's scan, large products
-void bind_distances(nb::module_& m);  // distances and the lattice of rotations
+void bind_ssd(nb::module_& m);        // Mamba-2's scan in chunks
+void bind_distances(nb::module_& m);  // distances
 
-inline Tokens tokens(const View& v) { return {v.data, v.stride[0], v.stride[1], 0}; }  // [batch, tokens(, channels)]
-inline Tokens grouped(const View& v) {  // [batch, tokens, groups(, n)]
-    return {v.data, v.stride[0], v.stride[1], v.stride[2]};
+// [batch, tokens, channels] and [batch, tokens, groups, n] as they lie in memory, the last dimension contiguous.
+template <int N>
+Tokens rows(const Array<N>& x, const int64_t (&shape)[N]) {
+    static_assert(N == 3 || N == 4);
+    expect(x, shape);
+    if (x.data && x.shape[N - 1] > 1 && x.stride[N - 1] != 1)
+        throw std::invalid_argument(std::string(x.name) + " does not have a contiguous last dimension");
+    return {x.data, x.stride[0], x.stride[1], N == 4 ? x.stride[2] : 0};
+}
+// [batch, tokens] and [batch, tokens, groups] with any strides.
+template <int N>
+Tokens numbers(const Array<N>& x, const int64_t (&shape)[N]) {
+    static_assert(N == 2 || N == 3);
+    expect(x, shape);
+    return {x.data, x.stride[0], x.stride[1], N == 3 ? x.stride[N - 1] : 0};
 }
 
-inline float* flat(nb::handle object, int ndim, const char* name) { return view(object, ndim, name).data; }
-
-// A field of a Python record, by name.
-template <size_t N>
-struct Name {
-    char text[N];
-    constexpr Name(const char (&given)[N]) { std::copy_n(given, N, text); }
-};
-template <Name NAME>
-nb::object attribute(nb::handle record) {
-    static PyObject* const name = PyUnicode_InternFromString(NAME.text);  // lives as long as the process
-    PyObject* const value = PyObject_GetAttr(record.ptr(), name);
-    if (!value) throw nb::python_error();
-    return nb::steal(value);
-}
-template <Name NAME>
-View field(nb::handle record, int ndim) {  // the record keeps the tensor alive
-    return view(attribute<NAME>(record), ndim, NAME.text);
-}
-template <Name NAME>
-bool flag(nb::handle record) {
-    return attribute<NAME>(record).is(Py_True);
+inline void expect_split(int64_t whole, int64_t parts, const char* what) {
+    if (parts < 1 || whole % parts)
+        throw std::invalid_argument(std::to_string(whole) + " " + what + " cannot be split into " + std::to_string(parts) +
+                                    " equal parts");
 }
 
 // Waking another thread costs some microseconds; `grain` is the work that is worth it. Results do not depend on it.
@@ -54,25 +47,46 @@ inline int worth(int threads, int64_t work, int64_t grain) {
 
 constexpr int64_t ELEMENTS = 1 << 15;  // of convolution or norm: work for a thread
 
-inline Conv conv_inputs(nb::handle inputs, int threads) {
-    const View x = field<"x">(inputs, 3), weight = field<"weight">(inputs, 2);
-    return {.batch = x.shape[0],
-            .tokens = x.shape[1],
-            .channels = x.shape[2],
-            .width = weight.shape[1],
-            .silu = flag<"silu">(inputs),
-            .reverse = flag<"reverse">(inputs),
-            .threads = worth(threads, x.shape[0] * x.shape[1] * x.shape[2], ELEMENTS),
-            .x = tokens(x),
-            .seq = tokens(field<"seq_idx">(inputs, 2)),
-            .weight = weight.data,
-            .bias = field<"bias">(inputs, 1).data,
+struct ConvArguments {
+    Array<3> x;
+    Array<2> weight;
+    Array<1> bias;
+    bool silu, reverse;
+    Array<2> seq_idx;
+};
+template <>
+struct Fields<ConvArguments> {
+    using T = ConvArguments;
+    static constexpr std::tuple list{Field{"x", &T::x},       Field{"weight", &T::weight},   Field{"bias", &T::bias},
+                                     Field{"silu", &T::silu}, Field{"reverse", &T::reverse}, Field{"seq_idx", &T::seq_idx}};
+};
+
+inline Conv conv(const ConvArguments& in, int threads) {
+    const auto [batch, tokens, channels] = given(in.x).shape;
+    const int64_t width = given(in.weight).shape[1];
+    return {.batch = batch,
+            .tokens = tokens,
+            .channels = channels,
+            .width = width,
+            .silu = in.silu,
+            .reverse = in.reverse,
+            .threads = worth(threads, batch * tokens * channels, ELEMENTS),
+            .x = rows(in.x, {batch, tokens, channels}),
+            .seq = numbers(in.seq_idx, {batch, tokens}),
+            .weight = flat(in.weight, {channels, width}),
+            .bias = flat(in.bias, {channels}),
             .y = {},
             .grad_y = {},
             .dx = {},
             .dweight = nullptr,
             .dbias = nullptr,
             .add = false};
+}
+
+template <int N>
+Array<N> named(Array<N> x, const char* name) {
+    x.name = name;
+    return x;
 }
 
 // Every argument may be None: a tensor that is absent or not wanted.

@@ -2,154 +2,225 @@
 #include "bind.h"
 
 namespace infssm {
+
+struct ScanArguments {  // or their gradients
+    Array<3> u, delta;
+    Array<2> A;
+    Array<4> B, C;
+    Array<1> D;
+    Array<3> z;
+    Array<1> delta_bias;
+    bool delta_softplus, reverse;
+    Array<3> initial_state;
+    Array<2> seq_idx;
+};
+template <>
+struct Fields<ScanArguments> {
+    using T = ScanArguments;
+    static constexpr std::tuple list{Field{"u", &T::u},
+                                     Field{"delta", &T::delta},
+                                     Field{"A", &T::A},
+                                     Field{"B", &T::B},
+                                     Field{"C", &T::C},
+                                     Field{"D", &T::D},
+                                     Field{"z", &T::z},
+                                     Field{"delta_bias", &T::delta_bias},
+                                     Field{"delta_softplus", &T::delta_softplus},
+                                     Field{"reverse", &T::reverse},
+                                     Field{"initial_state", &T::initial_state},
+                                     Field{"seq_idx", &T::seq_idx}};
+};
+
+struct ScanResults {  // or their gradients
+    Array<3> y, last;
+    Array<4> a;
+    Array<3> delta;
+    Array<4> zoh;
+};
+template <>
+struct Fields<ScanResults> {
+    using T = ScanResults;
+    static constexpr std::tuple list{Field{"y", &T::y}, Field{"last", &T::last}, Field{"a", &T::a},
+                                     Field{"delta", &T::delta}, Field{"zoh", &T::zoh}};
+};
+
+struct Means {  // or their gradients
+    Array<4> a;
+    Array<3> delta;
+    Array<4> zoh;
+};
+template <>
+struct Fields<Means> {
+    static constexpr std::tuple list{Field{"a", &Means::a}, Field{"delta", &Means::delta}, Field{"zoh", &Means::zoh}};
+};
+
 namespace {
 
 constexpr int64_t EXPONENTIALS = 1 << 17;
 
-ScanInputs scan_inputs(nb::handle x, int threads) {
-    const View u = field<"u">(x, 3), A = field<"A">(x, 2), B = field<"B">(x, 4);
-    ScanSizes size{.batch = u.shape[0],
-                   .tokens = u.shape[1],
-                   .channels = u.shape[2],
-                   .groups = B.shape[2],
-                   .n = A.shape[1],
-                   .softplus = flag<"delta_softplus">(x),
-                   .reverse = flag<"reverse">(x),
-                   .threads = 1};
-    size.threads = worth(threads, size.batch * size.tokens * size.channels * size.n, EXPONENTIALS);
-    return {.size = size,
-            .u = tokens(u),
-            .delta = tokens(field<"delta">(x, 3)),
-            .z = tokens(field<"z">(x, 3)),
-            .B = grouped(B),
-            .C = grouped(field<"C">(x, 4)),
-            .seq = tokens(field<"seq_idx">(x, 2)),
-            .A = A.data,
-            .D = field<"D">(x, 1).data,
-            .bias = field<"delta_bias">(x, 1).data,
-            .A_channel = A.stride[0],
-            .A_state = A.stride[1],
-            .initial = field<"initial_state">(x, 3).data};
+ScanSizes sizes(const Array<3>& delta, const Array<2>& A, int64_t groups, bool softplus, bool reverse, int threads) {
+    const auto [batch, tokens, channels] = given(delta).shape;
+    const int64_t n = given(A).shape[1];
+    expect_split(channels, groups, "channels");
+    expect(A, {channels, n});
+    return {.batch = batch,
+            .tokens = tokens,
+            .channels = channels,
+            .groups = groups,
+            .n = n,
+            .softplus = softplus,
+            .reverse = reverse,
+            .threads = worth(threads, batch * tokens * channels * n, EXPONENTIALS)};
 }
 
-void scan_forward(nb::handle inputs, nb::handle out, int threads, float scale, bool add) {
-    const ScanForward f{.in = scan_inputs(inputs, threads),
-                        .y = tokens(field<"y">(out, 3)),
-                        .last = field<"last">(out, 3).data,
-                        .a = grouped(field<"a">(out, 4)),
-                        .mean_delta = grouped(field<"delta">(out, 3)),
-                        .zoh = grouped(field<"zoh">(out, 4)),
-                        .saved = field<"saved">(out, 3).data,
+ScanInputs scan_inputs(const ScanArguments& x, int threads) {
+    const ScanSizes size = sizes(x.u, x.A, given(x.B).shape[2], x.delta_softplus, x.reverse, threads);
+    const auto& [batch, tokens, channels, groups, n, softplus, reverse, _] = size;
+    return {.size = size,
+            .u = rows(x.u, {batch, tokens, channels}),
+            .delta = rows(given(x.delta), {batch, tokens, channels}),
+            .z = rows(x.z, {batch, tokens, channels}),
+            .B = rows(x.B, {batch, tokens, groups, n}),
+            .C = rows(given(x.C), {batch, tokens, groups, n}),
+            .seq = numbers(x.seq_idx, {batch, tokens}),
+            .A = x.A.data,
+            .D = flat(x.D, {channels}),
+            .bias = flat(x.delta_bias, {channels}),
+            .A_channel = x.A.stride[0],
+            .A_state = x.A.stride[1],
+            .initial = flat(x.initial_state, {batch, channels, n})};
+}
+
+// States before each chunk, the channels of each group filled up to whole vectors.
+float* scan_saved(const Array<3>& saved, const ScanSizes& s) {
+    const int64_t lanes = active->lanes, vectors = (s.channels / s.groups + lanes - 1) / lanes;
+    return flat(named(saved, "saved"), {s.batch, (s.tokens + CHUNK - 1) / CHUNK, s.groups * vectors * lanes * s.n});
+}
+
+void scan_forward(const ScanArguments& inputs, const ScanResults& out, const Array<3>& saved, int threads, float scale,
+                  bool add) {
+    const ScanInputs in = scan_inputs(inputs, threads);
+    const ScanSizes& s = in.size;
+    const ScanForward f{.in = in,
+                        .y = rows(given(out.y), {s.batch, s.tokens, s.channels}),
+                        .last = flat(out.last, {s.batch, s.channels, s.n}),
+                        .a = rows(out.a, {s.batch, s.tokens, s.groups, s.n}),
+                        .mean_delta = numbers(out.delta, {s.batch, s.tokens, s.groups}),
+                        .zoh = rows(out.zoh, {s.batch, s.tokens, s.groups, s.n}),
+                        .saved = scan_saved(saved, s),
                         .scale = scale,
                         .add = add};
     const nb::gil_scoped_release release;
     active->scan_forward(f);
 }
 
-void scan_backward(nb::handle inputs, nb::handle saved, nb::handle grads, nb::handle found, int threads, float scale,
-                   bool add) {
-    const ScanBackward f{.in = scan_inputs(inputs, threads),
-                         .saved = flat(saved, 3, "saved"),
-                         .grad_y = tokens(field<"y">(grads, 3)),
-                         .grad_last = field<"last">(grads, 3).data,
-                         .grad_a = grouped(field<"a">(grads, 4)),
-                         .grad_mean_delta = grouped(field<"delta">(grads, 3)),
-                         .grad_zoh = grouped(field<"zoh">(grads, 4)),
-                         .du = tokens(field<"u">(found, 3)),
-                         .ddelta = tokens(field<"delta">(found, 3)),
-                         .dz = tokens(field<"z">(found, 3)),
-                         .dB = grouped(field<"B">(found, 4)),
-                         .dC = grouped(field<"C">(found, 4)),
-                         .dA = field<"A">(found, 2).data,
-                         .dD = field<"D">(found, 1).data,
-                         .dbias = field<"delta_bias">(found, 1).data,
-                         .dinitial = field<"initial_state">(found, 3).data,
+void scan_backward(const ScanArguments& inputs, const Array<3>& saved, const ScanResults& grads,
+                   const ScanArguments& found, int threads, float scale, bool add) {
+    const ScanInputs in = scan_inputs(inputs, threads);
+    const ScanSizes& s = in.size;
+    const ScanBackward f{.in = in,
+                         .saved = scan_saved(given(saved), s),
+                         .grad_y = rows(given(grads.y), {s.batch, s.tokens, s.channels}),
+                         .grad_last = flat(grads.last, {s.batch, s.channels, s.n}),
+                         .grad_a = rows(grads.a, {s.batch, s.tokens, s.groups, s.n}),
+                         .grad_mean_delta = numbers(grads.delta, {s.batch, s.tokens, s.groups}),
+                         .grad_zoh = rows(grads.zoh, {s.batch, s.tokens, s.groups, s.n}),
+                         .du = rows(given(found.u), {s.batch, s.tokens, s.channels}),
+                         .ddelta = rows(given(found.delta), {s.batch, s.tokens, s.channels}),
+                         .dz = rows(found.z, {s.batch, s.tokens, s.channels}),
+                         .dB = rows(given(found.B), {s.batch, s.tokens, s.groups, s.n}),
+                         .dC = rows(given(found.C), {s.batch, s.tokens, s.groups, s.n}),
+                         .dA = flat(given(found.A), {s.channels, s.n}),
+                         .dD = flat(found.D, {s.channels}),
+                         .dbias = flat(found.delta_bias, {s.channels}),
+                         .dinitial = flat(found.initial_state, {s.batch, s.channels, s.n}),
                          .scale = scale,
                          .add = add};
     const nb::gil_scoped_release release;
     active->scan_backward(f);
 }
 
-MeanStates mean_states(nb::handle delta, nb::handle A, nb::handle bias, int64_t groups, bool softplus, int threads,
-                       nb::handle a, nb::handle mean_delta, nb::handle zoh) {
-    const View x = view(delta, 3, "delta"), p = view(A, 2, "A");
-    const int64_t work = x.shape[0] * x.shape[1] * x.shape[2] * p.shape[1];
-    return {.size = {.batch = x.shape[0],
-                     .tokens = x.shape[1],
-                     .channels = x.shape[2],
-                     .groups = groups,
-                     .n = p.shape[1],
-                     .softplus = softplus,
-                     .reverse = false,
-                     .threads = worth(threads, work, EXPONENTIALS)},
-            .delta = tokens(x),
-            .A = p.data,
-            .bias = flat(bias, 1, "delta_bias"),
-            .A_channel = p.stride[0],
-            .A_state = p.stride[1],
-            .a = grouped(view(a, 4, "a")),
-            .mean_delta = grouped(view(mean_delta, 3, "mean_delta")),
-            .zoh = grouped(view(zoh, 4, "zoh")),
+MeanStates mean_states(const Array<3>& delta, const Array<2>& A, const Array<1>& bias, int64_t groups, bool softplus,
+                       int threads, const Means& means) {
+    const ScanSizes s = sizes(named(delta, "delta"), named(A, "A"), groups, softplus, false, threads);
+    return {.size = s,
+            .delta = rows(named(delta, "delta"), {s.batch, s.tokens, s.channels}),
+            .A = A.data,
+            .bias = flat(named(bias, "delta_bias"), {s.channels}),
+            .A_channel = A.stride[0],
+            .A_state = A.stride[1],
+            .a = rows(given(means.a), {s.batch, s.tokens, groups, s.n}),
+            .mean_delta = numbers(given(means.delta), {s.batch, s.tokens, groups}),
+            .zoh = rows(means.zoh, {s.batch, s.tokens, groups, s.n}),
             .ddelta = {},
             .dA = nullptr,
             .dbias = nullptr};
 }
 
-void mean_states_forward(nb::handle delta, nb::handle A, nb::handle bias, int64_t groups, bool softplus, int threads,
-                         nb::handle a, nb::handle mean_delta, nb::handle zoh) {
-    const MeanStates f = mean_states(delta, A, bias, groups, softplus, threads, a, mean_delta, zoh);
+void mean_states_forward(const Array<3>& delta, const Array<2>& A, const Array<1>& bias, int64_t groups, bool softplus,
+                         int threads, const Means& means) {
+    const MeanStates f = mean_states(delta, A, bias, groups, softplus, threads, means);
     const nb::gil_scoped_release release;
     active->mean_states_forward(f);
 }
 
-void mean_states_backward(nb::handle delta, nb::handle A, nb::handle bias, int64_t groups, bool softplus, int threads,
-                          nb::handle a, nb::handle mean_delta, nb::handle zoh, nb::handle ddelta, nb::handle dA,
-                          nb::handle dbias) {
-    MeanStates f = mean_states(delta, A, bias, groups, softplus, threads, a, mean_delta, zoh);
-    f.ddelta = tokens(view(ddelta, 3, "ddelta")), f.dA = flat(dA, 2, "dA"), f.dbias = flat(dbias, 1, "dbias");
+void mean_states_backward(const Array<3>& delta, const Array<2>& A, const Array<1>& bias, int64_t groups, bool softplus,
+                          int threads, const Means& grads, const Array<3>& ddelta, const Array<2>& dA,
+                          const Array<1>& dbias) {
+    MeanStates f = mean_states(delta, A, bias, groups, softplus, threads, grads);
+    f.ddelta = rows(given(ddelta), {f.size.batch, f.size.tokens, f.size.channels});
+    f.dA = flat(given(dA), {f.size.channels, f.size.n}), f.dbias = flat(dbias, {f.size.channels});
     const nb::gil_scoped_release release;
     active->mean_states_backward(f);
 }
 
-void conv_forward(nb::handle inputs, nb::handle y, int threads) {
-    Conv f = conv_inputs(inputs, threads);
-    f.y = tokens(view(y, 3, "y"));
+void conv_forward(const ConvArguments& inputs, const Array<3>& y, int threads) {
+    Conv f = conv(inputs, threads);
+    f.y = rows(given(named(y, "y")), {f.batch, f.tokens, f.channels});
     const nb::gil_scoped_release release;
     active->conv_forward(f);
 }
 
-void conv_backward(nb::handle inputs, nb::handle grad_y, nb::handle dx, nb::handle dweight, nb::handle dbias,
-                   int threads, bool add) {
-    Conv f = conv_inputs(inputs, threads);
+void conv_backward(const ConvArguments& inputs, const Array<3>& grad_y, const Array<3>& dx, const Array<2>& dweight,
+                   const Array<1>& dbias, int threads, bool add) {
+    Conv f = conv(inputs, threads);
     f.add = add;
-    f.grad_y = tokens(view(grad_y, 3, "grad_y")), f.dx = tokens(view(dx, 3, "dx"));
-    f.dweight = flat(dweight, 2, "dweight"), f.dbias = flat(dbias, 1, "dbias");
+    f.grad_y = rows(given(named(grad_y, "grad")), {f.batch, f.tokens, f.channels});
+    f.dx = rows(given(named(dx, "dx")), {f.batch, f.tokens, f.channels});
+    f.dweight = flat(given(named(dweight, "dweight")), {f.channels, f.width});
+    f.dbias = flat(named(dbias, "dbias"), {f.channels});
     const nb::gil_scoped_release release;
     active->conv_backward(f);
 }
 
-Norm norm(nb::handle x, nb::handle weight, float eps, int threads, nb::handle scale) {
-    const View in = view(x, 2, "x");
+Norm norm(const Array<2>& x, const Array<1>& weight, float eps, int threads, const Array<1>& scale) {
+    const auto [rows, channels] = given(named(x, "x")).shape;
     Norm f{};
-    f.rows = in.shape[0], f.channels = in.shape[1], f.eps = eps;
-    f.threads = worth(threads, f.rows * f.channels, ELEMENTS);
-    f.x = in.data, f.weight = flat(weight, 1, "weight"), f.scale = flat(scale, 1, "scale");
+    f.rows = rows, f.channels = channels, f.eps = eps;
+    f.threads = worth(threads, rows * channels, ELEMENTS);
+    f.x = flat(named(x, "x"), {rows, channels});
+    f.weight = flat(given(named(weight, "weight")), {channels});
+    f.scale = flat(given(named(scale, "scale")), {rows});
     return f;
 }
 
-void norm_forward(nb::handle x, nb::handle residual, nb::handle weight, float eps, int threads, nb::handle normed,
-                  nb::handle total, nb::handle scale) {
+void norm_forward(const Array<2>& x, const Array<2>& residual, const Array<1>& weight, float eps, int threads,
+                  const Array<2>& normed, const Array<2>& total, const Array<1>& scale) {
     Norm f = norm(x, weight, eps, threads, scale);
-    f.residual = flat(residual, 2, "residual"), f.normed = flat(normed, 2, "normed"), f.total = flat(total, 2, "total");
+    f.residual = flat(named(residual, "residual"), {f.rows, f.channels});
+    f.normed = flat(given(named(normed, "normed")), {f.rows, f.channels});
+    f.total = flat(named(total, "total"), {f.rows, f.channels});
     const nb::gil_scoped_release release;
     active->norm_forward(f);
 }
 
-void norm_backward(nb::handle total, nb::handle weight, int threads, nb::handle scale, nb::handle grad_normed,
-                   nb::handle grad_total, nb::handle dx, nb::handle dweight) {
+void norm_backward(const Array<2>& total, const Array<1>& weight, int threads, const Array<1>& scale,
+                   const Array<2>& grad_normed, const Array<2>& grad_total, const Array<2>& dx, const Array<1>& dweight) {
     Norm f = norm(total, weight, 0.f, threads, scale);
-    f.grad_normed = flat(grad_normed, 2, "grad_normed"), f.grad_total = flat(grad_total, 2, "grad_total");
-    f.dx = flat(dx, 2, "dx"), f.dweight = flat(dweight, 1, "dweight");
+    f.grad_normed = flat(given(named(grad_normed, "grad_normed")), {f.rows, f.channels});
+    f.grad_total = flat(named(grad_total, "grad_total"), {f.rows, f.channels});
+    f.dx = flat(given(named(dx, "dx")), {f.rows, f.channels});
+    f.dweight = flat(given(named(dweight, "dweight")), {f.channels});
     const nb::gil_scoped_release release;
     active->norm_backward(f);
 }

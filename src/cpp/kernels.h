@@ -51,7 +51,7 @@ struct ScanBackward {
     bool add;                           // dz is added to what is there
 };
 
-struct HeadsInputs {  // Mamba-2's scan: one transition per head; channels = heads x size
+struct SsdInputs {  // Mamba-2's scan: one transition per head; channels = heads x size
     int64_t batch, tokens, heads, size, groups, n;
     bool softplus;
     int threads;
@@ -71,16 +71,16 @@ struct Conv {  // x: [batch, tokens, channels]; weight: [channels, width] contig
     bool add;  // the gradient of x is added to what dx holds
 };
 
-struct HeadsForward {
-    HeadsInputs in;
+struct SsdForward {
+    SsdInputs in;
     Tokens y;
     Tokens plain;  // y before skip and gate, or null
     float* saved;  // [batch, chunks - 1, heads * padded head size * padded n]: the state before each chunk, or null
     const Conv* conv;  // what makes u, B and C, to be done first; null: they are there
 };
 
-struct HeadsBackward {
-    HeadsInputs in;
+struct SsdBackward {
+    SsdInputs in;
     Tokens plain;
     const float* saved;
     Tokens grad_y;
@@ -109,22 +109,6 @@ struct Norm {  // rows x channels, rows contiguous
     float *dx, *dweight;            // backward: x is the sum that was normed
 };
 
-struct Product {  // c(i, j) = sum over k of a(i, k) b(j, k)
-    int64_t rows, columns, depth;
-    int threads;
-    const float* a;
-    int64_t a_row, a_depth;  // strides, one of them 1
-    const float* b;
-    int64_t b_column, b_depth;  // likewise
-    float* c;
-    int64_t c_row;
-};
-
-// The distances; each is a function of this name in src/cpp/distances, and a row of the table in Python.
-#define INFSSM_DISTANCES(entry) \
-    entry(simplified) entry(aligned) entry(output) entry(martin) entry(fubini_study) entry(binet_cauchy) entry(chordal) \
-    entry(geodesic)
-
 struct System {  // a: [tokens, poles], c, b: [tokens, n], contiguous; poles is n or 1 (a scalar transition)
     const float *a, *c, *b;
 };
@@ -143,36 +127,30 @@ struct Distance {
     Slopes to_old, to_new;
 };
 
-struct Lattice {  // a: [systems, n]; sine, cosine: [systems, n, n]; all contiguous
-    int64_t systems, n;
-    int threads;
-    const float *old_a, *new_a;
-    float *sine, *cosine;                       // backward: read
-    const float *grad_sine, *grad_cosine;       // backward
-    float *d_old, *d_new;                       // backward
-};
+// All kernels, by name and argument. Each is defined once, in namespace infssm::INFSSM_ISA of a source file that is compiled
+// per instruction set; this list declares them, and makes and fills the table of each instruction set.
+#define INFSSM_KERNELS(kernel)                \
+    kernel(scan_forward, ScanForward)         \
+    kernel(scan_backward, ScanBackward)       \
+    kernel(ssd_forward, SsdForward)           \
+    kernel(ssd_backward, SsdBackward)         \
+    kernel(mean_states_forward, MeanStates)   \
+    kernel(mean_states_backward, MeanStates)  \
+    kernel(conv_forward, Conv)                \
+    kernel(conv_backward, Conv)               \
+    kernel(norm_forward, Norm)                \
+    kernel(norm_backward, Norm)               \
+    kernel(simplified, Distance)              \
+    kernel(aligned, Distance)                 \
+    kernel(output, Distance)
 
 struct Kernels {
     const char* name;
-    int lanes;
-    void (*scan_forward)(const ScanForward&);
-    void (*scan_backward)(const ScanBackward&);
-    int heads_span, heads_rows;  // tokens of a chunk, and what n is rounded up to
-    void (*product)(const Product&);
-    void (*heads_forward)(const HeadsForward&);
-    void (*heads_backward)(const HeadsBackward&);
-    void (*mean_states_forward)(const MeanStates&);
-    void (*mean_states_backward)(const MeanStates&);
-    void (*conv_forward)(const Conv&);
-    void (*conv_backward)(const Conv&);
-    void (*norm_forward)(const Norm&);
-    void (*norm_backward)(const Norm&);
-#define INFSSM_ENTRY(name) void (*name)(const Distance&);
-    INFSSM_DISTANCES(INFSSM_ENTRY)
-#undef INFSSM_ENTRY
-    void (*lattice_forward)(const Lattice&);
-    void (*lattice_backward)(const Lattice&);
-    double (*exp_rate)(int64_t repeats, int threads);
+    int lanes;               // floats of a vector
+    int ssd_span, ssd_rows;  // tokens of a chunk of ssd_forward, and what n is rounded up to
+#define INFSSM_MEMBER(name, Arguments) void (*name)(const Arguments&);
+    INFSSM_KERNELS(INFSSM_MEMBER)
+#undef INFSSM_MEMBER
 };
 
 }  // namespace infssm

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <new>
-#include <optional>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -24,18 +23,6 @@ class Buffer {  // aligned scratch memory
 
   private:
     float* data_;
-};
-
-class GrowingBuffer {  // scratch memory for work of changing size
-  public:
-    vf* vectors(int64_t floats) {
-        if (floats > size_) buffer_.emplace(size_ = floats);
-        return buffer_->vectors();
-    }
-
-  private:
-    std::optional<Buffer> buffer_;
-    int64_t size_ = 0;
 };
 
 inline int64_t thread_index() {

@@ -56,16 +56,9 @@ const Kernels* active = nullptr;
 NB_MODULE(_native, m) {
     using namespace infssm;
     active = initial();
-    m.doc() = "Compiled kernels of infssm; called through infssm.kernels, which checks the arguments.";
+    m.doc() = "Compiled kernels of infssm; called through infssm.ops, which checks the arguments.";
     m.attr("CHUNK") = CHUNK;
     m.def("isa", [] { return std::string(active->name); }, "The instruction set in use.");
-    m.def("is_amd", [] {
-#ifdef INFSSM_X86
-        return __builtin_cpu_is("amd") != 0;
-#else
-        return false;
-#endif
-    }, "Whether this is a processor of AMD's, on which MKL does without its best kernels.");
     m.def("lanes", [] { return active->lanes; }, "Floats per vector of the instruction set in use.");
     m.def("isas", [] {
         std::vector<std::string> names;
@@ -73,9 +66,7 @@ NB_MODULE(_native, m) {
         return names;
     }, "The instruction sets this machine runs, best first.");
     m.def("use_isa", [](const std::string& name) { active = named(name); }, "Switch the instruction set (for tests).");
-    m.def("exp_rate", [](int64_t repeats, int threads) { return active->exp_rate(repeats, threads); },
-          "Compute repeats * threads * 4096 exponentials.");
     bind_layers(m);
-    bind_heads(m);
+    bind_ssd(m);
     bind_distances(m);
 }

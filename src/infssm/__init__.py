@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from infssm.bench.presets import run as run
     from infssm.data import TaskStream as TaskStream
     from infssm.data import load_dataset as load_dataset
+    from infssm.data import register_dataset as register_dataset
     from infssm.errors import CheckpointError as CheckpointError
     from infssm.errors import ConfigError as ConfigError
     from infssm.errors import DataError as DataError
@@ -45,7 +46,7 @@ __version__ = "0.1.0"
 
 _PACKAGES = {
     "bench.presets": ("run",),
-    "data": ("TaskStream", "load_dataset"),
+    "data": ("TaskStream", "load_dataset", "register_dataset"),
     "errors": (
         "CheckpointError",
         "ConfigError",

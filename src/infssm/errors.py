@@ -19,6 +19,10 @@ class DataError(InfssmError):
     exit_code = 3
 
 
+class MissingDataError(DataError):
+    """Data that is not where it was looked for."""
+
+
 class DivergedError(InfssmError):
     """Training produced a value that is not finite."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +36,12 @@ GOOD: dict[str, Callable[[Path], object]] = {
     "8-bit": lambda path: beep(path, width=1),
     "24-bit": lambda path: beep(path, width=3),
     "stereo": lambda path: beep(path, channels=2),
+    "float": lambda path: write_float_wav(path, [0.5] * 600),
     "other-rate": lambda path: write_wav(path, range(1500), rate=22050),
 }
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no-samples": (lambda path: write_wav(path, []), "holds 0 samples: replace or delete it"),
-    "float": (lambda path: write_float_wav(path, [0.5] * 600), "save it as 16-bit PCM wav"),
+    "no-samples": (lambda path: write_wav(path, []), "holds 0 samples of 1 channels: replace it"),
+    "not-finite": (lambda path: write_float_wav(path, [0.5] * 600 + [float("nan")]), "values that are not finite"),
     "text": (lambda path: path.write_text("these are words, not sounds"), "save it as 16-bit PCM wav"),
     "nothing": (lambda path: path.write_bytes(b""), "save it as 16-bit PCM wav"),
     "no-channels": (lambda path: path.write_bytes(_without_channels()), "save it as 16-bit PCM wav"),
@@ -48,6 +52,20 @@ def _without_channels() -> bytes:
     form = struct.pack("<HHIIHH", 1, 0, 8000, 16000, 2, 16)
     body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", 4) + bytes(4)
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def test_the_guide_makes_tasks_of_speakers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of docs/guides/speech.md, with fewer steps."""
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "speech.md"
+    [command] = re.findall(r"^infssm (run data=domains:.*)$", guide.read_text("utf-8"), re.MULTILINE)
+    for speaker in ("ann", "bob", "cleo"):
+        for word in ("no", "yes"):
+            for number in range(4):
+                beep(tmp_path / "voices" / speaker / word / f"{number}.wav", width=2 + number % 2)
+    monkeypatch.chdir(tmp_path)
+    assert invoke([*shlex.split(command), *SMALL, "train.batch_size=4", "-q"]) == 0
+    [stream] = tmp_path.rglob("stream.json")
+    assert json.loads(stream.read_text())["domains"] == ["ann", "bob", "cleo"]
 
 
 @pytest.mark.parametrize("kind", GOOD)

@@ -3,14 +3,14 @@
 import numpy as np
 import torch
 
-from infssm.data import ArrayImages, ImageDataset, TaskStream, make_split
+from infssm.data import ArrayImages, Dataset, TaskStream, make_split
 
 
-def fake(count, classes, num_test=0, *, size=1, channels=1, name="fake") -> ImageDataset:
+def fake(count, classes, num_test=0, *, size=1, channels=1, name="fake") -> Dataset:
     """``count`` images, labels 0..classes-1 in turn, pixel values that tell the index."""
     values = torch.arange(count * channels * size * size) * 7919 % 251
     pixels = values.to(torch.uint8).view(count, channels, size, size)
-    return ImageDataset(
+    return Dataset(
         name, tuple(f"c{k}" for k in range(classes)), ArrayImages(pixels), np.arange(count) % classes, num_test
     )
 

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from infssm.data.archive import extract
+from infssm.data.fetching import extract
 from infssm.errors import DataError
 
 

@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from infssm.data import Archive, check, fetch, load_dataset, register_dataset, write_synthetic
-from infssm.data.download import download, verify_file
+from infssm.data.fetching import download, verify_file
 from infssm.data.registry import DATASETS
 from infssm.errors import ConfigError, DataError
 
@@ -27,6 +28,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         wanted = self.headers.get("Range")
         server.requests.append(wanted)
+        server.hold.wait(5)
         if self.path == "/absent":
             return self.send_error(404)
         if server.failures:
@@ -55,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         running.content, running.requests, running.cut, running.ranges, running.failures = CONTENT, [], None, True, 0
+        running.hold = threading.Event()
+        running.hold.set()
         running.url = f"http://127.0.0.1:{running.server_port}/file"
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -183,9 +187,25 @@ def pets(server, monkeypatch):
     return server
 
 
+def visible(folder):
+    """Names in a folder; the hidden file that processes lock stays."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+
+
+def test_processes_that_fetch_at_once_share_the_download(pets, tmp_path):
+    """The server answers once both have asked, or could have asked, for the archive."""
+    pets.hold = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(fetch, "pets", tmp_path) for _ in range(2)]
+        threading.Timer(0.3, pets.hold.set).start()
+        assert [done.result() for done in both] == [[tmp_path / "pets-1.0"]] * 2
+    assert pets.requests == [None]
+    assert load_dataset("pets", tmp_path).classes == ("cat", "dog")
+
+
 def test_fetch_downloads_unpacks_and_tidies_up(pets, tmp_path):
     assert fetch("pets", tmp_path) == [tmp_path / "pets-1.0"]
-    assert os.listdir(tmp_path) == ["pets-1.0"]
+    assert visible(tmp_path) == ["pets-1.0"]
     assert load_dataset("pets", tmp_path).classes == ("cat", "dog")
     fetch("pets", tmp_path)
     assert len(pets.requests) == 1
@@ -196,7 +216,7 @@ def test_fetch_uses_an_archive_that_is_there_and_keeps_it(pets, tmp_path):
     (tmp_path / "pets.tar.gz").write_bytes(pets.content)
     fetch("pets", tmp_path)
     assert pets.requests == []
-    assert sorted(os.listdir(tmp_path)) == ["pets-1.0", "pets.tar.gz"]
+    assert visible(tmp_path) == ["pets-1.0", "pets.tar.gz"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pets.tar.gz").write_bytes(pets.content[:-1])
     with pytest.raises(DataError, match=r"pets\.tar\.gz has md5"):
@@ -214,7 +234,7 @@ def test_fetch_leaves_nothing_half_unpacked(pets, tmp_path):
         root = tmp_path / message.split()[0]
         with pytest.raises(DataError, match=message):
             fetch("pets", root)
-        assert os.listdir(root) == ["pets.tar.gz"]
+        assert visible(root) == ["pets.tar.gz"]
 
 
 def test_fetch_of_what_needs_no_fetching(tmp_path):

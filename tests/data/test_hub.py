@@ -69,11 +69,47 @@ def test_text_by_domain(tmp_path):
     assert first == b"zyxzyxzy"
 
 
+def test_the_test_part_of_text_is_the_test_data(tmp_path):
+    def table(part, count):
+        rows = {"text": [f"{part} {n:03}" + "." * 20 for n in range(count)], "source": ["web", "book"] * (count // 2)}
+        return datasets.Dataset.from_dict(rows)
+
+    name = save(tmp_path / "texts", train=table("train", 60), test=table("test!", 20))
+    dataset = load_dataset(name, text="text", domain="source", length=29)
+    split = make_split(dataset)
+
+    def parts(indices):
+        return {bytes(dataset.sequences.sequence(int(n)).tolist())[:5] for n in indices}
+
+    assert parts(split.test) == {b"test!"}
+    assert parts(split.train) == parts(split.val) == {b"train"}
+    assert split.sizes == {"train": 54, "val": 6, "test": 20}
+
+
+def test_damaged_folders_are_one_line_errors(tmp_path):
+    """Columns that the test part lacks, missing values, and tables that are cut short."""
+    train = datasets.Dataset.from_dict({"text": ["a" * 40, None, "b" * 40], "source": ["x", "y", "x"]})
+    name = save(tmp_path / "texts", train=train, test=datasets.Dataset.from_dict({"other": ["a" * 40]}))
+    with pytest.raises(ConfigError, match="has no column 'text'; it has other"):
+        load_dataset(name, text="text")
+    with pytest.raises(ConfigError, match="has no column 'where'; it has text, source"):
+        load_dataset(name, text="text", domain="where")
+    alone = save(tmp_path / "alone", train=train)
+    texts = load_dataset(alone, text="text", length=10)
+    assert {bytes(texts.sequences.sequence(n).tolist()) for n in range(len(texts))} == {b"a" * 10, b"b" * 10}
+    # Told to be an image, a text raises whatever the decoder raises, as images are read or before.
+    info = tmp_path / "alone" / "train" / "dataset_info.json"
+    info.write_text(info.read_text().replace('"dtype": "string",', "").replace('"Value"', '"ClassLabel"'))
+    with pytest.raises(DataError, match="with the datasets library") as raised:
+        load_dataset(alone)
+    assert "\n" not in str(raised.value)
+
+
 def test_bad_names_and_columns(tmp_path, monkeypatch):
     name = save(tmp_path / "pets", train=image_table(4))
     with pytest.raises(ConfigError, match="no column 'colour' of type ClassLabel; it has what"):
         load_dataset(name, label="colour")
-    with pytest.raises(ConfigError, match="unexpected keyword argument 'size'"):
+    with pytest.raises(ConfigError, match="has no option 'size'; it has image, label"):
         load_dataset(name, size=3)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="cannot load"):
@@ -89,5 +125,5 @@ def test_bad_names_and_columns(tmp_path, monkeypatch):
 def test_own_folders_refuse_unknown_options(tmp_path):
     (tmp_path / "a").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "a" / "0.png")
-    with pytest.raises(ConfigError, match="unexpected keyword argument 'colour'"):
+    with pytest.raises(ConfigError, match="has no option 'colour'; it has max_classes"):
         load_dataset(str(tmp_path), colour=1)

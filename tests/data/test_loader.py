@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from infssm._processes import Share
 from infssm.data import (
-    ImageDataset,
     PerImageRecipe,
     TaskStream,
     load_dataset,
@@ -282,11 +281,11 @@ def test_the_only_batch_is_never_dropped():
     assert len(make_loader(task, recipe="light", batch_size=1000, drop_last=True)) == 1
 
 
-def test_files_are_read_once_per_picture(file_stream, monkeypatch):
+def test_files_are_read_once_per_picture(file_stream, monkeypatch, tmp_path):
+    monkeypatch.setenv("INFSSM_CACHE", str(tmp_path / "cache"))
     reads = []
     original = FileImages.pil
     monkeypatch.setattr(FileImages, "pil", lambda self, index, size: reads.append(index) or original(self, index, size))
-    assert isinstance(file_stream.dataset, ImageDataset)
     recipe = make_recipe("light", file_stream.dataset, size=8)
     list(make_loader(file_stream[0], recipe=recipe, batch_size=4, with_raw=True))
     assert sorted(reads) == sorted(file_stream[0].train.indices.tolist())

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from infssm._modality import pad
 from infssm._processes import Share
 from infssm.data import (
     ArraySequences,
@@ -22,7 +23,7 @@ from infssm.data import (
     make_sequence_loader,
     make_split,
 )
-from infssm.data.sequence_loader import bucketed_order, pad
+from infssm.data.sequence_loader import bucketed_order
 from infssm.errors import ConfigError, DataError
 from tests.compare import identical
 
@@ -204,66 +205,6 @@ def test_bad_tokens():
         Tokens(np.arange(4), [2, 1], 10)
     with pytest.raises(DataError, match="vocabulary has 3"):
         Tokens(np.arange(4), [2, 2], 3)
-
-
-def test_text_folders(tmp_path):
-    """Bytes of any kind are text: NULs, invalid UTF-8; samples do not cross files."""
-    contents = {"a": [b"0123456789" * 3, b"ABC"], "b": [bytes(range(256)), b"\xff\xfe\x00 not UTF-8"]}
-    for domain, files in contents.items():
-        (tmp_path / domain).mkdir()
-        for number, content in enumerate(files):
-            (tmp_path / domain / f"{number}.txt").write_bytes(content)
-    dataset = load_dataset(f"text:{tmp_path}", length=8)
-    assert (dataset.domains, dataset.classes, dataset.sequences.width) == (("a", "b"), ("text",), 256)
-    samples = [bytes(dataset.sequences.sequence(n).tolist()) for n in range(len(dataset))]
-    found = {d: [s for s, k in zip(samples, dataset.domain_of, strict=True) if k == n] for n, d in enumerate("ab")}
-    for domain, files in contents.items():
-        assert b"".join(found[domain]) == b"".join(files)
-    assert found["a"] == [b"01234567", b"89012345", b"67890123", b"456789", b"ABC"]
-    assert dataset.num_test == 1 + 3
-    stream = stream_of(dataset, 2, by="domain")
-    x, _ = next(iter(make_sequence_loader(stream[1], batch_size=4)))
-    assert x.dtype == torch.int64
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty holds no files"):
-        load_dataset(f"text:{tmp_path}")
-    (tmp_path / "empty" / "short.txt").write_text("ab")
-    with pytest.raises(DataError, match=r"makes 1 samples of 8 tokens, and 3 are needed"):
-        load_dataset(f"text:{tmp_path}", length=8)
-    with pytest.raises(DataError, match="no folder"):
-        load_dataset(f"text:{tmp_path / 'absent'}")
-    with pytest.raises(ConfigError, match="at least 2 tokens"):
-        load_dataset(f"text:{tmp_path}", length=1)
-
-
-def test_text_through_a_tokenizer_file(tmp_path):
-    import tokenizers
-
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"new": 0, "old": 1, "?": 2}, unk_token="?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    words.save(str(tmp_path / "words.json"))
-    for domain in "ab":
-        (tmp_path / "text" / domain).mkdir(parents=True)
-        (tmp_path / "text" / domain / "0.txt").write_text("old new other " * 6)
-    dataset = load_dataset(f"text:{tmp_path / 'text'}", length=3, tokenizer=str(tmp_path / "words.json"))
-    assert dataset.sequences.width == 3
-    assert dataset.sequences.sequence(0).tolist() == [1, 0, 2]
-    with pytest.raises(DataError, match="cannot read the tokenizer"):
-        load_dataset(f"text:{tmp_path / 'text'}", tokenizer=str(tmp_path / "absent.json"))
-
-
-def test_pythons_own_text_is_four_domains_without_a_download():
-    dataset = load_dataset("stdlib-text", limit=20_000)
-    assert dataset.domains == ("topics", "source", "html", "names")
-    stream = stream_of(dataset, 4, by="domain")
-    for task in stream:
-        assert min(len(task.train), len(task.val), len(task.test)) >= 5
-    first = bytes(dataset.sequences.sequence(int(np.flatnonzero(dataset.domain_of == 3)[0])).tolist())
-    assert first.startswith(b"U+0020 SPACE\nU+0021 EXCLAMATION MARK\n")
-    everything = bytes(dataset.sequences.tokens.tolist())
-    assert b'href="file:' not in everything
-    assert b" at 0x" not in everything
-    assert load_dataset("stdlib-text", limit=20_000).fingerprint == dataset.fingerprint
 
 
 def make_recordings(folder):

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import random_split
 
 from infssm.data import Split, TaskStream, load_dataset, make_split, write_synthetic
-from infssm.data.sets.text import text_dataset
+from infssm.data.sets.text import Text, text_dataset
 from infssm.errors import ConfigError, DataError
 
 from .helpers import fake
@@ -72,6 +72,11 @@ def test_subsets_take_the_first_of_each_class():
         make_split(dataset, train_per_class=0)
 
 
+@pytest.mark.parametrize(("train", "val"), [(18, 2), (1, 1)])
+def test_validation_keeps_its_proportion_to_fewer_training_samples(train, val):
+    assert make_split(fake(400, 4, 80), train_per_class=train).sizes == {"train": 4 * train, "val": 4 * val, "test": 80}
+
+
 def test_stored_split_reloads_exactly_and_without_leakage(tmp_path):
     dataset = fake(300, 3)
     split = make_split(dataset)
@@ -104,9 +109,9 @@ def test_changed_or_foreign_files_are_refused(tmp_path):
 
 def test_verify_notices_other_data():
     split = make_split(fake(300, 3))
-    with pytest.raises(DataError, match="other classes"):
+    with pytest.raises(DataError, match="the classes are others"):
         split.verify(fake(300, 4))
-    with pytest.raises(DataError, match="not those the split was made for"):
+    with pytest.raises(DataError, match=r"changed since .* samples, labels or their order are others; .*--overwrite"):
         split.verify(fake(301, 3))
     with pytest.raises(DataError, match="the run was started with"):
         split.verify(fake(300, 3), expected_hash="0" * 64)
@@ -143,7 +148,8 @@ def test_own_data_are_divided_class_by_class(num_test):
 
 def test_the_end_of_every_domain_of_a_text_validates():
     """A stretch between two that are trained on is too easy: training, validation and test follow one another."""
-    text = text_dataset("text", {"a": [bytes(range(200)) * 4], "b": [b"other words " * 50]}, length=10)
+    texts = [Text("a", bytes(range(200)) * 4, "a"), Text("b", b"other words " * 50, "b")]
+    text = text_dataset("text", texts, length=10)
     split = make_split(text, seed=3)
     for domain in (0, 1):
         parts = [getattr(split, part) for part in ("train", "val", "test")]

@@ -1,5 +1,7 @@
 """Task streams."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from infssm.data import TaskStream, make_split
 from infssm.data.division import divide_classes
 from infssm.errors import ConfigError, DataError
 
-from .helpers import fake
+from .helpers import fake, fake_stream
 
 
 @settings(max_examples=25, deadline=None)
@@ -141,9 +143,18 @@ def test_cumulative_task_holds_all_tasks_up_to_it():
     assert sorted(joint.train.indices) == sorted([*stream[0].train.indices, *stream[1].train.indices])
 
 
+def test_a_single_class_per_task_is_questionable():
+    assert fake_stream(num_tasks=2).warning is None
+    assert "2 of 3 tasks have a single class" in fake_stream(num_tasks=3).warning
+    dataset = replace(fake(120, 2), domains=("a", "b", "c"), domain_of=np.arange(120) % 3)
+    split = make_split(dataset)
+    assert "make tasks of the 3 domains with data.by=domain" in TaskStream(dataset, split, 2).warning
+    assert TaskStream(dataset, split, 3, by="domain").warning is None
+
+
 def test_split_of_other_data_and_empty_tasks_are_refused():
     dataset = fake(240, 12, 60)
-    with pytest.raises(DataError, match="not those the split was made for"):
+    with pytest.raises(DataError, match="changed since this run began"):
         TaskStream(fake(252, 12, 60), make_split(dataset), 3)
     tiny = fake(6, 3)
     with pytest.raises(DataError, match="has no test images"):

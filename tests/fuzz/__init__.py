@@ -6,6 +6,7 @@ A fuzzer is a module here with ``run(count: int, seed: int) -> None``, which cal
 
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -49,9 +50,9 @@ def attempt(tally: Tally, case: str, read: Callable[[], Any]) -> None:
 
 def conclude(tally: Tally, name: str) -> None:
     """Print one line about a fuzzer, and raise AssertionError where a case failed."""
-    print(
+    sys.stdout.write(
         f"{name}: {tally.accepted + tally.refused + len(tally.failures):,} cases, {tally.accepted:,} read, "
-        f"{tally.refused:,} refused, {len(tally.failures):,} failed, slowest {tally.slowest:.2f} s"
+        f"{tally.refused:,} refused, {len(tally.failures):,} failed, slowest {tally.slowest:.2f} s\n"
     )
     assert not tally.failures, "\n".join(tally.failures[:20])
 

@@ -1,21 +1,31 @@
-"""Exported models give the answers of the models they came from."""
+"""Exported models give the answers of the models they came from, from raw input."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import onnx
+import numpy as np
+import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import infssm
 from infssm.bench.running import run
 from infssm.cli.app import app
-from infssm.errors import ConfigError
-from infssm.learner.convolutions import with_fixed_convolutions
-from infssm.learner.export import TOLERANCE, export_model
+from infssm.data import SequenceFacts
+from infssm.data.recipes import deit_recipe
+from infssm.data.spectra import log_energies, mel_bank
+from infssm.errors import ConfigError, InfssmError
+from infssm.learner.export import TOLERANCE, check_export, export_classifier, export_model
+from infssm.learner.portable import LogEnergies, with_recurrent_s4d
+from infssm.learner.predict import TrainedClassifier
 from infssm.models.s4d import S4DMixer
+from tests.learner.sequences import config, series_file, sound_folder
 from tests.learner.tiny import tiny_config
 from tests.models.small import SMALL
 
@@ -23,28 +33,40 @@ from tests.models.small import SMALL
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("mamba_130m", {"n_layer": 1}),
-        ("vim_nano", {"depth": 1}),
-        ("s4d_nano", {"n_layer": 2}),
+        ("mamba2_130m", {"n_layer": 1, "d_state": 96}),
         ("s4d_nano", {"n_layer": 1, "discretization": "bilinear", "prenorm": True}),
     ],
 )
-def test_onnx_file_gives_the_logits_of_the_model(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_sequence_model_is_exported_for_any_length(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = SMALL[name].build(name, **options).eval()
-    assert export_model(model, SMALL[name].make_input(), tmp_path / "model.onnx") < TOLERANCE
+    example = SMALL[name].make_input()
+    target = tmp_path / "model.onnx"
+    assert export_model(model, example, target, name="x", any_length=True) < TOLERANCE
+    longer = torch.cat([example, example.flip(1), example], dim=1)
+    found = onnxruntime.InferenceSession(target).run(None, {"x": longer.numpy()})[0]
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), model(longer), rtol=1e-4, atol=1e-4)
 
 
-def test_a_long_s4d_as_convolutions_is_the_model() -> None:
-    """In float64 against the Fourier transform: the same sums of 300 products, in another order."""
+def test_a_recurrent_s4d_is_the_model() -> None:
+    """In float64 against the Fourier transform."""
     model = infssm.create_model("s4d_nano", n_layer=2, num_classes=3).eval().double()
-    x = torch.randn(2, 300, 1, dtype=torch.float64)
-    fixed = with_fixed_convolutions(model, x)
-    assert not any(isinstance(module, S4DMixer) for module in fixed.modules())
+    x = torch.randn(2, 70, 1, dtype=torch.float64)
+    recurrent = with_recurrent_s4d(model)
+    assert not any(isinstance(module, S4DMixer) for module in recurrent.modules())
     assert any(isinstance(module, S4DMixer) for module in model.modules())
     with torch.no_grad():
-        torch.testing.assert_close(fixed(x), model(x), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(recurrent(x), model(x), rtol=1e-9, atol=1e-9)
     plain = torch.nn.Linear(2, 2)
-    assert with_fixed_convolutions(plain, torch.randn(2, 2)) is plain
+    assert with_recurrent_s4d(plain) is plain
+
+
+def test_log_energies_by_convolution_are_those_by_fourier_transform() -> None:
+    sound = torch.randn(2, 1234) * torch.tensor([[1.0], [0.01]])
+    bank = mel_bank(8, 8000)
+    found = LogEnergies(SequenceFacts("x", "series", 8, rate=8000, bands=8))(sound)
+    expected = torch.stack([log_energies(row, 8000, bank) for row in sound])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 class Wordless(torch.nn.Module):
@@ -61,26 +83,120 @@ def test_what_onnx_cannot_say_is_refused_and_a_torch_program_can(tmp_path: Path)
     assert not (tmp_path / "model.onnx").exists()
     assert export_model(Wordless(), example, tmp_path / "model.pt2", "torch") < TOLERANCE
     s4d = SMALL["s4d_nano"]
-    assert export_model(s4d.build("s4d_nano", n_layer=1).eval(), s4d.make_input(), tmp_path / "s4d.pt2", "torch") < 1e-4
+    model = s4d.build("s4d_nano", n_layer=1).eval()
+    assert export_model(model, s4d.make_input(), tmp_path / "s4d.pt2", "torch", any_length=True) < 1e-4
 
 
-@pytest.mark.parametrize("head", ["ncm", "gda"])
-def test_run_as_onnx_and_as_torch_program(head: str, tmp_path: Path) -> None:
-    path = run(tiny_config(tmp_path / "runs", head), quiet=True).path
+class NearestPoint(torch.nn.Module):
+    """The head of docs/extend.md."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return -torch.cdist(features, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+
+
+def test_a_head_of_distances_is_exported_for_any_number_of_samples(tmp_path: Path) -> None:
     target = tmp_path / "model.onnx"
-    done = CliRunner().invoke(app, ["export", str(path), "-o", str(target)])
+    assert export_model(NearestPoint(), torch.rand(2, 2), target) < TOLERANCE
+    x = torch.rand(40, 2)  # torch.cdist takes another way above 25 rows
+    found = onnxruntime.InferenceSession(target).run(None, {"image": x.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), NearestPoint()(x), rtol=1e-4, atol=1e-4)
+
+
+def _use(target: Path, classifier: TrainedClassifier, **files: str) -> str:
+    """Run the lines that the file itself says it is used by, without infssm."""
+    session = onnxruntime.InferenceSession(target)
+    stored = session.get_modelmeta().custom_metadata_map
+    assert tuple(json.loads(stored["classes"])) == classifier.classes
+    text = f"import sys; sys.modules['infssm'] = None\n{stored['usage']}"
+    for placeholder, file in files.items():
+        text = text.replace(placeholder.replace("_", "."), file)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=target.parent, capture_output=True, text=True, check=False, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_exported_run_classifies_raw_images(tmp_path: Path) -> None:
+    """Images of another size than the training data's, resized and normalised by the file itself.
+
+    After the first of two tasks, so that classes the model has not learnt must be left out.
+    """
+    path = run(tiny_config(tmp_path / "runs"), quiet=True).path
+    target, photo = tmp_path / "model.onnx", tmp_path / "own.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (21, 30, 3), np.uint8)
+    Image.fromarray(pixels).save(photo)
+    arguments = ["export", str(path), "--task", "0", "-o", str(target), "--check", str(photo)]
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert f"wrote {target}" in done.output
-    stored = {entry.key: entry.value for entry in onnx.load(target).metadata_props}
-    classifier = infssm.load(path)
-    assert tuple(json.loads(stored["classes"])) == classifier.classes
-    again = CliRunner().invoke(app, ["export", str(path), "-o", str(target)])
+    assert "own.png: equal to `infssm predict`" in done.output
+    assert "tracing the model" in done.output
+    assert "session.run" in done.output
+    classifier = infssm.load(path, task=0)
+    assert _use(target, classifier, photo_jpg="own.png") == classifier.predict(photo).label
+    again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, ConfigError)
-    done = CliRunner().invoke(app, ["export", str(path), "--to", "torch", "-o", str(tmp_path / "model.pt2")])
+
+
+def test_a_run_with_a_fitted_head_as_a_torch_program(tmp_path: Path) -> None:
+    path = run(tiny_config(tmp_path / "runs", "gda"), quiet=True).path
+    target = tmp_path / "model.pt2"
+    done = CliRunner().invoke(app, ["export", str(path), "--to", "torch", "-o", str(target)])
     assert done.exit_code == 0, done.output
-    x = torch.randn(3, 1, 8, 8)
-    found = torch.export.load(tmp_path / "model.pt2").module()(x)
-    torch.testing.assert_close(found[:, : len(classifier.classes)], classifier.logits(x), rtol=1e-4, atol=1e-4)
+    classifier, raw = infssm.load(path), torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
+    assert classifier.recipe is not None
+    expected = classifier.logits(classifier.recipe.eval(raw))
+    torch.testing.assert_close(torch.export.load(target).module()(raw), expected, rtol=1e-4, atol=1e-4)
+
+
+class Sum(torch.nn.Module):
+    """Logits that show every pixel, without the time that a scan takes to trace."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(channels * size * size, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1))
+
+
+def test_images_are_resized_as_the_recipe_does(tmp_path: Path) -> None:
+    """Arrays that are resized as a batch, and timm's transform of single images."""
+    from infssm.data import ImageFacts
+    from infssm.data.recipes import IMAGENET, LightRecipe
+
+    draw = np.random.default_rng(0)
+    images = [draw.integers(0, 256, (h, w, 3), np.uint8) for h, w in ((20, 14), (37, 12), (60, 41))]
+    arrays = TrainedClassifier(
+        Sum(3, 12), ("a", "b"), ImageFacts("own", 3, 20, 14), LightRecipe(size=12, stats=IMAGENET)
+    )
+    single = TrainedClassifier(Sum(3, 24), ("a", "b"), ImageFacts("own", 3), deit_recipe(size=24))
+    for i, classifier in enumerate((arrays, single)):
+        target = tmp_path / f"{i}.onnx"
+        assert export_classifier(classifier, target) < 1e-2  # a pixel may round to its neighbour
+        assert check_export(classifier, target, images) < 1e-2
+    with pytest.raises(InfssmError, match="off by"):
+        check_export(TrainedClassifier(Sum(3, 24), ("a", "b"), single.samples, single.recipe), target, images)
+
+
+def test_an_exported_run_classifies_wav_files(tmp_path: Path) -> None:
+    folder = sound_folder(tmp_path)
+    path = run(config(f"domains:{folder}", tmp_path / "runs", data={"bands": 8}), quiet=True).path
+    classifier, target = infssm.load(path), tmp_path / "model.onnx"
+    export_classifier(classifier, target)
+    sounds = sorted(folder.rglob("9.wav"))
+    assert check_export(classifier, target, sounds) < 1e-3
+    assert _use(target, classifier, sound_wav=str(sounds[0])) == classifier.predict(sounds[0]).label
+
+
+def test_an_exported_run_classifies_series(tmp_path: Path) -> None:
+    path = run(config(str(series_file(tmp_path)), tmp_path / "runs"), quiet=True).path
+    classifier, target = infssm.load(path), tmp_path / "model.onnx"
+    export_classifier(classifier, target)
+    np.save(tmp_path / "series.npy", np.random.default_rng(0).normal(size=(31, 3)))
+    assert check_export(classifier, target, [tmp_path / "series.npy"]) < TOLERANCE
+    assert _use(target, classifier) == classifier.predict(tmp_path / "series.npy").label
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

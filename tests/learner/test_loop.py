@@ -40,7 +40,7 @@ def test_hooks_come_in_the_documented_order(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(Method, name, noted)
     tested = loop_module.evaluate_seen
     monkeypatch.setattr(loop_module, "evaluate_seen", lambda *a: (calls.append("test"), tested(*a))[1])
-    run(tiny_config(tmp_path, train={"limit_batches": 1}), quiet=True)
+    run(tiny_config(tmp_path, train={"limit_batches": 1, "task0": "own"}), quiet=True)
     epoch = ["begin_epoch", "loss", "after_step", "end_epoch"]
     assert calls == 2 * ["begin_task", "param_groups", *epoch, *epoch, "end_task", "test"]
 
@@ -69,7 +69,7 @@ def test_best_epoch_is_restored_before_the_task_ends(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Loop, "validate", judged)
     monkeypatch.setattr(Method, "end_task", noted)
-    result = run(tiny_config(tmp_path), quiet=True)
+    result = run(tiny_config(tmp_path, train={"task0": "own"}), quiet=True)
     assert identical(at_end[0], weights[0, 0])  # a tie keeps the earlier epoch
     assert not identical(weights[0, 0], weights[0, 1])
     assert identical(at_end[1], weights[1, 1])
@@ -77,9 +77,11 @@ def test_best_epoch_is_restored_before_the_task_ends(tmp_path: Path, monkeypatch
     assert [line["best_epoch"] for line in lines if line["kind"] == "task"] == [0, 1]
 
 
-def test_last_epoch_stays_without_selection(tmp_path: Path) -> None:
+def test_without_selection_the_last_epoch_stays_and_is_the_only_one_validated(tmp_path: Path) -> None:
     result = run(tiny_config(tmp_path, train={"select_best": False}), quiet=True)
     assert not list(result.path.rglob("best_*"))
+    validated = [line["val"] is not None for line in RunDirectory(result.path).metrics() if line["kind"] == "epoch"]
+    assert validated == [False, True] * 2
 
 
 def test_everything_needed_to_repeat_is_written(finished: Result) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infssm.errors import ConfigError, DataError
-from infssm.learner.metrics import AccuracyMatrix, per_task_forgetting, summarize
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, AccuracyMatrix, per_task_forgetting, summarize
 
 # Task 0: 0.9 -> 0.5 -> 0.6 (best of steps 0..1 is 0.9, falls by 0.3 whichever way it is counted).
 # Task 1: 0.4 -> 0.7, improves at the end: code counts 0, paper counts 0.4 - 0.7 = -0.3.
@@ -157,3 +157,19 @@ def test_summarize_refuses_nothing_and_mixed_measures():
         summarize([])
     with pytest.raises(ConfigError, match=r"\['fm'\]"):
         summarize([{"aa": 0.1}, {"aa": 0.1, "fm": 0.2}])
+
+
+def test_a_measure_has_a_direction():
+    """Forgetting is positive where a task got worse, whichever direction the measure has; unknown values never win."""
+    assert (ACCURACY.higher_is_better, BITS_PER_BYTE.higher_is_better) == (True, False)
+    assert ACCURACY.improves(0.6, 0.5)
+    assert not BITS_PER_BYTE.improves(0.6, 0.5)
+    assert BITS_PER_BYTE.improves(0.4, 0.5)
+    assert not BITS_PER_BYTE.improves(math.nan, None)
+    bits = AccuracyMatrix(2, BITS_PER_BYTE)
+    bits.update([2.0], samples=[100], tokens=[25])
+    bits.update([3.0, 1.0], samples=[100, 60], tokens=[25, 20])
+    assert (bits.fm(), bits.bwt) == (1.0, -1.0)
+    assert bits.bits_per_token == (3.0 * 4 + 1.0 * 3) / 2
+    assert bits.summary()["bits_per_token"] == bits.bits_per_token
+    assert AccuracyMatrix.from_json(bits.to_json()) == AccuracyMatrix.from_csv(bits.to_csv()) == bits

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from infssm.bench.experiment import resolve
 from infssm.bench.running import run
 from infssm.learner.devices import launch
 from infssm.learner.precision import bfloat16_gain, bfloat16_unit
@@ -33,7 +34,7 @@ def test_products_follow_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, unit: str | None, expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(UNIT, lambda: unit)
-    assert launch(tiny_config(tmp_path, train={"precision": precision}).train, product) is expected
+    assert launch(resolve(tiny_config(tmp_path, train={"precision": precision})).train, product) is expected
 
 
 def test_without_instructions_a_run_is_that_of_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

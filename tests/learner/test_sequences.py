@@ -6,12 +6,14 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
+from tokenizers import models, pre_tokenizers
 
 import infssm
 from infssm._batch import IGNORED, Batch, next_tokens
@@ -21,6 +23,8 @@ from infssm.data import load_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.integrations import mend_torchvision
 from infssm.learner.evaluate import evaluate_run
+from infssm.learner.metrics import AccuracyMatrix
+from infssm.learner.scoring import Bits
 from infssm.learner.setup import build, load_weights
 from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory
@@ -89,9 +93,41 @@ def test_what_a_run_on_language_leaves_behind(tmp_path: Path) -> None:
     assert json.loads((found.path / "result.json").read_text())["matrix"]["measure"] == "bits_per_byte"
     rows = evaluate_run(found.path)
     assert [row.value for row in rows] == pytest.approx(found.matrix.values[1].tolist(), rel=1e-6)
-    assert rows[0].perplexity == pytest.approx(2 ** rows[0].bits)  # type: ignore[union-attr]
+    bits = cast(Bits, rows[0])
+    assert bits.bits_per_byte == bits.bits_per_token == pytest.approx(math.log2(bits.perplexity))
+    assert bits.bytes == bits.tokens
     with pytest.raises(ConfigError, match="infssm eval"):
         infssm.load(found.path)
+
+
+def test_bits_per_byte_and_per_token_with_any_tokenizer(tmp_path: Path) -> None:
+    """A vocabulary of 256 words is no vocabulary of bytes: bytes of the text are counted."""
+    words = ["?", "fox", "jumps", *(f"w{n}" for n in range(253))]
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    for domain in ("a", "b"):
+        (tmp_path / "text" / domain).mkdir(parents=True)
+        (tmp_path / "text" / domain / "0.txt").write_text(f"fox jumps {domain * 17}\n" * 300)
+    options = {"data": {"options": {"length": 3, "tokenizer": str(tmp_path / "words.json")}}}
+    found = run(config(f"text:{tmp_path / 'text'}", tmp_path, **options), quiet=True)
+    assert found.matrix.measure.key == "bits_per_byte"
+    # of every 3 tokens "fox jumps aa…" the last two are predicted: 2 tokens for " jumps aaaaaaaaaaaaaaaaa", 24 bytes
+    rows = [cast(Bits, row) for row in evaluate_run(found.path)]
+    for row, stored in zip(rows, found.matrix.values[1], strict=True):
+        assert row.bytes == 12 * row.tokens
+        assert row.bits_per_token == pytest.approx(12 * row.bits_per_byte)
+        assert stored == pytest.approx(row.bits_per_byte, rel=1e-6)
+    assert found.matrix.bits_per_token == pytest.approx(12 * found.aa)
+    assert found.matrix.to_json()["ahead"][0] == pytest.approx([8 / 12] * 2)  # guessing: 8 bits per token
+    again = AccuracyMatrix.from_csv(found.matrix.to_csv())
+    assert again.bits_per_token == found.matrix.bits_per_token
+    stored_result = json.loads((found.path / "result.json").read_text())
+    assert stored_result["bits_per_token"] == pytest.approx(12 * stored_result["aa"])
+    page = render_report(RunDirectory(found.path))
+    assert "Bits per byte after each task" in page
+    assert "bits per token" in page
+    assert f"{2**found.matrix.bits_per_token:.2f}" in page
 
 
 @pytest.mark.parametrize("method", ["er", "lwf+inf-ssm-exact", "frozen"])
@@ -175,12 +211,12 @@ def bad_sound(path: Path, kind: str) -> None:
         write_wav(path, np.zeros(0), rate=8000)
     else:
         header = struct.pack(
-            "<4sI4s4sIHHIIHH4sI", b"RIFF", 44, b"WAVE", b"fmt ", 16, 3, 1, 8000, 32000, 4, 32, b"data", 8
+            "<4sI4s4sIHHIIHH4sI", b"RIFF", 44, b"WAVE", b"fmt ", 16, 2, 1, 8000, 32000, 4, 32, b"data", 8
         )
         path.write_bytes(header + bytes(8))
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "float"])
+@pytest.mark.parametrize("kind", ["text", "empty", "compressed"])
 def test_bad_sounds_stop_a_run_or_are_left_out(tmp_path: Path, kind: str) -> None:
     folder = sound_folder(tmp_path)
     bad_sound(folder / "ann" / "no" / "bad.wav", kind)
@@ -266,5 +302,5 @@ def test_a_model_of_transformers_by_folder(tmp_path: Path) -> None:
 
 def test_stdlib_text_is_a_language_stream_everywhere() -> None:
     dataset = load_dataset("stdlib-text", length=64, limit=4000)
-    assert dataset.language
+    assert dataset.modality.name == "language"
     assert dataset.facts.width == 256  # type: ignore[union-attr]

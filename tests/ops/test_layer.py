@@ -4,21 +4,12 @@ import pytest
 import torch
 
 from infssm.ops import layer as whole
-from infssm.ops.backend import NATIVE
-from infssm.ops.layer import LayerWeights, can_mix, product
+from infssm.ops.layer import LayerWeights, can_mix
 from infssm.ops.projected import HeadWeights
 from tests.ops.cases import assert_near
 from tests.ops.test_projected import mixer, results
 
 
-@pytest.fixture
-def own_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small products too are made as large ones are on AMD's processors, whatever this one is."""
-    monkeypatch.setattr(whole, "_LARGE", 0)
-    monkeypatch.setattr(whole, "_is_faster", lambda: NATIVE is not None)
-
-
-@pytest.mark.usefixtures("own_products")
 @pytest.mark.parametrize("record", [False, True])
 def test_equals_the_layer_in_double_precision(record: bool, backend: str) -> None:
     layer, exact = mixer(1), mixer(1).double()
@@ -28,35 +19,6 @@ def test_equals_the_layer_in_double_precision(record: bool, backend: str) -> Non
     names = ("y", "x", *(name for name, _ in layer.named_parameters()))
     for name, actual, value in zip(names, found, expected, strict=True):
         assert_near(actual, value, 1e-4, f"{name} {backend}")
-
-
-# (rows, columns, depth): less than a tile; whole tiles and panels; blocks and parts of the depth, all incomplete
-SIZES = [(1, 1, 1), (3, 5, 7), (64, 64, 64), (37, 29, 51), (131, 70, 401), (200, 33, 193)]
-
-
-@pytest.mark.usefixtures("own_products", "backend")
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
-def test_product(size: tuple[int, ...], turned: tuple[bool, bool]) -> None:
-    """Within the rounding of its sums: depth units of the sum of absolute values."""
-    rows, columns, depth = size
-    a, b = (
-        torch.randn(depth, count).t() if other else torch.randn(count, depth)
-        for count, other in zip((rows, columns), turned, strict=True)
-    )
-    found = product(a, b)
-    bound = depth * torch.finfo(torch.float32).eps * (a.abs().double() @ b.abs().double().t())
-    assert bool(((found.double() - a.double() @ b.double().t()).abs() <= bound).all())
-
-
-@pytest.mark.usefixtures("own_products")
-def test_product_by_threads() -> None:
-    a, b, threads, found = torch.randn(500, 300), torch.randn(200, 300), torch.get_num_threads(), []
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        found.append(product(a, b))
-    torch.set_num_threads(threads)
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("name", ["in_proj", "norm", "out_proj"])

@@ -10,7 +10,7 @@ from infssm.errors import ConfigError
 from infssm.ops import registered as _ops
 from infssm.ops.distances import pieces
 from infssm.ssm import StateSpace, distance, gram, list_distances, principal_angles, register_distance
-from infssm.ssm import registry as _registry
+from infssm.ssm import distances as _distances
 from tests.ssm.reference import random_system
 
 KINDS = list_distances()
@@ -31,7 +31,7 @@ def test_the_kinds():
 
 
 def test_a_registered_kind_is_used(monkeypatch):
-    monkeypatch.setattr(_registry._DISTANCES, "_items", dict(_registry._DISTANCES._items))
+    monkeypatch.setattr(_distances._REGISTERED, "_items", dict(_distances._REGISTERED._items))
 
     @register_distance("poles")
     def poles(old, new, *, power=2):

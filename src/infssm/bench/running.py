@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
-from infssm.data import Split
+from infssm.data import Split, TaskStream
 from infssm.errors import CheckpointError, ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
@@ -24,72 +25,115 @@ from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.result import Result
 from infssm.learner.saving.checkpoint import load_newest, previous
 from infssm.learner.saving.progress import Position, Progress, check_belongs, check_best, restore_progress
-from infssm.learner.setup import Setup, build
-from infssm.learner.signals import Signals
+from infssm.learner.setup import Setup, build, check_data, load_stream
+from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.env import environment
+from infssm.learner.store.lock import InUseError
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+_MOMENT = 0.2
+"""Seconds between two looks at a lock."""
 _PATIENCE = 30.0
 """Seconds until a folder that process 0 made must be seen by all: network file systems remember for a while."""
 
 
-def run(config: RunConfig, *, overwrite: bool = False, quiet: bool = False, display: Display | None = None) -> Result:
+def run(
+    config: RunConfig | Experiment, *, overwrite: bool = False, quiet: bool = False, display: Display | None = None
+) -> Result:
     """Train and evaluate one method on one stream of tasks.
 
     The run directory follows from the configuration. A complete run there is returned as it is, an unfinished one is
-    continued; ``overwrite`` starts over instead. ``display`` is shown the run where it has one process.
+    continued; ``overwrite`` starts over instead (the task-0 model that it shares with others is kept, see
+    :func:`forget_task0`). ``display`` is shown the run where it has one process.
     """
-    if config.train.devices > 1:  # it would have to go to other processes
+    experiment = Experiment.of(config)
+    train = experiment.config.train
+    if train.devices > 1:  # it would have to go to other processes
         display = None
-    return Result.load(launch(config.train, _work, config, run_path(config), overwrite, quiet, display))
+    return Result.load(launch(train, _work, experiment, experiment.path, overwrite, quiet, display))
 
 
 def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet: bool = False) -> Result:
     """Continue an interrupted run bit for bit; ``overrides`` may only touch what does not change its results."""
     directory = RunDirectory.open(path)
+    if directory.path.resolve().parent.name == names.TASK0:
+        raise ConfigError(f"{path} is the task-0 model of other runs, which continue it when they are resumed")
     directory.verify()
     stored = load_config(directory.config())
     config = load_config(merge(directory.config(), parse_overrides(overrides)))
     if config_hash(config) != config_hash(stored) or config.seed != stored.seed:
         changed = "; ".join(differences(to_dict(stored), to_dict(config)))
         raise ConfigError(f"a run cannot be resumed with another configuration ({changed}): start a new run instead")
-    return Result.load(launch(config.train, _work, config, directory.path, False, quiet, None))
+    return Result.load(launch(config.train, _work, Experiment(config), directory.path, False, quiet, None))
 
 
 def run_path(config: RunConfig) -> Path:
-    """Where the run of a configuration lives: ``<out>/<benchmark>/<method>/<model>/seed<k>-<hash>``."""
-    name = f"seed{config.seed}-{config_hash(config)}"
-    model = config.model.name.rstrip("/").split("/")[-1]
-    return Path(config.out).expanduser() / config.benchmark_name / config.method.name / model / name
+    """Where the run of a configuration is: ``<out>/<benchmark>/<method>/<model>/seed<k>-<hash>``."""
+    return Experiment.of(config).path
 
 
-def _work(fabric: Fabric, config: RunConfig, path: Path, overwrite: bool, quiet: bool, given: Display | None) -> Path:
+def forget_task0(experiment: Experiment) -> None:
+    """Remove the shared task-0 model that an experiment starts from, unless a process works on it."""
+    if experiment.task0 is not None and (run := RunDirectory(experiment.task0.path)).is_run:
+        with contextlib.suppress(InUseError), run.lock():
+            RunDirectory.create(run.path, overwrite=True)
+
+
+def _work(
+    fabric: Fabric, experiment: Experiment, path: Path, overwrite: bool, quiet: bool, given: Display | None
+) -> Path:
     """The run, on each process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(experiment.config.train.threads or threads)
+    try:
+        return _carry_out(fabric, experiment, path, overwrite, quiet, given)
+    finally:
+        torch.set_num_threads(threads)  # what comes next may leave the number to the machine
+
+
+def _carry_out(
+    fabric: Fabric, experiment: Experiment, path: Path, overwrite: bool, quiet: bool, given: Display | None
+) -> Path:
     display = given if given and fabric.world_size == 1 else choose_screen(quiet or not fabric.is_global_zero).open()
     run = RunDirectory(path)
     if fabric.broadcast(run.complete and not overwrite):
+        check_data(experiment.config, Split.load(run.split_path))
         display.note(f"already complete: {path} (repeat it with --overwrite)")
         if fabric.is_global_zero and not run.report_path.exists():
             write_report(run)
         return path
     with _alone(fabric, run):
-        _train(fabric, config, run, _open(fabric, run, config, overwrite=overwrite, display=display), display)
+        saved = _open(fabric, run, experiment.config, overwrite=overwrite, display=display)
+        _train(fabric, experiment, run, saved, display)
         fabric.barrier()
     return path
 
 
 def _train(
-    fabric: Fabric, config: RunConfig, run: RunDirectory, saved: dict[str, Any] | None, display: Display
+    fabric: Fabric,
+    experiment: Experiment,
+    run: RunDirectory,
+    saved: dict[str, Any] | None,
+    display: Display,
+    stream: TaskStream | None = None,
 ) -> None:
     """From the checkpoint, or from the beginning, to the result."""
-    _set_threads(config, saved)
-    split = Split.load(run.split_path) if saved is not None else None
-    setup = build(config, fabric.device, split, weights=saved is None)
-    for warning in setup.method.warnings():
+    config = experiment.config
+    if stream is None:
+        stream = load_stream(config, Split.load(run.split_path) if saved is not None else None)
+    first = None if saved is not None else _ensure_task0(fabric, experiment, run, stream, display)
+    setup = build(
+        config,
+        fabric.device,
+        stream=stream,
+        weights=saved is None,
+        task0=None if first is None else first.weights_path(0),
+    )
+    for warning in filter(None, (setup.stream.warning, *setup.method.warnings())):
         display.note(f"warning: {warning}")
     if saved is None:
         progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
@@ -104,33 +148,105 @@ def _train(
     log = _log(run, config, saved) if fabric.is_global_zero else None
     try:
         with Signals() as signals:
-            display.start(f"{config.method.name} seed {config.seed}", _steps(setup), progress.position.at)
-            Loop(fabric, setup, progress, run, log, display, signals).train()
+            if first is not None:
+                _take_over(first, progress, log)
+            steps = _steps(setup, 1 if experiment.task0_only else None)
+            display.start(experiment.name, steps, progress.position.at)
+            loop = Loop(fabric, setup, progress, run, log, display, signals)
+            if experiment.task0_only:
+                loop.train_task0()
+            else:
+                loop.train()
     finally:
         display.stop()
         if log is not None:
             log.close()
-    if fabric.is_global_zero:
+    if fabric.is_global_zero and not experiment.task0_only:
         _finish(run, progress)
 
 
+def _ensure_task0(
+    fabric: Fabric, experiment: Experiment, run: RunDirectory, stream: TaskStream, display: Display
+) -> RunDirectory | None:
+    """The folder of the task-0 model that an experiment starts from, trained now where it is not there.
+
+    One process trains it, the others wait; one that is killed leaves a checkpoint, from which the next continues.
+    """
+    if experiment.task0 is None:
+        return None
+    first = RunDirectory(experiment.task0.path)
+    if not fabric.broadcast(_is_made(first, stream)):
+        try:
+            with _alone(fabric, first, wait=display):
+                if not fabric.broadcast(_is_made(first, stream)):  # another process may have made it meanwhile
+                    config, other = experiment.task0.config, _has_other_data(first, stream)
+                    saved = _open(fabric, first, config, overwrite=fabric.broadcast(other), display=display)
+                    _train(fabric, experiment.task0, first, saved, display, stream)
+                    if fabric.is_global_zero:
+                        first.drop_checkpoints()
+        except Interrupted:
+            raise Interrupted(f"interrupted and saved; continue with: infssm resume {run.path}") from None
+    return first
+
+
+def _is_made(first: RunDirectory, stream: TaskStream) -> bool:
+    return first.weights_path(0).is_file() and not _has_other_data(first, stream)
+
+
+def _has_other_data(first: RunDirectory, stream: TaskStream) -> bool:
+    """Whether a task-0 model was trained on other data than those that are there now."""
+    return first.split_path.is_file() and Split.load(first.split_path).hash != stream.split.hash
+
+
+def _take_over(first: RunDirectory, progress: Progress, log: Log | None) -> None:
+    """Count the training of the task-0 model as the run's own: its steps, its time, and its lines in the log."""
+    lines = first.metrics()
+    progress.position.at = max((line["at"] for line in lines), default=0)
+    progress.position.seconds = sum(line.get("seconds", 0.0) for line in lines if line["kind"] == "epoch")
+    if log is not None:
+        for line in lines:
+            log.write(line)
+
+
 @contextlib.contextmanager
-def _alone(fabric: Fabric, run: RunDirectory) -> Iterator[None]:
-    """Keep other processes out of the directory; process 0 holds the lock for all of its run."""
-    refusal: ConfigError | None = None
+def _alone(fabric: Fabric, run: RunDirectory, *, wait: Display | None = None) -> Iterator[None]:
+    """Keep other processes out of the directory; process 0 holds the lock for all of its run.
+
+    Where another process works there, that is an error, or waited for with the display ``wait`` to tell of it.
+    """
+    refusal: ConfigError | Interrupted | None = None
     with contextlib.ExitStack() as stack:
         if fabric.is_global_zero:
             try:
                 run.check_usable()
                 run.make()
-                stack.enter_context(run.lock())
-            except ConfigError as error:
+                if wait is None:
+                    stack.enter_context(run.lock())
+                else:
+                    _lock_patiently(run, stack, wait)
+            except (ConfigError, Interrupted) as error:
                 refusal = error
         refusal = fabric.broadcast(refusal)  # else the others would wait for a process that has left
         if refusal is not None:
             raise refusal
         _check_shared(fabric, run)
         yield
+
+
+def _lock_patiently(run: RunDirectory, stack: contextlib.ExitStack, display: Display) -> None:
+    told = False
+    with Signals() as signals:
+        while True:
+            try:
+                stack.enter_context(run.lock())
+                return
+            except InUseError:  # noqa: PERF203
+                if signals.pending or display.stopping:
+                    raise Interrupted("interrupted") from None
+                if not told:
+                    display.note(f"waiting for the task-0 model that another process trains in {run.path}")
+                    told = True
+                time.sleep(_MOMENT)
 
 
 def _check_shared(fabric: Fabric, run: RunDirectory) -> None:
@@ -191,20 +307,16 @@ def _log(run: RunDirectory, config: RunConfig, saved: Mapping[str, Any] | None) 
     return Log(run, config, keep=saved["log"], digest=saved.get("log_digest"))
 
 
-def _set_threads(config: RunConfig, saved: Mapping[str, Any] | None) -> None:
-    """Sums over threads depend on their number: a resumed run keeps the one it had."""
-    threads = saved["threads"] if saved else config.train.threads
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
-def _steps(setup: Setup) -> int:
-    """Steps of the whole run."""
-    limit = setup.config.train.limit_batches
+def _steps(setup: Setup, tasks: int | None = None) -> int:
+    """Steps of the whole run, those of a shared task-0 model included."""
+    train = setup.config.train
     total = 0
-    for index in range(setup.stream.num_tasks):
+    for index in range(tasks or setup.stream.num_tasks):
         steps = len(setup.train_loader(setup.task(index), 0))
-        total += setup.epochs(index) * min(steps, limit or steps)
+        epochs = setup.epochs(index)
+        if index == 0 and train.task0 == "plain":
+            epochs = train.task0_epochs or train.epochs
+        total += epochs * min(steps, train.limit_batches or steps)
     return total
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from infssm.cli.importing import Import
+
 
 def command(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
@@ -21,6 +23,7 @@ def command(
         Path | None, typer.Option(help="Write what the model says about every sample to this CSV file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Evaluate a saved model again on all tasks it has seen.
 
@@ -32,6 +35,7 @@ def command(
     """
     from infssm._files import write_text
     from infssm.learner.evaluate import Prediction, evaluate_run
+    from infssm.learner.scoring import Bits
     from infssm.learner.store.directory import RunDirectory
 
     said: list[Prediction] | None = None if predictions is None else []
@@ -47,7 +51,9 @@ def command(
     for index, row in enumerate(rows):
         typer.echo(f"task {index}: {_line(row)}")
     mean = sum(row.value for row in rows) / len(rows)
-    shown = f"mean {mean:.3f} bits" if hasattr(rows[0], "bits") else f"AA {100 * mean:.2f} %"
+    shown = f"AA {100 * mean:.2f} %"
+    if isinstance(rows[0], Bits):
+        shown = f"mean {mean:.3f} bits per {'byte' if rows[0].bytes else 'token'}"
     validation = RunDirectory(run).config()["data"].get("evaluate") == "val"
     typer.echo(f"{shown}, on validation data" if validation else shown)
     if predictions is not None:
@@ -56,8 +62,10 @@ def command(
 
 def _line(row: Any) -> str:
     """What was reached on a task."""
-    if hasattr(row, "bits"):
-        return f"{row.bits:.3f} bits, perplexity {row.perplexity:.2f}   ({row.tokens:,} tokens)"
+    if hasattr(row, "perplexity"):
+        per_byte = f"{row.bits_per_byte:.3f} bits per byte, " if row.bytes else ""
+        counts = f"{row.tokens:,} tokens" + (f", {row.bytes:,} bytes" if row.bytes else "")
+        return f"{per_byte}{row.bits_per_token:.3f} bits per token, perplexity {row.perplexity:.2f}   ({counts})"
     return (
         f"{100 * row.class_incremental:6.2f} %   inside the task {100 * row.task_incremental:6.2f} %"
         f"   ({row.images} images)"

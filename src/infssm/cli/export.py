@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 
@@ -15,23 +17,44 @@ def command(
     to: Annotated[str, typer.Option("--to", help="onnx, or torch (torch.export's .pt2).")] = "onnx",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write.")] = None,
     task: Annotated[int | None, typer.Option("--task", help="The model as it was after this task (0-based).")] = None,
+    check: Annotated[
+        list[Path] | None,
+        typer.Option("--check", help="A raw file to run through the ONNX file and compare with `infssm predict`."),
+    ] = None,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Write the model of a run as a file that runs without infssm, and check that it gives the same answers.
+
+    An ONNX file takes raw input: images of any size, waveforms, series of any length. Resizing, normalisation and
+    frequency bands are part of its graph. The command prints the Python lines that use it.
 
     Examples:
 
     - `infssm export runs/digits-5/seq/vim_nano/seed0-1a2b3c4d` — writes model.onnx
 
+    - `infssm export RUN -o photos.onnx --check cat.jpg --check dog.jpg` — compares from the raw files
+
     - `infssm export RUN --to torch -o model.pt2`
     """
-    from infssm.learner.export import export_classifier
+    from infssm.learner.export import check_export, export_classifier, usage
     from infssm.learner.predict import load
 
     if to not in ("onnx", "torch"):
         raise ConfigError(f"--to {to}: a model is exported to onnx or to torch")
+    if check and to != "onnx":
+        raise ConfigError("--check runs an ONNX file: leave it out, or export --to onnx")
     path = output or Path("model.onnx" if to == "onnx" else "model.pt2")
     if path.exists():
         raise ConfigError(f"{path} exists: choose another file with -o")
-    typer.echo("exporting: this takes a minute or two (every step of the scan becomes part of the graph)", err=True)
-    difference = export_classifier(load(run, task=task), path, "onnx" if to == "onnx" else "torch")
+    classifier = load(run, task=task)
+    begun = time.monotonic()
+
+    def tell(stage: str) -> None:
+        typer.echo(f"{time.monotonic() - begun:5.1f} s  {stage} ...", err=True)
+
+    difference = export_classifier(classifier, path, "onnx" if to == "onnx" else "torch", progress=tell)
     typer.echo(f"wrote {path}; its logits equal the model's to {difference:.1e}")
+    for file in check or ():
+        typer.echo(f"{file}: equal to `infssm predict` to {check_export(classifier, path, [file]):.1e}")
+    if to == "onnx":
+        typer.echo(f"\nto use it:\n\n{usage(classifier, path)}", nl=False)

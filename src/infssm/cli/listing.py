@@ -14,6 +14,7 @@ import typer
 
 from infssm._catalogue import Text, read_methods
 from infssm._registry import shorten, suggest
+from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 
@@ -26,6 +27,7 @@ def command(
     ],
     name: Annotated[str | None, typer.Argument(help="One of them: what it is, and for a method its options.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """List what can be named in a configuration.
 
@@ -87,7 +89,8 @@ def _entry(head: str, text: str) -> str:
 
 
 def _methods() -> dict[str, str]:
-    texts = read_methods() or _registered_methods()
+    # A list from the sources takes a moment; importing torch takes seconds, and has happened with --import.
+    texts = (None if "infssm.methods" in sys.modules else read_methods()) or _registered_methods()
     return {name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for name, text in texts.items()}
 
 

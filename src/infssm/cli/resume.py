@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from infssm.cli.importing import Import
+from infssm.cli.options import Quiet
+
 
 def command(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
@@ -16,7 +19,8 @@ def command(
             metavar="[KEY=VALUE]...", help="Only what does not change results, such as train.num_workers=4."
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Continue an interrupted run, bit for bit.
 

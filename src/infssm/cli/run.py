@@ -5,14 +5,29 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infssm.cli.importing import Import
+from infssm.cli.options import (
+    Config,
+    DataRoot,
+    Jobs,
+    Out,
+    Preset,
+    PrintConfig,
+    Quiet,
+    Ray,
+    Seeds,
+    Variant,
+    choose_executor,
+    source_of,
+)
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infssm.bench.executors import Executor, Job
+    from infssm.bench.executors import Experiment
     from infssm.learner.result import Result
 
 
@@ -20,18 +35,16 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")
     ] = None,
-    preset: Annotated[str | None, typer.Option("-p", "--preset", help="A preset: see `infssm list presets`.")] = None,
-    variant: Annotated[str, typer.Option(help="Follow the 'paper' or the 'authors-code' where they differ.")] = "paper",
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seeds to repeat with: --seed 0 10 100.")] = None,
-    data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", help="Folder for run directories.")] = None,
+    preset: Preset = None,
+    variant: Variant = "paper",
+    config: Config = None,
+    seed: Seeds = None,
+    data_root: DataRoot = None,
+    out: Out = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Repeat runs that are complete instead of showing them.")
     ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings that would run, as YAML.")
-    ] = False,
+    print_config: PrintConfig = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, say what would run, stop.")
     ] = False,
@@ -42,12 +55,10 @@ def command(
             help="Two steps per task: does it work? A preset runs in miniature on generated images.",
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")] = 1,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="auto|ADDRESS", help="Carry runs out on a Ray cluster: this machine's, or at ADDRESS."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    quiet: Quiet = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Train a method on a stream of tasks; without arguments, five methods side by side on digits.
 
@@ -65,18 +76,17 @@ def command(
 
     Values with commas between them make a grid: every choice is run with every seed. A list in brackets is one value,
     and so is text in quotes: `'data.tasks=[[0, 1], [2, 3]]'`. Task 0 is trained once for all runs that train it alike.
-    Results are the same with any `--jobs` and with `--ray`; where there are several runs, each has one thread unless
-    `train.threads` says otherwise.
+    Results are the same with any `--jobs` and with `--ray`, and alone or in a grid.
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
     from infssm.bench.executors import gather, results
     from infssm.bench.presets import is_job, plan
 
-    if preset and config:
-        raise ConfigError("give a preset (-p) or a config file (-c), not both")
     benchmark = preset if preset and is_job(preset) else None
-    source: Any = _preset(preset, variant) if preset and benchmark is None else config
+    if benchmark and config:
+        raise ConfigError("give a preset (-p) or a config file (-c), not both")
+    source = source_of(None if benchmark else preset, variant, config)
     where = {"data_root": data_root, "out": out, "job": benchmark}
     todo = plan(source, overrides or (), seeds=seed or None, fast_dev_run=fast_dev_run, **where)
     if fast_dev_run and preset:
@@ -95,26 +105,13 @@ def command(
     results(ends)  # raises where a run failed
 
 
-def choose_executor(jobs: int, ray: str | None = None) -> Executor:
-    """Where runs are carried out: here, in several processes of this machine, or on a Ray cluster."""
-    from infssm.bench.executors import InProcess, LocalProcesses, RayExecutor
-
-    if (jobs > 1 or ray) and "RANK" in os.environ:
-        raise ConfigError("torchrun's processes work on one run together: leave out --jobs and --ray")
-    if jobs > 1 and ray:
-        raise ConfigError("give --jobs or --ray, not both: a cluster carries out as many runs at once as it has cores")
-    if ray:
-        return RayExecutor(ray)
-    return LocalProcesses(jobs) if jobs > 1 else InProcess()
-
-
-def _complete(todo: list[Job]) -> bool:
+def _complete(todo: list[Experiment]) -> bool:
     from infssm.learner.store.directory import RunDirectory
 
-    return all(job.ready and RunDirectory(job.path).complete for job in todo)
+    return all(RunDirectory(job.path).complete for job in todo)
 
 
-def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
+def _announce(todo: list[Experiment], jobs: int, *, quiet: bool) -> None:
     """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
     from infssm.bench.presets import estimate
 
@@ -135,8 +132,8 @@ def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
         return
     samples, classes = (sum(task[n] for task in found.tasks) for n in (1, 0))
     runs = f", {len(todo)} runs" if len(todo) > 1 else ""
-    what = f"images of {classes} classes" if found.word == "images" else found.word
-    pixels = f" at {config.data.image_size or 'their own'} pixels" if found.word == "images" else ""
+    what = f"{found.modality.word} of {classes} classes" if found.modality.augmented else found.modality.word
+    pixels = f" at {config.data.image_size or 'their own'} pixels" if found.modality.augmented else ""
     typer.echo(
         f"{config.data.name}: {samples:,} training {what} in {len(found.tasks)} tasks\n"
         f"{model}{pixels}: about {found.duration}{runs and ' a run'} and "
@@ -145,13 +142,7 @@ def _announce(todo: list[Job], jobs: int, *, quiet: bool) -> None:
     )
 
 
-def _preset(name: str, variant: str) -> Any:
-    from infssm.bench.presets import load_preset
-
-    return load_preset(name, variant).values
-
-
-def _miniatures(todo: list[Job]) -> list[Job]:
+def _miniatures(todo: list[Experiment]) -> list[Experiment]:
     """The runs on generated images in the layout of their data sets, under ``<out>/fast-dev``."""
     from infssm.bench.executors import make_plan
     from infssm.bench.presets import fast_dev_config
@@ -159,7 +150,7 @@ def _miniatures(todo: list[Job]) -> list[Job]:
     return make_plan(fast_dev_config(job.config, Path(job.config.out) / "fast-dev") for job in todo)
 
 
-def _show(todo: list[Job], *, dry_run: bool) -> None:
+def _show(todo: list[Experiment], *, dry_run: bool) -> None:
     from infssm.bench.presets import describe, estimate
     from infssm.learner.config.load import to_yaml
 
@@ -168,7 +159,7 @@ def _show(todo: list[Job], *, dry_run: bool) -> None:
         typer.echo("---\n".join(map(to_yaml, configs)))
     if dry_run:
         for job in todo:
-            start = f"\ntask 0 from {job.needs.name}" if job.needs else ""
+            start = f"\ntask 0 from {job.task0_weights}" if job.task0_weights else ""
             typer.echo(f"{describe(job.config)}{start}\n{estimate(job.config)}\n")
 
 

@@ -13,13 +13,13 @@ def command(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the study, such as images=64.")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Directory of the run to look at.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Directory of the run to study.")] = None,
     data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets, if they moved.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the numbers, the figure and the text.")] = Path(
         "studies"
     ),
 ) -> None:
-    """Run one of the paper's analyses: prints what it shows, writes NAME.json, NAME.png and NAME.md.
+    """Run one of the paper's analyses: print its result and write NAME.json, NAME.png and NAME.md.
 
     Examples:
 
@@ -38,7 +38,9 @@ def command(
             typer.echo(f"{study:<{width}}  {describe_study(study)}")
         return
     chosen: dict[str, Any] = {}
-    for option in options or []:  # under a name of its own: `model=...` of a study is no section of a run's config
+    for option in (
+        options or []
+    ):  # prefixed by the study's name, because `model=...` would be read as a section of a run's configuration
         chosen |= parse_overrides([f"{name}.{option}"])[name]
     if run is not None:
         chosen["run"] = run

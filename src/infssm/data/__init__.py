@@ -1,13 +1,14 @@
 """Data sets, splits saved as data, task streams, transforms."""
 
 from infssm._batch import Batch
+from infssm._modality import Modality, Sequential, register_modality
 from infssm.data import sets as sets
-from infssm.data._fetching import CheckReport, check, fetch
-from infssm.data.dataset import Dataset, ImageDataset
+from infssm.data.dataset import Dataset, find_unreadable, require_readable
 from infssm.data.facts import ImageFacts, SequenceFacts, StreamFacts
+from infssm.data.fetching import CheckReport, check, fetch
+from infssm.data.files import data_root
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import ImageLoader, make_loader
-from infssm.data.places import data_root
 from infssm.data.recipes import (
     LightRecipe,
     Mixing,
@@ -22,12 +23,11 @@ from infssm.data.recipes import (
 )
 from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
 from infssm.data.sequence_loader import SequenceLoader, make_sequence_loader
-from infssm.data.sequences import ArraySequences, Sequences, Tokens, WavFiles
+from infssm.data.sequences import ArraySequences, Sequences, SoundFiles, Tokens
 from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, make_split
 from infssm.data.stream import Task, TaskData, TaskStream
-from infssm.data.unreadable import find_unreadable, require_readable
 
 __all__ = [
     "Archive",
@@ -38,16 +38,18 @@ __all__ = [
     "Dataset",
     "DatasetEntry",
     "FileImages",
-    "ImageDataset",
     "ImageFacts",
     "ImageLoader",
     "LightRecipe",
     "Mixing",
+    "Modality",
     "PerImageRecipe",
     "Recipe",
     "SequenceFacts",
     "SequenceLoader",
     "Sequences",
+    "Sequential",
+    "SoundFiles",
     "Spectra",
     "Split",
     "Stats",
@@ -57,7 +59,6 @@ __all__ = [
     "TaskData",
     "TaskStream",
     "Tokens",
-    "WavFiles",
     "check",
     "data_root",
     "fetch",
@@ -72,6 +73,7 @@ __all__ = [
     "make_sequence_loader",
     "make_split",
     "register_dataset",
+    "register_modality",
     "require_readable",
     "strong_recipe",
     "write_synthetic",

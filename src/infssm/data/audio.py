@@ -1,79 +1,180 @@
-"""Reading wav files with the standard library: any PCM, any number of channels, any rate."""
+"""Reading sound files: wav (PCM or floating point) by itself, flac through soundfile where that is installed."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import wave
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from infssm._optional import require
+from infssm.data.files import require_regular
 from infssm.errors import ConfigError, DataError
 
+SUFFIXES = frozenset({".wav", ".flac"})
+"""Endings of the files that are read as sounds."""
+FLAC = "pip install soundfile"
+"""How to install what reads flac."""
+
 _LONGEST = 1 << 28
-"""Samples of the longest file that is read."""
+"""Values (samples times channels) of the longest sound that is read: 2 GiB in float64."""
+_FASTEST = 768_000
+"""Samples per second. Converting a rate takes a filter of 20 times the larger rate, so rates are bounded too."""
+_RATIO = 1000
+"""Largest ratio of two rates that are converted; a header with a larger one is damaged."""
+_CHUNKS = 1000
+"""Chunks of a wav file that may come before the samples."""
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_WIDTHS = {_PCM: (1, 2, 3, 4), _FLOAT: (4, 8)}
+_SAVE = "save it as 16-bit PCM wav"
 
 
-def wav_length(path: Path, rate: int) -> int:
+class _Sound(NamedTuple):
+    """What a header says; ``read`` returns the values, float64 [samples, channels]."""
+
+    samples: int
+    channels: int
+    rate: int
+    read: Any
+
+
+def sound_length(path: Path, rate: int) -> int:
     """Samples of a file at ``rate`` per second, by its header; DataError where it cannot be read."""
-    with _open(path) as file:
-        return _resampled_length(file.getnframes(), file.getframerate(), rate)
+    with _open(path) as sound:
+        return _resampled_length(path, sound, rate)
 
 
-def wav_rate(path: Path) -> int:
+def sound_rate(path: Path) -> int:
     """Samples per second of a file, by its header; DataError where it cannot be read."""
-    with _open(path) as file:
-        return file.getframerate()
+    with _open(path) as sound:
+        return sound.rate
 
 
-def read_wav(path: Path, rate: int) -> NDArray[np.float32]:
-    """A file as float32 [samples] from -1 to 1 at ``rate`` per second; several channels are averaged.
+def read_sound(path: Path, rate: int) -> NDArray[np.float32]:
+    """A file as float32 [samples] at ``rate`` per second, PCM from -1 to 1; several channels are averaged.
 
-    PCM of 8, 16, 24 and 32 bits is read; DataError says what to do about anything else.
+    DataError names a file that cannot be read and what to do about it.
     """
-    with _open(path) as file:
-        frames, channels, width, own = (
-            file.getnframes(),
-            file.getnchannels(),
-            file.getsampwidth(),
-            file.getframerate(),
-        )
-        content = file.readframes(frames)
-    if len(content) != frames * channels * width:
-        raise DataError(f"{path} is cut short: {frames} samples are announced, {len(content) // width} are there")
-    values = _decode(content, width).reshape(-1, channels).mean(axis=1)
-    return _resample(values, own, rate).astype(np.float32)
+    with _open(path) as sound:
+        _resampled_length(path, sound, rate)
+        values: NDArray[np.float64] = sound.read()
+    with np.errstate(over="ignore", invalid="ignore"):  # floating-point files may hold anything; checked below
+        result = _resample(values.mean(axis=1), sound.rate, rate).astype(np.float32)
+    if not np.isfinite(result).all():
+        raise DataError(f"{path} holds values that are not finite: replace or delete it")
+    return result
 
 
-def _open(path: Path) -> wave.Wave_read:
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[_Sound]:
+    """A sound whose header was checked, so that nothing larger than the file or the limits is ever allocated."""
     try:
-        file = wave.open(str(path), "rb")  # noqa: SIM115 - the caller closes it
-    except (wave.Error, EOFError, OSError) as error:
-        reason = str(error) or "it ends before its header does"
-        raise DataError(f"cannot read {path}: {reason}; save it as 16-bit PCM wav") from error
-    if file.getsampwidth() not in (1, 2, 3, 4) or not file.getnchannels() or not file.getframerate():
-        raise DataError(f"cannot read {path}: its header makes no sense; save it as 16-bit PCM wav")
-    if not 0 < file.getnframes() <= _LONGEST:
-        raise DataError(f"{path} holds {file.getnframes():,} samples: replace or delete it")
-    return file
+        with contextlib.ExitStack() as stack:
+            size = require_regular(path)
+            sound = _open_flac(path, stack) if path.suffix.lower() == ".flac" else _open_wav(path, size, stack)
+            if not 0 < sound.rate <= _FASTEST:
+                raise ValueError(f"its header claims {sound.rate:,} samples per second; 1 to {_FASTEST:,} are read")
+            if not 0 < sound.samples * sound.channels <= _LONGEST:
+                raise DataError(f"{path} holds {sound.samples:,} samples of {sound.channels} channels: replace it")
+            yield sound
+    except (DataError, ConfigError):
+        raise
+    except Exception as error:  # damaged bytes make soundfile raise whatever it likes
+        reason = getattr(error, "strerror", None) or str(error) or "it ends before its header does"
+        raise DataError(f"cannot read {path}: {reason}; {_SAVE}") from error
 
 
-def _decode(content: bytes, width: int) -> NDArray[np.float64]:
-    """PCM bytes to values from -1 to 1; wav keeps 8 bits unsigned and all others signed, low byte first."""
+def _open_wav(path: Path, size: int, stack: contextlib.ExitStack) -> _Sound:
+    file = stack.enter_context(path.open("rb"))
+    form, length = _chunks(file)
+    code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
+    if code == _EXTENSIBLE and len(form) >= 26:
+        code = int.from_bytes(form[24:26], "little")
+    width = (bits + 7) // 8
+    if code not in _WIDTHS:
+        raise ValueError(f"its samples are compressed (wav format {code})")
+    if width not in _WIDTHS[code] or not channels:
+        raise ValueError(f"its header claims {channels} channels of {bits} bits")
+    samples = length // (channels * width)
+    there = (size - file.tell()) // (channels * width)
+    if there < samples:
+        raise DataError(f"{path} is cut short: {samples:,} samples are announced, {there:,} are there")
+
+    def read() -> NDArray[np.float64]:
+        content = file.read(samples * channels * width)
+        return _decode(content, code, width).reshape(-1, channels)
+
+    return _Sound(samples, channels, rate, read)
+
+
+def _chunks(file: BinaryIO) -> tuple[bytes, int]:
+    """The format chunk and the number of bytes of the data chunk; the file then stands at the first sample."""
+    riff, _, kind = struct.unpack("<4sI4s", _exactly(file, 12))
+    if (riff, kind) != (b"RIFF", b"WAVE"):
+        raise ValueError("it is not a wav file")
+    form = b""
+    for _ in range(_CHUNKS):
+        name, length = struct.unpack("<4sI", _exactly(file, 8))
+        if name == b"data":
+            if len(form) < 16:
+                raise ValueError("its format is missing")
+            return form, length
+        start = file.tell()
+        if name == b"fmt ":
+            form = file.read(min(length, 40))
+        file.seek(start + length + length % 2)
+    raise ValueError(f"there are no samples among its first {_CHUNKS} chunks")
+
+
+def _exactly(file: BinaryIO, count: int) -> bytes:
+    content = file.read(count)
+    if len(content) < count:
+        raise ValueError("it ends before its header does")
+    return content
+
+
+def _open_flac(path: Path, stack: contextlib.ExitStack) -> _Sound:
+    soundfile = require("soundfile", install=f"flac needs it: {FLAC}")
+    file = stack.enter_context(soundfile.SoundFile(str(path)))
+
+    def read() -> NDArray[np.float64]:
+        values: NDArray[np.float64] = file.read(dtype="float64", always_2d=True)
+        if len(values) < file.frames:
+            raise DataError(f"{path} is cut short: {file.frames:,} samples are announced, {len(values):,} are there")
+        return values
+
+    return _Sound(file.frames, file.channels, file.samplerate, read)
+
+
+def _decode(content: bytes, code: int, width: int) -> NDArray[np.float64]:
+    """Bytes to values; wav keeps 8 bits unsigned and all other integers signed, low byte first."""
+    if code == _FLOAT:
+        with np.errstate(invalid="ignore"):  # a signalling NaN is refused with all values that are not finite
+            return np.frombuffer(content, np.dtype(f"<f{width}")).astype(np.float64)
     if width == 1:
         return (np.frombuffer(content, np.uint8).astype(np.float64) - 128) / 128
     if width == 3:
         parts = np.frombuffer(content, np.uint8).reshape(-1, 3)
-        wide = np.zeros((len(parts), 4), np.uint8)
-        wide[:, 1:] = parts
-        content, width = wide.tobytes(), 4
+        padded = np.zeros((len(parts), 4), np.uint8)
+        padded[:, 1:] = parts
+        content, width = padded.tobytes(), 4
     values = np.frombuffer(content, np.dtype(f"<i{width}")).astype(np.float64)
     return values / float(2 ** (8 * width - 1))
 
 
-def _resampled_length(samples: int, own: int, rate: int) -> int:
-    return -(-samples * rate // own)
+def _resampled_length(path: Path, sound: _Sound, rate: int) -> int:
+    length = -(-sound.samples * rate // sound.rate)
+    if length > _LONGEST or not 1 / _RATIO <= rate / sound.rate <= _RATIO:
+        raise DataError(
+            f"{path} has {sound.rate:,} samples per second, which cannot be converted to {rate:,}: correct its rate or "
+            "delete it"
+        )
+    return length
 
 
 def _resample(values: NDArray[np.float64], own: int, rate: int) -> NDArray[np.float64]:

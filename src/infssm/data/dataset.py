@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
+from infssm.data.files import Files, Progress
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences, WavFiles
-from infssm.data.spectra import Spectra
+from infssm.data.sequences import Sequences
 from infssm.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
+_SHOWN = 10
+"""Unreadable files that an error names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,9 @@ class Dataset:
     domain_word: str = "domain"
 
     def __post_init__(self) -> None:
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
+            raise DataError(f"{self.name}: two classes are named {twice!r}: give each class a name of its own")
         labels = np.asarray(self.labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(f"{self.name}: labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
@@ -112,14 +119,14 @@ class Dataset:
         return len(self.classes)
 
     @property
-    def language(self) -> bool:
-        """Whether the next token is what is to be learnt: tokens without classes."""
-        return isinstance(self.samples, Sequences) and self.samples.kind == "tokens" and self.num_classes == 1
+    def modality(self) -> Modality:
+        """What kind of data the samples are."""
+        return modality_of(self.facts.kind, self.num_classes)
 
     @property
     def facts(self) -> ImageFacts | SequenceFacts:
         """What the samples are like."""
-        return _sequence_facts(self.name, self.samples) if isinstance(self.samples, Sequences) else self.image_facts
+        return self.samples.facts(self.name) if isinstance(self.samples, Sequences) else self.image_facts
 
     @property
     def image_facts(self) -> ImageFacts:
@@ -147,12 +154,44 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
-def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
-    bands = sequences.width if isinstance(sequences, Spectra) else None
-    sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
-    rate = sounds.rate if isinstance(sounds, WavFiles) else None
-    return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
+def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[int, str]:
+    """Index and reason of every file that cannot be read; empty for samples in memory.
+
+    Every file is decoded once. That it can be read is kept in the cache folder, and the file is decoded again only
+    when its size or its time of change differs.
+    """
+    return dataset.samples.unreadable(progress) if isinstance(dataset.samples, Files) else {}
 
 
-class ImageDataset(Dataset):
-    """A data set of images."""
+def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progress: Progress | None = None) -> Dataset:
+    """The data set if every file of it can be read; DataError lists those that cannot.
+
+    Args:
+        dataset: the data.
+        skip_unreadable: return the data set without them instead, with a warning.
+        progress: see :data:`~infssm.data.files.Progress`.
+    """
+    bad = find_unreadable(dataset, progress)
+    if not bad:
+        return dataset
+    files = dataset.samples
+    assert isinstance(files, Files)
+    if skip_unreadable:
+        warnings.warn(f"{dataset.name}: {len(bad)} files cannot be read and are left out", UserWarning, stacklevel=2)
+        keep = np.array([n for n in range(len(dataset)) if n not in bad], dtype=np.int64)
+        return replace(
+            dataset,
+            samples=replace(files, paths=tuple(files.paths[n] for n in keep)),  # type: ignore[type-var]
+            labels=dataset.labels[keep],
+            num_test=int((keep >= len(dataset) - dataset.num_test).sum()),
+            domain_of=None if dataset.domain_of is None else dataset.domain_of[keep],
+        )
+    shown = "\n".join(
+        f"  cannot read the {files.word} {files.root / files.paths[n]}: {reason}"
+        for n, reason in list(bad.items())[:_SHOWN]
+    )
+    more = f"\n  and {len(bad) - _SHOWN} more: infssm data check {files.root} lists all" if len(bad) > _SHOWN else ""
+    raise DataError(
+        f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read\n{shown}{more}\n"
+        "replace or delete them, or go on without them: data.skip_unreadable=true"
+    )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from infssm.data.places import cache_root
+from infssm.data.files import cache_root
 
-_VERSION = 1
+_VERSION = 2
+"""Changes whenever the same file is decoded to other pixels."""
 _LARGEST = 4 << 30
 """Bytes of the largest store; images that would take more are decoded each time."""
 _ALTOGETHER = 8 << 30
@@ -71,23 +70,13 @@ class DecodedStore:
             os.close(self._file)
 
 
-def open_store(root: Path, paths: Sequence[str], size: int) -> DecodedStore | None:
-    """The store of these files at this size; None where it would be too large or there is no place for it.
-
-    Another list of files, or a file of another size or time of change, makes another store.
-    """
-    needed = len(paths) * (4 + 3 * size * size)
+def open_store(fingerprint: str, count: int, size: int) -> DecodedStore | None:
+    """The store of ``count`` images with this fingerprint; None where it would be too large or cannot be written."""
+    needed = count * (4 + 3 * size * size)
     if needed > _LARGEST:
         return None
-    digest = hashlib.sha256(f"{_VERSION} {size} {root.resolve()}".encode())
-    for path in paths:
-        try:
-            status = (root / path).stat()
-        except OSError:
-            return None
-        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     folder = cache_root() / "decoded"
-    store = folder / f"{digest.hexdigest()[:32]}.images"
+    store = folder / f"{fingerprint}-{size}-{_VERSION}.images"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not store.exists():

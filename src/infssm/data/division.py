@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -62,24 +63,25 @@ def _class_order(count: int, seed: int | None) -> np.ndarray[tuple[int], np.dtyp
 
 
 def _named(classes: Sequence[str], tasks: Sequence[Sequence[int | str]]) -> list[list[int]]:
-    labels = [[_label(classes, wanted) for wanted in task] for task in tasks]
-    flat = [label for task in labels for label in task]
+    number = {name: label for label, name in enumerate(classes)}
+    labels = [[_label(classes, number, wanted) for wanted in task] for task in tasks]
+    counts = Counter(label for task in labels for label in task)
     if not labels or not all(labels):
         raise ConfigError("data.tasks: every task needs at least one class")
-    if twice := [classes[label] for label in sorted(set(flat)) if flat.count(label) > 1]:
+    if twice := [classes[label] for label in sorted(counts) if counts[label] > 1]:
         raise ConfigError(f"data.tasks: {', '.join(twice)} named twice; a class belongs to one task")
     return labels
 
 
-def _label(classes: Sequence[str], wanted: int | str) -> int:
+def _label(classes: Sequence[str], number: Mapping[str, int], wanted: int | str) -> int:
     """The label that a number or a name in ``data.tasks`` means."""
     if isinstance(wanted, str):
-        if wanted not in classes:
+        if wanted not in number:
             raise ConfigError(f"data.tasks: there is no class {wanted!r}{suggest(wanted, classes)}")
-        return list(classes).index(wanted)
+        return number[wanted]
     if not 0 <= wanted < len(classes):
         raise ConfigError(f"data.tasks: there is no class {wanted}; labels run from 0 to {len(classes) - 1}")
-    if str(wanted) in classes and classes[wanted] != str(wanted):
+    if str(wanted) in number and classes[wanted] != str(wanted):
         raise ConfigError(
             f"data.tasks: {wanted} may be the class of that name or the label {wanted}, which is {classes[wanted]!r}: "
             "give names in quotes"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
+from infssm._modality import Modality, modality_of
 from infssm.errors import ConfigError, DataError
-
-Kind = Literal["audio", "series", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,16 @@ class ImageFacts:
         width: as ``height``.
     """
 
+    kind: ClassVar[str] = "images"
     name: str
     channels: int
     height: int | None = None
     width: int | None = None
+
+    @property
+    def size(self) -> int:
+        """What a model must know of one sample's size: the channels."""
+        return self.channels
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,19 @@ class SequenceFacts:
     """
 
     name: str
-    kind: Kind
+    kind: str
     width: int
     rate: int | None = None
     bands: int | None = None
+
+    @property
+    def size(self) -> int:
+        """What a model must know of one sample's size: the numbers per step, or the vocabulary."""
+        return self.width
+
+
+_STORED = {"images": ImageFacts, "sequences": SequenceFacts}
+"""Keys in files."""
 
 
 @dataclass(frozen=True)
@@ -71,25 +85,14 @@ class StreamFacts:
         return self.samples
 
     @property
-    def kind(self) -> str:
-        """Which models it is for: ``images``, ``series``, ``tokens`` (with classes) or ``language``."""
-        if isinstance(self.samples, ImageFacts):
-            return "images"
-        if self.samples.kind != "tokens":
-            return "series"
-        return "tokens" if len(self.classes) > 1 else "language"
-
-    @property
-    def word(self) -> str:
-        """What to call the samples."""
-        return "images" if self.kind == "images" else "sequences"
+    def modality(self) -> Modality:
+        """What kind of data the samples are."""
+        return modality_of(self.samples.kind, len(self.classes))
 
     @property
     def num_outputs(self) -> int:
         """Logits of a model: one for each class, or for each token of the vocabulary."""
-        if isinstance(self.samples, SequenceFacts) and self.kind == "language":
-            return self.samples.width
-        return len(self.classes)
+        return self.modality.num_outputs(len(self.classes), self.samples.size)
 
     def seen(self, task: int) -> int:
         """Classes met up to a task."""
@@ -97,7 +100,7 @@ class StreamFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        key = "images" if isinstance(self.samples, ImageFacts) else "sequences"
+        key = next(key for key, facts in _STORED.items() if isinstance(self.samples, facts))
         domains = {"domains": list(self.domains)} if self.domains else {}
         return {
             key: asdict(self.samples),
@@ -109,14 +112,14 @@ class StreamFacts:
     def from_json(cls, data: Mapping[str, Any]) -> StreamFacts:
         """Rebuild what :meth:`to_json` wrote."""
         try:
-            sequences = "sequences" in data
+            key = next(key for key in _STORED if key in data)
             facts = cls(
-                SequenceFacts(**data["sequences"]) if sequences else ImageFacts(**data["images"]),
+                _STORED[key](**data[key]),
                 tuple(map(str, data["classes"])),
                 tuple(map(int, data["task_sizes"])),
                 tuple(map(str, data.get("domains", ()))),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, StopIteration, TypeError, ValueError) as error:
             raise DataError(f"these are not the stored facts of a stream: {error!r}") from error
         if facts.domains and len(facts.domains) != len(facts.task_sizes):
             raise DataError(f"{len(facts.domains)} domains do not make {len(facts.task_sizes)} tasks")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,15 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infssm._optional import require
 from infssm.data.decoded import DecodedStore, open_store
-from infssm.errors import DataError
+from infssm.data.files import Files, require_regular
+from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
-"""Endings of the files that are taken for images."""
+HEIC = frozenset({".heic", ".heif"})
+"""Endings of the images that need pillow-heif."""
+HEIC_INSTALL = "pip install pillow-heif"
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"}) | HEIC
+"""Endings of the files that are read as images."""
 
 
 class Images(Protocol):
@@ -39,7 +45,7 @@ class Images(Protocol):
         """Images as uint8 [n, channels, height, width], all of one size."""
 
     def fingerprint(self) -> str:
-        """Digest that changes when images are added, removed or reordered."""
+        """Digest that changes when images are added, removed, reordered or altered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +66,8 @@ class ArrayImages:
                 "images must be uint8 arrays [n, height, width] or [n, height, width, 1 or 3], "
                 f"got {pixels.dtype} {list(pixels.shape)}"
             )
+        if 0 in pixels.shape[1:]:
+            raise DataError(f"images must have pixels, got {list(pixels.shape)}")
         planes = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
         return cls(torch.from_numpy(np.ascontiguousarray(planes)))
 
@@ -80,15 +88,15 @@ class ArrayImages:
         return self.pixels[torch.as_tensor(indices)]
 
     def fingerprint(self) -> str:
-        """Digest of the shape and of every 997th byte."""
+        """Digest of the shape and of all pixels."""
         digest = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
-        digest.update(self.pixels.flatten()[::997].numpy().tobytes())
+        digest.update(self.pixels.contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
-class FileImages:
-    """Images in files of any size, read as RGB when asked for.
+class FileImages(Files):
+    """Images in files of any size, read as upright RGB when asked for.
 
     Attributes:
         root: folder the paths start from.
@@ -98,6 +106,7 @@ class FileImages:
     root: Path
     paths: tuple[str, ...]
     _stores: dict[int, DecodedStore | None] = field(default_factory=dict, init=False, repr=False)
+    word = "image"
 
     @property
     def channels(self) -> int:
@@ -113,41 +122,48 @@ class FileImages:
         A large JPEG may be decoded at a half, a quarter or an eighth, as long as its short side keeps ``at_least`` so
         many pixels, which takes a fraction of the time.
         """
-        from PIL import Image as pil
-
-        path = self.root / self.paths[index]
-        try:
-            with pil.open(path) as image:
-                if at_least is not None:
-                    image.draft(None, (at_least, at_least))
-                return to_rgb(image)
-        except _pil_errors() as error:
-            raise DataError(
-                f"cannot read the image {path}: {error}; replace or delete it (`infssm data check` lists all such)"
-            ) from error
+        with self._opened(index) as image:
+            if at_least is not None:
+                image.draft(None, (at_least, at_least))
+            return to_rgb(image)
 
     def size_of(self, index: int) -> tuple[int, int] | None:
         """Width and height of image ``index`` by its header, without decoding it; None where it cannot be read."""
-        from PIL import Image as pil
-
         try:
-            with pil.open(self.root / self.paths[index]) as image:
-                return image.size
-        except _pil_errors():
+            with self._opened(index) as image:
+                width, height = image.size
+                return (height, width) if _orientation(image) >= 5 else (width, height)
+        except DataError:
             return None
 
     def why_unreadable(self, index: int) -> str | None:
         """Why image ``index`` cannot be read; None when it can. Decodes at low resolution, to the last byte."""
-        from PIL import Image as pil
-
         try:
-            with pil.open(self.root / self.paths[index]) as image:
+            with self._opened(index) as image:
                 _require_known_white(image)
                 image.draft("RGB", (1, 1))
                 image.load()
-        except _pil_errors() as error:
-            return str(error)
+        except DataError as error:
+            return str(error.__cause__)
         return None
+
+    @contextlib.contextmanager
+    def _opened(self, index: int) -> Iterator[Image]:
+        from PIL import Image as pil
+
+        path = self.root / self.paths[index]
+        try:
+            if path.suffix.lower() in HEIC:
+                require("pillow_heif", install=f"HEIC images need it: {HEIC_INSTALL}").register_heif_opener()
+            require_regular(path)
+            with pil.open(path) as image:
+                yield image
+        except ConfigError:
+            raise
+        except Exception as error:  # Pillow's decoders raise almost anything on damaged files
+            raise DataError(
+                f"cannot read the image {path}: {error}; replace or delete it (`infssm data check` lists all such)"
+            ) from error
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
         """Images with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size].
@@ -158,41 +174,44 @@ class FileImages:
 
     def _kept(self, index: int, size: int) -> Tensor:
         store = self.store(size)
-        if store is None:
-            return to_raw(self.pil(index, 2 * size), size)
-        raw = store.get(index)
+        raw = None if store is None else store.get(index)
         if raw is None:
             raw = to_raw(self.pil(index, 2 * size), size)
-            store.put(index, raw)
+            if store is not None:
+                store.put(index, raw)
         return raw
 
     def store(self, size: int) -> DecodedStore | None:
-        """Where images of this size are kept; None where there is no room."""
+        """Where images of this size are kept; None where they would not fit or the cache cannot be written."""
         if size not in self._stores:
-            self._stores[size] = open_store(self.root, self.paths, size)
+            self._stores[size] = open_store(self.fingerprint(), len(self), size)
         return self._stores[size]
 
-    def fingerprint(self) -> str:
-        """Digest of the list of paths."""
-        return hashlib.sha256("\n".join(self.paths).encode()).hexdigest()[:16]
 
-
-def _pil_errors() -> tuple[type[Exception], ...]:
-    """What Pillow raises on files that are not the images they claim to be."""
-    from PIL import Image as pil
-
-    return (OSError, SyntaxError, ValueError, pil.DecompressionBombError)
+def _orientation(image: Image) -> int:
+    """How the camera was held, 1 to 8 as in the EXIF standard; 1 (upright) where the image does not tell."""
+    try:
+        found = image.getexif().get(0x0112, 1)
+    except Exception:  # damaged EXIF data: the pixels can be read nevertheless
+        return 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def to_rgb(image: Image) -> Image:
-    """An opened image as RGB with 8 bits per channel; 16 bits are scaled, where Pillow would cut at 255."""
+    """An opened image as RGB with 8 bits per channel, turned as its EXIF orientation says; 16 bits are scaled."""
     from PIL import Image as pil
 
     _require_known_white(image)
-    if not _is_sixteen_bit(image):
-        return image.convert("RGB")
-    values = np.asarray(image).astype(np.int64).clip(0, 65535)
-    return pil.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+    orientation = _orientation(image)
+    if _is_sixteen_bit(image):  # Pillow would clip at 255
+        values = np.asarray(image).astype(np.int64).clip(0, 65535)
+        image = pil.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+    image = image.convert("RGB")
+    return image if orientation == 1 else image.transpose(pil.Transpose(_UPRIGHT[orientation - 2]))
+
+
+_UPRIGHT = (0, 3, 1, 5, 4, 6, 2)
+"""Pillow's transposition that makes each of the EXIF orientations 2 to 8 upright."""
 
 
 def _is_sixteen_bit(image: Image) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,19 @@ from typing import Any
 import numpy as np
 
 from infssm._memory import memory_here
+from infssm.data.files import require_regular
 from infssm.errors import DataError
 
 Array = np.ndarray[Any, Any]
+_HEADER = 10_000
+"""Bytes of the longest header that numpy reads."""
+_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 def read_npz(path: Path, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Array]:
     """The named arrays of a file; DataError where one is missing, damaged, pickled, or larger than the machine."""
     try:
+        require_regular(path)
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
             missing = [key for key in required if key not in names]
@@ -28,17 +32,21 @@ def read_npz(path: Path, required: Collection[str], optional: Collection[str] = 
             wanted = [key for key in (*required, *optional) if key in names]
             _require_room(path, {key: _claimed_bytes(archive, key) for key in wanted})
             return {key: _read(archive, key) for key in wanted}
-    # zipfile raises NotImplementedError for a compression that it does not know.
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    except DataError:
+        raise
+    except Exception as error:  # on damaged files zipfile and numpy raise almost anything, SyntaxError included
+        raise DataError(
+            f"cannot read {path}: {error or type(error).__name__}; save it again with numpy.savez"
+        ) from error
 
 
 def npz_names(path: Path) -> list[str]:
     """Names of the arrays of a file; none where it is no .npz."""
     try:
+        require_regular(path)
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile):
+    except Exception:  # read_npz names the reason
         return []
 
 
@@ -47,6 +55,11 @@ def _claimed_bytes(archive: zipfile.ZipFile, key: str) -> int:
     member = archive.getinfo(f"{key}.npy")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
+        # Version 1 has two bytes for the length of the header, which numpy would read and unpack whatever it claims.
+        length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+        if length > _HEADER:
+            raise ValueError(f"the header of {key} claims {length:,} bytes")
+        file.seek(len(_MAGIC))
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         start = file.tell()
@@ -73,4 +86,6 @@ def _require_room(path: Path, sizes: dict[str, int]) -> None:
 def _read(archive: zipfile.ZipFile, key: str) -> Array:
     with archive.open(f"{key}.npy") as file:
         array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        if array.dtype.kind == "U":
+            array.tolist()  # raises for code points that do not exist, which would fail later otherwise
         return array

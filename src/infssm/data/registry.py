@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from infssm._registry import Registry, shorten, suggest
 from infssm.data.dataset import Dataset
-from infssm.data.places import data_root
-from infssm.errors import ConfigError, DataError
+from infssm.data.files import data_root
+from infssm.errors import ConfigError, MissingDataError
 
 
 @dataclass(frozen=True)
@@ -90,20 +93,20 @@ def list_datasets() -> list[str]:
 
 
 def find_layout(name: str, root: Path, candidates: tuple[str, ...], *, what: str) -> Path:
-    """First of ``root/candidate`` that exists; DataError tells what is missing, where it was sought, how to get it."""
+    """First of ``root/candidate`` that exists; else an error that names the places and the fix."""
     for candidate in candidates:
         if (root / candidate).exists():
             return root / candidate
     raise missing_data(name, root, [str(root / candidate) for candidate in candidates], what=what)
 
 
-def missing_data(name: str, root: Path, sought: list[str], *, what: str) -> DataError:
+def missing_data(name: str, root: Path, sought: list[str], *, what: str) -> MissingDataError:
     """The error for data that is not there."""
     fetch = ""
     if name in DATASETS and DATASETS[name].archives:
         fetch = f"\nfetch it with: infssm data fetch {name} --data-root {root}"
     places = "\n".join(f"  {place}" for place in sought)
-    return DataError(
+    return MissingDataError(
         f"{name}: {what} not found; looked for\n{places}\n"
         f"set the place with --data-root or $INFSSM_DATA (now {root}){fetch}"
     )
@@ -122,19 +125,33 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
         **options: passed to the loader, such as ``size`` for ``synthetic``.
     """
     load = _loader(name, data_root(root))
+    return load(**_checked_options(name, load, options))
+
+
+def _checked_options(name: str, load: partial[Dataset], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the loader's annotations want them; ConfigError for an option it lacks or a value of another type."""
+    parameters = inspect.signature(load.func).parameters
+    known = [k for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY and k not in load.keywords]
     try:
-        return load(**options)
-    except TypeError as error:
-        if options and "keyword argument" in str(error):
-            raise ConfigError(f"data set {name!r}: {error}") from error
-        raise
+        hints = get_type_hints(load.func)
+    except (NameError, TypeError):  # annotations that only a type checker can resolve
+        hints = {}
+    checked = {}
+    for key, value in options.items():
+        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise ConfigError(f"data set {name!r} has no option {key!r}; it has {', '.join(known) or 'none'}")
+        try:
+            checked[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise ConfigError(f"data.options.{key}={value!r} of {name!r}: {reason}") from None
+    return checked
 
 
-def _loader(name: str, place: Path) -> Callable[..., Dataset]:
+def _loader(name: str, place: Path) -> partial[Dataset]:
     """What loads the data set of a name, given its options."""
     from infssm.data.sets.hub import load_hub
-    from infssm.data.sets.own import load_own
-    from infssm.data.sets.sounds import load_domains
+    from infssm.data.sets.own import load_domains, load_own
     from infssm.data.sets.text import text_folder
 
     known = set(DATASETS)
@@ -151,5 +168,7 @@ def _loader(name: str, place: Path) -> Callable[..., Dataset]:
         if os.path.isdir(candidate) or (os.path.isfile(candidate) and candidate.suffix == ".npz"):
             return partial(load_own, candidate, name=candidate.stem)
     if "/" in name or name.endswith(".npz"):
-        raise DataError(f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz")
+        raise MissingDataError(
+            f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz"
+        )
     raise ConfigError(f"unknown data set {name!r}{suggest(name, known)}; neither is there {place / name}[.npz]")

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infssm.data.audio import read_wav, wav_length
-from infssm.data.facts import Kind
+from infssm.data.audio import read_sound, sound_length
+from infssm.data.facts import SequenceFacts
+from infssm.data.files import Files
 from infssm.errors import DataError
 
 
@@ -28,7 +29,7 @@ class Sequences(ABC):
         width: numbers per step; for tokens, how many different ones there are.
     """
 
-    kind: Kind
+    kind: str
     width: int
 
     def __len__(self) -> int:
@@ -43,9 +44,13 @@ class Sequences(ABC):
     def sequence(self, index: int) -> Tensor:
         """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
 
+    def facts(self, name: str) -> SequenceFacts:
+        """What a model has to know of the sequences; ``name`` is that of the data set."""
+        return SequenceFacts(name, self.kind, self.width)
+
     @abstractmethod
     def fingerprint(self) -> str:
-        """Digest that changes when sequences are added, removed, reordered or cut otherwise."""
+        """Digest that changes when sequences are added, removed, reordered, altered or cut otherwise."""
 
 
 class ArraySequences(Sequences):
@@ -56,7 +61,7 @@ class ArraySequences(Sequences):
         lengths: int64 [n] steps that count; the rest is padding. All unless given.
     """
 
-    kind: Kind = "series"
+    kind: str = "series"
 
     def __init__(self, values: NDArray[Any], lengths: NDArray[Any] | None = None) -> None:
         if values.ndim != 3 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
@@ -67,7 +72,8 @@ class ArraySequences(Sequences):
             raise DataError(f"lengths must be integers [{count}], got {steps.dtype} {list(steps.shape)}")
         if count and (steps.min() < 1 or steps.max() > time):
             raise DataError(f"lengths run from {steps.min()} to {steps.max()}; series of {time} steps need 1 to {time}")
-        self.values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        with np.errstate(over="ignore"):  # values too large for float32 become infinite and are refused below
+            self.values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
         self._lengths = steps.astype(np.int64)
         bad = [n for n in range(count) if not bool(torch.isfinite(self.sequence(n)).all())]
         if bad:
@@ -83,32 +89,46 @@ class ArraySequences(Sequences):
         return self.values[index, : int(self._lengths[index])]
 
     def fingerprint(self) -> str:
-        """Digest of shape, lengths and every 97th value."""
+        """Digest of shape, lengths and all values."""
         digest = hashlib.sha256(f"{tuple(self.values.shape)}".encode())
         digest.update(self._lengths.astype("<i8").tobytes())
-        digest.update(self.values.flatten()[::97].numpy().tobytes())
+        digest.update(self.values.numpy().data)
         return digest.hexdigest()[:16]
+
+
+def token_type(vocabulary: int) -> type[np.integer[Any]]:
+    """The smallest type that holds every token of a vocabulary."""
+    return np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.int32
 
 
 class Tokens(Sequences):
     """Tokens in memory, cut into sequences.
 
     Args:
-        tokens: sequences one after the other, [total].
+        tokens: sequences one after the other, [total]; kept in the smallest type that holds the vocabulary.
         lengths: int64 [n] tokens of each.
         vocabulary: how many different tokens there are.
+        text_bytes: int64 [n] bytes of the text that the tokens of each sequence but its first stand for, to report bits
+            per byte; None where they are unknown.
     """
 
-    kind: Kind = "tokens"
+    kind: str = "tokens"
 
-    def __init__(self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], vocabulary: int) -> None:
+    def __init__(
+        self,
+        tokens: NDArray[Any],
+        lengths: Sequence[int] | NDArray[Any],
+        vocabulary: int,
+        text_bytes: NDArray[np.int64] | None = None,
+    ) -> None:
         self._lengths = np.asarray(lengths, dtype=np.int64)
         if len(tokens) != self._lengths.sum() or (len(self._lengths) and self._lengths.min() < 1):
             raise DataError(f"{len(tokens)} tokens do not make sequences of {int(self._lengths.sum())}")
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocabulary):
             raise DataError(f"tokens run from {tokens.min()} to {tokens.max()}; the vocabulary has {vocabulary}")
         self.width = vocabulary
-        self.tokens = torch.from_numpy(np.ascontiguousarray(tokens, dtype=np.int32))
+        self.tokens = np.ascontiguousarray(tokens, dtype=token_type(vocabulary))
+        self.text_bytes = text_bytes
         self._starts = np.cumsum(self._lengths) - self._lengths
 
     @property
@@ -119,18 +139,20 @@ class Tokens(Sequences):
     def sequence(self, index: int) -> Tensor:
         """See :class:`Sequences`."""
         start = int(self._starts[index])
-        return self.tokens[start : start + int(self._lengths[index])].long()
+        return torch.from_numpy(self.tokens[start : start + int(self._lengths[index])].astype(np.int64))
 
     def fingerprint(self) -> str:
         """Digest of all tokens and lengths."""
         digest = hashlib.sha256(self._lengths.astype("<i8").tobytes())
-        digest.update(f"{self.width}".encode() + self.tokens.numpy().tobytes())
+        digest.update(f"{self.width}".encode())
+        for start in range(0, len(self.tokens), 1 << 16):  # in pieces: a 32-bit copy of all tokens may not fit
+            digest.update(self.tokens[start : start + (1 << 16)].astype("<i4").tobytes())
         return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
-class WavFiles(Sequences):
-    """Audio in wav files, one channel, read when asked for.
+class SoundFiles(Files, Sequences):
+    """Audio in wav or flac files, channels averaged, read when asked for.
 
     Attributes:
         root: folder the paths start from.
@@ -143,6 +165,11 @@ class WavFiles(Sequences):
     rate: int
     kind = "audio"
     width = 1
+    word = "sound"
+
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`."""
+        return SequenceFacts(name, self.kind, self.width, self.rate)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -150,11 +177,11 @@ class WavFiles(Sequences):
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """See :class:`Sequences`; by the files' headers."""
-        return np.array([wav_length(self.root / path, self.rate) for path in self.paths], dtype=np.int64)
+        return np.array([sound_length(self.root / path, self.rate) for path in self.paths], dtype=np.int64)
 
     def sequence(self, index: int) -> Tensor:
         """See :class:`Sequences`; values from -1 to 1."""
-        return torch.from_numpy(read_wav(self.root / self.paths[index], self.rate))[:, None]
+        return torch.from_numpy(read_sound(self.root / self.paths[index], self.rate))[:, None]
 
     def why_unreadable(self, index: int) -> str | None:
         """Why file ``index`` cannot be read; None when it can."""
@@ -165,5 +192,5 @@ class WavFiles(Sequences):
         return None
 
     def fingerprint(self) -> str:
-        """Digest of the list of paths and of the rate."""
-        return hashlib.sha256("\n".join([str(self.rate), *self.paths]).encode()).hexdigest()[:16]
+        """Digest of the rate, the paths and the contents of all files."""
+        return hashlib.sha256(f"{self.rate} {super().fingerprint()}".encode()).hexdigest()[:16]

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infssm.data.facts import Kind
-from infssm.data.sequences import Sequences, WavFiles
+from infssm.data.facts import SequenceFacts
+from infssm.data.sequences import Sequences, SoundFiles
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class Spectra(Sequences):
         bands: numbers per step.
     """
 
-    kind: Kind = "series"
+    kind: str = "series"
 
-    def __init__(self, sounds: WavFiles, bands: int) -> None:
+    def __init__(self, sounds: SoundFiles, bands: int) -> None:
         self.sounds, self.width = sounds, bands
         self._bank = mel_bank(bands, sounds.rate)
         self._known: dict[int, Tensor] = {}
@@ -50,6 +50,10 @@ class Spectra(Sequences):
             self._known[index] = log_energies(self.sounds.sequence(index)[:, 0], self.sounds.rate, self._bank)
         return self._known[index]
 
+    def facts(self, name: str) -> SequenceFacts:
+        """The sounds' own, and the number of bands."""
+        return SequenceFacts(name, self.sounds.kind, self.width, self.sounds.rate, self.width)
+
     def fingerprint(self) -> str:
         """Digest of the sounds' own and the number of bands."""
         return hashlib.sha256(f"{self.sounds.fingerprint()} {self.width}".encode()).hexdigest()[:16]
@@ -59,7 +63,7 @@ def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
     """A data set of sounds with ``bands`` log energies in the place of the waveform; as it is where that is None."""
     if bands is None:
         return dataset
-    if not isinstance(dataset.samples, WavFiles):
+    if not isinstance(dataset.samples, SoundFiles):
         raise ConfigError(f"data.bands is for audio, and {dataset.name} holds none: leave it out")
     return replace(dataset, samples=Spectra(dataset.samples, bands))
 
@@ -78,6 +82,11 @@ def log_energies(sound: Tensor, rate: int, bank: Tensor) -> Tensor:
     padded[: min(len(sound), len(padded))] = sound[: len(padded)]
     cut = padded.unfold(0, window, step) * torch.hann_window(window)
     energy = torch.fft.rfft(cut).abs().square() / window @ bank.T
+    return log_of(energy)
+
+
+def log_of(energy: Tensor) -> Tensor:
+    """Energies to the scale that models read: 0 for silence, 1 for a thousand times the quietest sound."""
     return torch.log10(energy.clamp(min=_QUIET) / _QUIET) / 3
 
 

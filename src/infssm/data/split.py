@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,14 @@ import torch
 
 from infssm._files import write_text
 from infssm.data.dataset import Dataset, Indices
+from infssm.data.files import Files, shown
+from infssm.data.spectra import Spectra
 from infssm.errors import ConfigError, DataError
 
 _TRAIN_SHARE = 0.9
 _BASE_SHARE = 0.8
+_NAMED = 200_000
+"""Files whose digests are stored with a split; of more, only the fact that some changed is known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,7 @@ class Split:
         train: int64 [n] indices.
         val: int64 [n] indices.
         test: int64 [n] indices.
+        files: digest of every file by path, to say which ones changed; empty for samples in memory and very many files.
     """
 
     dataset: str
@@ -40,6 +45,7 @@ class Split:
     train: Indices
     val: Indices
     test: Indices
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -56,10 +62,11 @@ class Split:
 
     def verify(self, dataset: Dataset, *, expected_hash: str | None = None) -> None:
         """Raise DataError unless this split was drawn from ``dataset`` as it is now, without overlap."""
-        if self.classes != dataset.classes:
-            raise DataError(f"the split was made for other classes than {dataset.name} has now; {_REMEDY}")
-        if self.fingerprint != dataset.fingerprint:
-            raise DataError(f"the images of {dataset.name} are not those the split was made for; {_REMEDY}")
+        if self.classes != dataset.classes or self.fingerprint != dataset.fingerprint:
+            raise DataError(
+                f"the data of {dataset.name} changed since this run began: {self._changes(dataset)}; restore the data, "
+                "start over with --overwrite, or choose another --out"
+            )
         everything = np.concatenate([self.train, self.val, self.test])
         if len(np.unique(everything)) != len(everything):
             raise DataError("the split uses an image twice")
@@ -67,6 +74,20 @@ class Split:
             raise DataError(f"the split names images outside 0..{len(dataset) - 1}")
         if expected_hash is not None and self.hash != expected_hash:
             raise DataError(f"the split has hash {self.hash[:12]}, the run was started with {expected_hash[:12]}")
+
+    def _changes(self, dataset: Dataset) -> str:
+        """What differs between the data the split was made for and the data as they are."""
+        now = _contents(dataset)
+        kinds = {
+            "added": sorted(now.keys() - self.files.keys()),
+            "removed": sorted(self.files.keys() - now.keys()),
+            "changed": sorted(path for path in now.keys() & self.files.keys() if now[path] != self.files[path]),
+        }
+        if self.files and now and any(kinds.values()):
+            return "; ".join(f"{len(paths)} files {kind} ({shown(paths)})" for kind, paths in kinds.items() if paths)
+        if self.classes != dataset.classes:
+            return "the classes are others"
+        return "samples, labels or their order are others"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dump``."""
@@ -80,6 +101,7 @@ class Split:
             "train": self.train.tolist(),
             "val": self.val.tolist(),
             "test": self.test.tolist(),
+            "files": dict(self.files),
         }
 
     @classmethod
@@ -87,9 +109,10 @@ class Split:
         """Rebuild what :meth:`to_json` wrote; DataError if its hash does not match its content."""
         try:
             parts = {name: np.array(data[name], dtype=np.int64).reshape(-1) for name in ("train", "val", "test")}
-            split = cls(data["dataset"], tuple(data["classes"]), data["fingerprint"], **parts)
+            files = {str(path): str(digest) for path, digest in data["files"].items()}
+            split = cls(data["dataset"], tuple(data["classes"]), data["fingerprint"], **parts, files=files)
             stored = data["hash"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"this is not a stored split: {error!r}") from error
         if split.hash != stored:
             raise DataError("the stored split was changed: its indices do not match its hash")
@@ -112,7 +135,9 @@ class Split:
             raise DataError(f"the split {path} is damaged: {error}; restore it, or start a new run") from error
 
 
-_REMEDY = "restore the data, or start a new run"
+def _contents(dataset: Dataset) -> Mapping[str, str]:
+    samples = dataset.samples.sounds if isinstance(dataset.samples, Spectra) else dataset.samples
+    return samples.contents if isinstance(samples, Files) and len(samples.paths) <= _NAMED else {}
 
 
 def make_split(
@@ -136,8 +161,10 @@ def make_split(
     Args:
         dataset: the data.
         seed: of the generator; 0 is the protocol's, whatever the run's seed.
-        train_per_class: keep only the first samples of each class (of each domain) for training.
-        test_per_class: keep only the first samples of each class (of each domain) for validation and for testing.
+        train_per_class: keep only the first samples of each class (of each domain) for training, and a ninth as many
+            (at least one) for validation, so that the two keep their proportion.
+        test_per_class: keep only the first samples of each class (of each domain) for testing, and as many for
+            validation, whatever ``train_per_class`` is.
     """
     generator = torch.Generator().manual_seed(seed)
     first_test = len(dataset) - dataset.num_test
@@ -152,13 +179,17 @@ def make_split(
         if not dataset.num_test:
             base, test = _cut(base, _BASE_SHARE, generator)
         train, val = _cut(base, _TRAIN_SHARE, generator)
+    val_per_class = test_per_class
+    if test_per_class is None and train_per_class is not None:
+        val_per_class = max(1, round(train_per_class * (1 - _TRAIN_SHARE) / _TRAIN_SHARE))
     return Split(
         dataset.name,
         dataset.classes,
         dataset.fingerprint,
         _first_per_class(train, strata, train_per_class, "train_per_class"),
-        _first_per_class(val, strata, test_per_class, "test_per_class"),
+        _first_per_class(val, strata, val_per_class, "test_per_class"),
         _first_per_class(test, strata, test_per_class, "test_per_class"),
+        _contents(dataset),
     )
 
 

@@ -91,7 +91,7 @@ class TaskStream:
         self.dataset = dataset
         self.split = split
         self.by = by
-        if dataset.language and by == "class":
+        if dataset.modality.by == "domain" and by == "class":
             raise ConfigError(f"{dataset.name} is text without classes: make tasks by domain")
         names, group_of = (dataset.classes, dataset.labels) if by == "class" else _domains(dataset)
         division = divide_classes(
@@ -107,7 +107,7 @@ class TaskStream:
         self.class_order: Indices = order if by == "class" else np.arange(dataset.num_classes)
         self.domains = tuple("+".join(names[g] for g in task) for task in division) if by == "domain" else ()
         """Names of each task's domains, where tasks are domains."""
-        self.num_classes = dataset.sequences.width if dataset.language else len(self.class_order)
+        self.num_classes = dataset.modality.num_outputs(len(self.class_order), dataset.facts.size)
         ends = np.cumsum([len(task) for task in division]).tolist()
         self._groups = [range(a, b) for a, b in pairwise([0, *ends])]
         """Places of each task."""
@@ -117,6 +117,18 @@ class TaskStream:
     def task_sizes(self) -> tuple[int, ...]:
         """Number of classes of each task."""
         return tuple(len(task.classes) for task in self._tasks)
+
+    @property
+    def warning(self) -> str | None:
+        """What is questionable about the tasks, in one line; None where nothing is."""
+        single = self.task_sizes.count(1) if self.by == "class" and self.num_classes > 1 else 0
+        if not single:
+            return None
+        domains = f", or make tasks of the {len(self.dataset.domains)} domains with data.by=domain"
+        return (
+            f"{single} of {self.num_tasks} tasks have a single class, so there is nothing to tell apart while such a "
+            f"task is learned: lower data.num_tasks{domains if self.dataset.domains else ''}"
+        )
 
     @property
     def class_names(self) -> tuple[str, ...]:

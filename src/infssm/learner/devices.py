@@ -23,7 +23,6 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from infssm._processes import this_share
 from infssm.errors import ConfigError, InfssmError
 from infssm.learner.config.fields import TrainConfig
-from infssm.learner.precision import settle_precision
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -43,7 +42,7 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
             devices=local if world else config.devices,
             num_nodes=world // local if world else 1,
             strategy=strategy,
-            precision=settle_precision(config),
+            precision=config.precision,
         )
     except (RuntimeError, ValueError, ImportError) as error:
         raise ConfigError(

@@ -75,6 +75,7 @@ class _PlainLine(Display):
         self.status = ""
 
     def start(self, title: str, steps: int, done: int = 0) -> None:
+        self.stop()  # a run starts twice where it trains the task-0 model first
         self._title, self._steps, self._first = self._name or title, steps, done
         self._begun = time.monotonic()
         self.status = f"{self._title}: " + (f"continuing at step {done} of {steps}" if done else f"{steps} steps")
@@ -137,6 +138,8 @@ class _LiveLine(Display):
         from rich.markup import escape
 
         bars = self._screen.bars
+        if self._bar is not None:  # a run starts twice where it trains the task-0 model first
+            bars.remove_task(self._bar)
         shown = escape(self._name or title)
         self._bar = bars.add_task(shown, total=steps, completed=done, where="", speed=0.0, terms="")
         bars.start()

@@ -16,7 +16,7 @@ from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
-from infssm.learner.scoring import Accuracy, ClassScoring, Score, Scoring, TokenScoring
+from infssm.learner.scoring import Accuracy, Score, scoring_of
 from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
@@ -71,7 +71,7 @@ def evaluate(
     module = setup.method.module
     was_training = module.training
     module.eval()
-    scoring: Scoring = TokenScoring() if setup.stream.dataset.language else ClassScoring(task, seen, confusion)
+    scoring = scoring_of(setup.stream)(task, seen, confusion)
     counts: Tensor | None = None
     loader = setup.eval_loader(task, part)
     for batch in itertools.islice(loader, setup.config.train.limit_batches):
@@ -135,7 +135,7 @@ def _evaluate_saved(
     load_weights(setup.method, run.weights_path(task))
     if predictions is None:
         return evaluate_seen(fabric, setup, task)
-    if setup.stream.dataset.language:
+    if not scoring_of(setup.stream).has_classes:
         raise ConfigError(f"{run.path} is a language model, which predicts tokens: only classes can be listed")
     names = setup.stream.class_names
     files = getattr(setup.stream.dataset.samples, "paths", None)

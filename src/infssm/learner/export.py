@@ -1,39 +1,171 @@
-"""`export`: a model as a file that runs without infssm, checked against the model it came from."""
+"""`export`: a model as a file that runs without infssm, from raw input, checked against the model it came from."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from infssm._files import atomic_file
+from infssm.data import ImageFacts
 from infssm.errors import ConfigError, InfssmError
-from infssm.learner.convolutions import with_fixed_convolutions
+from infssm.learner.portable import LogEnergies, Normalize, Portable, Waveform, resizing_graph
 from infssm.learner.predict import TrainedClassifier
+from infssm.learner.reading import SampleLike, open_image, sequence_input, sound_input
 
 Form = Literal["onnx", "torch"]
 TOLERANCE = 1e-4
 """Largest difference between logits of the file and of the model, relative to the largest logit (at least 1)."""
 
+_USE_IMAGE = """import json, numpy, onnxruntime
+from PIL import Image, ImageOps
 
-def export_classifier(classifier: TrainedClassifier, path: str | os.PathLike[str], to: Form = "onnx") -> float:
+session = onnxruntime.InferenceSession("model.onnx")
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+pixels = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}"))
+print(classes[session.run(None, {{"image": pixels[None]}})[0].argmax()])
+"""
+_USE_SOUND = """import json, numpy, onnxruntime, wave
+
+session = onnxruntime.InferenceSession("model.onnx")
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+with wave.open("sound.wav") as file:  # 16 bits, one channel, {rate} samples per second
+    sound = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768
+print(classes[session.run(None, {{"sound": sound[None]}})[0].argmax()])
+"""
+_USE_SERIES = """import json, numpy, onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+series = numpy.load("{name}.npy").astype(numpy.{dtype})  # {shape}
+print(classes[session.run(None, {{"{name}": series[None]}})[0].argmax()])
+"""
+
+
+class _Plan:
+    """How the model of a run becomes a file: the input's name, what comes before the model, how to use the file."""
+
+    def __init__(self, classifier: TrainedClassifier) -> None:
+        facts, draw = classifier.samples, torch.Generator().manual_seed(0)
+        self.classifier = classifier
+        self.before: nn.Module | None = None
+        self.resize: str | None = None
+        self.metadata = {"classes": json.dumps(classifier.classes)}
+        if isinstance(facts, ImageFacts):
+            assert classifier.recipe is not None
+            size = classifier.recipe.size
+            self.name, mode = "image", "RGB" if facts.channels == 3 else "L"
+            self.before, self.resize = Normalize(classifier.recipe), resizing_graph(facts, classifier.recipe)
+            self.example = torch.randint(256, (2, facts.channels, size, size), dtype=torch.uint8, generator=draw)
+            self.metadata["input"] = json.dumps({"mode": mode, "size": size})
+            self.usage = _USE_IMAGE.format(mode=mode)
+        elif facts.rate is not None:
+            self.name, self.before = "sound", Waveform() if facts.bands is None else LogEnergies(facts)
+            self.example = torch.randn(2, facts.rate // 4, generator=draw)
+            self.metadata["input"] = json.dumps({"rate": facts.rate})
+            self.usage = _USE_SOUND.format(rate=facts.rate)
+        elif facts.kind == "tokens":
+            self.name, self.example = "tokens", torch.randint(facts.width, (2, 24), generator=draw)
+            self.usage = _USE_SERIES.format(name="tokens", dtype="int64", shape="[time]")
+        else:
+            self.name, self.example = "series", torch.randn(2, 24, facts.width, generator=draw)
+            shape = f"[time, {facts.width}]"
+            self.usage = _USE_SERIES.format(name="series", dtype="float32", shape=shape)
+
+    def raw(self, sample: SampleLike) -> Tensor:
+        """A file or other sample as the ONNX file takes it, a batch of one."""
+        facts = self.classifier.samples
+        if isinstance(facts, ImageFacts):
+            return torch.from_numpy(np.array(open_image(sample, facts)))[None]
+        return (sound_input(sample, facts) if facts.rate is not None else sequence_input(sample, facts))[None]
+
+
+def export_classifier(
+    classifier: TrainedClassifier,
+    path: str | os.PathLike[str],
+    to: Form = "onnx",
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> float:
     """Write the model of a run to ``path``; returns the largest difference of its logits from the model's own.
 
-    The file takes model input ``image: [b, channels, size, size]`` (what ``classifier.transform`` gives), any number of
-    them, and gives ``logits: [b, K]``; an ONNX file names the classes in its metadata (``classes``, JSON).
+    An ONNX file takes raw input, any number of samples at once, and gives ``logits: [n, classes]``:
+
+    - ``image``: uint8 [n, height, width, 3], or [n, height, width] where the model was trained on grey images, of any
+      size; the graph resizes, crops and normalises as evaluation does;
+    - ``sound``: float32 [n, samples] from -1 to 1, at the sampling rate in the metadata;
+    - ``series``: float32 [n, time, width]; ``tokens``: int64 [n, time].
+
+    Its metadata name the classes (``classes``, JSON), what the input is (``input``, JSON) and Python lines that use the
+    file (``usage``). A ``torch`` program takes images as uint8 [n, channels, size, size], resized already, and all else
+    in the same way.
+
+    Args:
+        classifier: what :func:`infssm.load` returns.
+        path: the file to write.
+        to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
+        progress: called with a line of text before each stage.
     """
-    if classifier.recipe is None:
-        raise ConfigError("models of sounds and series are not exported yet as files: use the run by infssm.load")
-    size = classifier.recipe.size
-    example = torch.randn(2, classifier.recipe.channels, size, size, generator=torch.Generator().manual_seed(0))
-    return export_model(classifier.model, example, path, to, {"classes": json.dumps(classifier.classes)})
+    plan = _Plan(classifier)
+    model = Portable(classifier.model, plan.before, len(classifier.classes))
+    difference = export_model(
+        model,
+        plan.example,
+        path,
+        to,
+        {**plan.metadata, "usage": usage(classifier, path)},
+        name=plan.name,
+        any_length=plan.resize is None,
+        resize=plan.resize if to == "onnx" else None,
+        progress=progress,
+    )
+    if plan.resize is not None and to == "onnx":
+        facts, size, colours = classifier.samples, plan.example.shape[-1], plan.example.shape[1]
+        assert isinstance(facts, ImageFacts)
+        draw = torch.Generator().manual_seed(1)
+        for shape in ((size, size), (size + 7, 2 * size + 3), (facts.height or 2 * size, facts.width or 2 * size)):
+            images = torch.randint(256, (3, *shape, colours), dtype=torch.uint8, generator=draw)
+            difference = max(difference, check_export(classifier, path, images, batched=True))
+    return difference
+
+
+def usage(classifier: TrainedClassifier, path: str | os.PathLike[str]) -> str:
+    """Python lines that classify a file with an exported model and without infssm."""
+    return _Plan(classifier).usage.replace("model.onnx", Path(path).name)
+
+
+def check_export(
+    classifier: TrainedClassifier,
+    path: str | os.PathLike[str],
+    samples: Iterable[SampleLike],
+    *,
+    batched: bool = False,
+    tolerance: float = 1e-2,
+) -> float:
+    """Run an exported ONNX file on raw samples and compare it with ``classifier.predict``.
+
+    Returns the largest difference of a logit, relative to the largest one; raises where that exceeds ``tolerance``,
+    which leaves room for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
+    """
+    plan, run, largest = _Plan(classifier), _session(Path(path)), 0.0
+    for batch in [list(samples)] if batched else [[sample] for sample in samples]:
+        expected = classifier.logits(classifier.transform(batch)).float().cpu()
+        raw = torch.cat([plan.raw(sample) for sample in batch])
+        difference = _difference(run({plan.name: raw.numpy()}), expected, path)
+        if difference > tolerance:
+            named = f" for {batch[0]}" if isinstance(batch[0], (str, os.PathLike)) else ""
+            raise InfssmError(f"the exported model {path} gives logits that are off by {difference:.1e}{named}")
+        largest = max(largest, difference)
+    return largest
 
 
 def export_model(
@@ -42,56 +174,82 @@ def export_model(
     path: str | os.PathLike[str],
     to: Form = "onnx",
     metadata: Mapping[str, str] | None = None,
+    *,
+    name: str = "image",
+    any_length: bool = False,
+    resize: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> float:
-    """Write any model to ``path``; ``example: [b, ...]``, b > 1, is an input of it. See :func:`export_classifier`."""
+    """Write any model to ``path``; returns the largest difference of its logits, see :data:`TOLERANCE`.
+
+    Args:
+        model: ``[n, ...]`` to logits ``[n, K]``.
+        example: an input ``[n, ...]``, n > 1.
+        path: the file to write.
+        to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
+        metadata: stored in an ONNX file.
+        name: of the input in an ONNX file.
+        any_length: whether inputs are sequences ``[n, time, ...]``, which may be of any length.
+        resize: a graph in ONNX's text form whose output ``pixels`` is put before the model.
+        progress: called with a line of text before each stage.
+    """
     if to not in ("onnx", "torch"):
         raise ConfigError(f"to={to!r}: a model is exported to 'onnx' or to 'torch'")
     target = Path(path)
     if not target.parent.is_dir():
         raise ConfigError(f"there is no folder {target.parent} to write {target.name} to")
     model = model.eval().cpu()
+    portable = model if isinstance(model, Portable) else Portable(model)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporters, about themselves
-        content = _onnx(model, example, metadata or {}) if to == "onnx" else _torch(model, example)
-    with atomic_file(target) as file:
-        file.write(content)
-    return _difference(model, example, target, to)
+        progress("tracing the model")
+        axes = dict.fromkeys((0, 1) if any_length else (0,), torch.export.Dim.DYNAMIC)
+        program = torch.export.export(portable, (example,), dynamic_shapes=(axes,))
+        progress("writing the file")
+        if to == "onnx":
+            content = _onnx(program, metadata or {}, name, resize)
+        else:
+            file = io.BytesIO()
+            torch.export.save(program, file)
+            content = file.getvalue()
+    with atomic_file(target) as stream:
+        stream.write(content)
+    progress("comparing it with the model")
+    if to == "torch":
+        loaded = torch.export.load(target).module()
+        return _compare(portable, example, target, loaded)
+    run = _session(target)
+    if resize is not None:  # the caller compares, by what its images are resized to
+        return 0.0
+    return _compare(portable, example, target, lambda batch: run({name: batch.numpy()}))
 
 
-def _torch(model: nn.Module, example: Tensor) -> bytes:
-    import io
-
-    file = io.BytesIO()
-    torch.export.save(_traced(model, example), file)
-    return file.getvalue()
-
-
-def _traced(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-
-
-def _onnx(model: nn.Module, example: Tensor, metadata: Mapping[str, str]) -> bytes:
+def _onnx(program: torch.export.ExportedProgram, metadata: Mapping[str, str], name: str, resize: str | None) -> bytes:
     try:
+        import onnx
         import onnxscript as _onnxscript  # noqa: F401
     except ImportError:
         raise ConfigError("export to ONNX needs onnx and onnxscript: pip install 'infssm[export]'") from None
     level = logging.getLogger("onnxscript").level
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     try:
-        program = torch.onnx.export(
-            _traced(with_fixed_convolutions(model, example), example),
-            input_names=["image"],
-            output_names=["logits"],
-            dynamo=True,
-            verbose=False,
+        written = torch.onnx.export(
+            program, input_names=["pixels" if resize else name], output_names=["logits"], dynamo=True, verbose=False
         )
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"the model cannot be written as ONNX ({reason}); --to torch takes every model") from error
     finally:
         logging.getLogger("onnxscript").setLevel(level)
-    assert program is not None
-    proto = program.model_proto
+    assert written is not None
+    proto = written.model_proto
+    if resize is not None:
+        first = onnx.parser.parse_model(resize).graph
+        nodes = [*first.node, *proto.graph.node]
+        del proto.graph.node[:], proto.graph.input[:]
+        proto.graph.node.extend(nodes)
+        proto.graph.input.extend(first.input)
+        proto.graph.initializer.extend(first.initializer)
     for key, value in metadata.items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value
@@ -99,28 +257,31 @@ def _onnx(model: nn.Module, example: Tensor, metadata: Mapping[str, str]) -> byt
     return content
 
 
-@torch.no_grad()
-def _difference(model: nn.Module, example: Tensor, path: Path, to: Form) -> float:
-    """Run the file on batches of another size than it was made with; raise where it is another model."""
-    batches = (example[:1], torch.cat([example, example.flip(0)]) * 0.5)
+def _compare(model: nn.Module, example: Tensor, path: Path, run: Callable[[Tensor], Tensor]) -> float:
+    """The largest difference on batches of other sizes than the file was made with; raises where it is too large."""
     largest = 0.0
-    for batch in batches:
-        expected = model(batch)
-        found = _run_onnx(path, batch) if to == "onnx" else torch.export.load(path).module()(batch)
-        known = torch.isfinite(expected)  # classes that were not learnt score -inf
-        scale = max(1.0, float(expected[known].abs().max()))
-        if not torch.equal(known, torch.isfinite(found)):
-            raise InfssmError(f"the exported model {path} gives other logits than the model it came from")
-        largest = max(largest, float((found - expected)[known].abs().max()) / scale)
+    for batch in (example[:1], torch.cat([example, example.flip(0)])):
+        with torch.no_grad():
+            largest = max(largest, _difference(run(batch), model(batch), path))
     if largest > TOLERANCE:
         raise InfssmError(f"the exported model {path} gives logits that are off by {largest:.1e}")
     return largest
 
 
-def _run_onnx(path: Path, batch: Tensor) -> Tensor:
+def _difference(found: Tensor, expected: Tensor, path: str | os.PathLike[str]) -> float:
+    """Largest difference of two batches of logits [n, K], relative to the largest logit (at least 1)."""
+    known = torch.isfinite(expected)  # classes that were not learnt score -inf
+    if not torch.equal(known, torch.isfinite(found)):
+        raise InfssmError(f"the exported model {path} gives other logits than the model it came from")
+    scale = max(1.0, float(expected[known].abs().max()))
+    return float((found - expected)[known].abs().max()) / scale
+
+
+def _session(path: Path) -> Callable[[Mapping[str, Any]], Tensor]:
+    """An ONNX file as a function of its inputs by name."""
     try:
         import onnxruntime
     except ImportError:
         raise ConfigError("checking an ONNX file needs onnxruntime: pip install 'infssm[export]'") from None
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {"image": batch.numpy()})[0])
+    return lambda inputs: torch.from_numpy(session.run(None, dict(inputs))[0])

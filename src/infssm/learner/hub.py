@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infssm.errors import ConfigError
+from infssm.learner.config.fields import TASK0_KINDS
 from infssm.learner.config.load import load_config, to_yaml
 from infssm.learner.predict import TrainedClassifier, load
 from infssm.learner.store import names
@@ -114,7 +115,7 @@ def _public(values: Mapping[str, Any]) -> dict[str, Any]:
     data, model, train = ({**values[section]} for section in ("data", "model", "train"))
     data |= {"root": None, "name": _last(data["name"])}
     model["weights"] = None if model.get("weights") is None else _last(model["weights"])
-    if train.get("task0", "train") != "train":
+    if train.get("task0", "train") not in TASK0_KINDS:
         train["task0"] = _last(train["task0"])
     return {**values, "data": data, "model": model, "train": train, "out": "runs"}
 

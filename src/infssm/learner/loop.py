@@ -2,7 +2,7 @@
 
 Order of a task (methods rely on it): learning rate -> ``begin_task`` -> optimizer -> epochs of (``begin_epoch``, steps
 of (``loss``, backward, optimizer, ``after_step``), ``end_epoch``, validation) -> best epoch restored -> ``end_task`` ->
-test.
+test. Without ``train.select_best`` no epoch is chosen by its validation value, so only the last one is validated.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from infssm.learner.devices import average_gradients
 from infssm.learner.display import Display
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.learner.log import Log
-from infssm.learner.metrics import ACCURACY, Confusion, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.learner.optim.schedule import learning_rate
-from infssm.learner.saving.progress import Position, Progress, load_best, save_best, save_progress
+from infssm.learner.saving.progress import Progress, load_best, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
-from infssm.learner.scoring import guess_of
+from infssm.learner.scoring import Bits, scoring_of
 from infssm.learner.setup import Setup
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store import names
@@ -63,8 +63,10 @@ class Loop:
     def train(self) -> None:
         """All tasks, from where the run stands to the end."""
         tasks = self.setup.stream.num_tasks
-        if self.progress.position == Position() and self.setup.stream.domains:
-            self.progress.matrix.begin(guess_of(self.setup.stream.facts))
+        if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
+            self.progress.matrix.begin(
+                scoring_of(self.setup.stream).guess(self.setup.stream, self.setup.config.data.evaluate)
+            )
         while self.progress.position.task < tasks:
             task = self.setup.task(self.progress.position.task)
             self.begin_task(task)
@@ -73,6 +75,15 @@ class Loop:
             else:
                 self.save(None)  # a run has a checkpoint before it has a model
             self.end_task(task)
+
+    def train_task0(self) -> None:
+        """Task 0 alone, up to the model that other runs start from; nothing is tested."""
+        task = self.setup.task(0)
+        self.begin_task(task)
+        self.train_task(task, self.setup.epochs(0))
+        if self.fabric.is_global_zero:
+            self.run.write_weights(0, weights_of(self.setup.method.weights()))
+        self.fabric.barrier()
 
     def begin_task(self, task: Task) -> None:
         """Tell the method, unless the run continues inside the task."""
@@ -155,7 +166,9 @@ class Loop:
     def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
         """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
         position, train = self.progress.position, self.setup.config.train
-        value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
+        value = math.nan
+        if train.select_best or epoch == self.setup.epochs(task.index) - 1:
+            value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
         seconds = max(time.monotonic() - self.started, 1e-9)
         self.write(
             {
@@ -189,7 +202,14 @@ class Loop:
             confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
         measure, values, inside = setup.measure, [s.value for s in row], [s.inside for s in row if s.inside is not None]
         ahead = evaluate_ahead(self.fabric, setup, task.index)
-        progress.matrix.update(values, inside or None, samples=[s.samples for s in row], ahead=ahead)
+        bits = [s for s in row if isinstance(s, Bits)]
+        progress.matrix.update(
+            values,
+            inside or None,
+            samples=[s.samples for s in row],
+            ahead=ahead,
+            tokens=[s.tokens for s in bits] if measure == BITS_PER_BYTE else None,
+        )
         progress.tick()
         self.write(
             {
@@ -197,13 +217,15 @@ class Loop:
                 "task": task.index,
                 measure.key: values,
                 **({"task_accuracy": inside} if inside else {}),
+                **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
                 "aa": progress.matrix.aa,
                 **({"chosen": chosen} if (chosen := setup.method.automatic_options()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
                 "seconds": progress.position.seconds,
             }
         )
-        self.display.note(f"task {task.index} done: {_shown(measure, values, progress.matrix.aa)}")
+        part = "validation " if setup.config.data.evaluate == "val" else ""
+        self.display.note(f"task {task.index} done: {part}{_shown(measure, values, progress.matrix.aa)}")
         if chosen:
             self.display.note(f"  set by itself: {', '.join(f'{name} {value:.3g}' for name, value in chosen.items())}")
         progress.next_task()
@@ -220,7 +242,7 @@ class Loop:
 
     def _no_confusion(self, task: Task) -> Tensor | None:
         """Zeros [seen, seen] to count into; language has no classes to take for each other."""
-        if self.setup.stream.dataset.language:
+        if not scoring_of(self.setup.stream).has_classes:
             return None
         seen = task.classes.stop
         return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from infssm.data import ImageFacts, StreamFacts
+from infssm.data import StreamFacts
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import ModelConfig
 from infssm.models import create_model, kinds_of_model, list_models
@@ -19,13 +19,9 @@ def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True
     """Build the model with as many inputs and outputs as the data have; ``weights=False`` leaves its weights out."""
     check_fits(config.name, facts)
     if is_hub(config.name):
-        return _hub(hub_model(config.name, weights=weights), facts)
-    options = _sizes(facts) | config.options
-    chosen = config.weights if weights else None
-    if facts.kind == "language":
-        model: nn.Module = create_model(config.name, weights=chosen, **options)
-    else:
-        model = create_model(config.name, num_classes=facts.num_outputs, weights=chosen, **options)
+        return _hub(_from_hub(config.name, config.options, weights=weights), facts)
+    options = facts.modality.model_options(len(facts.classes), facts.samples.size) | config.options
+    model: nn.Module = create_model(config.name, weights=config.weights if weights else None, **options)
     return model
 
 
@@ -34,30 +30,27 @@ def any_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     if not is_hub(name):
         found: nn.Module = create_model(name, **options)
         return found
-    if options:
-        raise ConfigError(f"model {name!r} is as its folder says: leave out model.options")
-    return hub_model(name, weights=False)
+    return _from_hub(name, options, weights=False)
+
+
+def _from_hub(name: str, options: Mapping[str, Any], *, weights: bool) -> HubModel:
+    trusted = options.get("trust_remote_code", False)
+    if options.keys() - {"trust_remote_code"} or not isinstance(trusted, bool):
+        raise ConfigError(
+            f"model {name!r} is as its folder says: its only model.options is trust_remote_code, true or false"
+        )
+    return hub_model(name, weights=weights, trust_remote_code=trusted)
 
 
 def check_fits(name: str, facts: StreamFacts) -> None:
     """Raise for a model that is made for other data, with those that are for these."""
-    if is_hub(name):
-        taken = frozenset({"language"})
-    else:
-        taken = kinds_of_model(name)
-    if facts.kind not in taken:
-        fitting = ", ".join(other for other in list_models() if facts.kind in kinds_of_model(other))
+    taken = HubModel.takes if is_hub(name) else kinds_of_model(name)
+    if not facts.modality.supported_by(taken):
+        fitting = ", ".join(other for other in list_models() if facts.modality.supported_by(kinds_of_model(other)))
         raise ConfigError(
-            f"model {name!r} is for {' and '.join(sorted(taken))}, and {facts.samples.name} is {facts.kind}: choose "
-            f"model= {fitting}"
+            f"model {name!r} is for {' and '.join(sorted(taken))}, and {facts.samples.name} is {facts.modality.name}: "
+            f"choose model= {fitting}"
         )
-
-
-def _sizes(facts: StreamFacts) -> dict[str, Any]:
-    """Options of models that follow from the data."""
-    if isinstance(facts.samples, ImageFacts):
-        return {"in_chans": facts.samples.channels}
-    return {"in_dim" if facts.kind == "series" else "vocab_size": facts.samples.width}
 
 
 def _hub(model: HubModel, facts: StreamFacts) -> HubModel:

@@ -14,6 +14,7 @@ from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.reading import SampleLike, model_input, padded, sequence_input
+from infssm.learner.scoring import SCORINGS
 from infssm.learner.setup import build_learner, load_weights
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
@@ -77,8 +78,9 @@ class TrainedClassifier:
         """Classes and probabilities of an image, or of a list of images; likewise of sounds and series.
 
         An image is the path of a file, a PIL image, or uint8 pixels ``[height, width]`` or ``[height, width, 3]`` as an
-        array or a tensor. A sound is the path of a wav file, a series numbers ``[time, width]``. Probabilities are the
-        softmax of the logits: how sure the model is, not how right.
+        array or a tensor. A sound is the path of a wav file or a waveform ``[samples]``; a series is numbers ``[time,
+        width]`` or the path of an .npy or .csv file of them. Probabilities are the softmax of the logits: how sure the
+        model is, not how right. Values that are NaN or infinite raise :class:`~infssm.errors.DataError`.
         """
         if not isinstance(images, list):
             return self._predict([images])[0]
@@ -86,7 +88,10 @@ class TrainedClassifier:
         return [prediction for chunk in chunks for prediction in self._predict(chunk)]
 
     def _predict(self, images: Sequence[SampleLike]) -> list[Prediction]:
-        shares = self.logits(self.transform(images)).float().softmax(1).cpu()
+        logits = self.logits(self.transform(images)).float().cpu()
+        if not bool(logits.amax(1).isfinite().all()):  # -inf is a class that was not learnt, NaN or inf no answer
+            raise DataError("the model gives no finite logits for a sample: its values are too large, or not finite")
+        shares = logits.softmax(1)
         order = shares.argsort(dim=1, descending=True, stable=True)
         found = []
         for share, ranks in zip(shares.tolist(), order.tolist(), strict=True):
@@ -118,11 +123,18 @@ def load(run: str | os.PathLike[str], *, task: int | None = None, device: str = 
     config, facts = load_config(directory.config()), StreamFacts.from_json(directory.stream())
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device={device!r} is not a device: {error}") from None
-    if facts.kind == "language":
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
+    if not SCORINGS[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
     method, recipe = build_learner(config, facts, place, weights=False)
     load_weights(method, directory.weights_path(last))
     known = facts.classes[: facts.seen(last)]
+    if len(set(known)) < len(known):
+        raise DataError(
+            f"{directory.path / names.STREAM} names two classes alike, so predictions would not tell them apart: give "
+            "each class a name of its own and train again"
+        )
     return TrainedClassifier(method.module.eval().requires_grad_(False), known, facts.samples, recipe)

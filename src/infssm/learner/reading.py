@@ -1,4 +1,4 @@
-"""From whatever people call an image, a sound or a series to model input, by the same steps as in evaluation."""
+"""From files, arrays and images to model input, by the same steps as in evaluation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from infssm._batch import inputs_of
+from infssm._modality import pad
 from infssm.data import FileImages, ImageFacts, PerImageRecipe, Recipe, SequenceFacts
-from infssm.data.audio import read_wav
+from infssm.data.audio import read_sound
 from infssm.data.images import to_raw, to_rgb
-from infssm.data.sequence_loader import pad
+from infssm.data.npz import read_npz
 from infssm.data.spectra import log_energies, mel_bank
 from infssm.errors import DataError
 
@@ -23,15 +24,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SampleLike: TypeAlias = "str | os.PathLike[str] | Image | np.ndarray[Any, Any] | Tensor"
-"""An image, the file of a sound, or a series of numbers ``[time, width]``."""
-ImageLike: TypeAlias = "str | os.PathLike[str] | Image | np.ndarray[Any, Any] | Tensor"
-"""A file, a PIL image, or uint8 pixels ``[height, width]`` or ``[height, width, channels]``."""
+"""A file, a PIL image, uint8 pixels ``[height, width]`` or ``[height, width, 3]``, or a series ``[time, width]``."""
 
 
-def model_input(image: ImageLike, facts: ImageFacts, recipe: Recipe) -> Tensor:
+def model_input(image: SampleLike, facts: ImageFacts, recipe: Recipe) -> Tensor:
     """One image to float32 ``[channels, size, size]``: what evaluation makes of the same image in the data set."""
-    opened = _opened(image)
-    opened = to_rgb(opened) if facts.channels == 3 else to_rgb(opened).convert("L")
+    opened = open_image(image, facts)
     if isinstance(recipe, PerImageRecipe):
         return recipe.eval_image(opened)
     if opened.size == (facts.width, facts.height):  # the size the data had, which the recipe resizes by itself
@@ -42,46 +40,105 @@ def model_input(image: ImageLike, facts: ImageFacts, recipe: Recipe) -> Tensor:
     return recipe.eval(raw[None])[0]
 
 
+def open_image(image: SampleLike, facts: ImageFacts) -> Image:
+    """An image as RGB, or grey where the training images were."""
+    from PIL import Image as pil
+
+    if isinstance(image, (str, os.PathLike)):
+        path = Path(image)
+        if not path.is_file():
+            raise DataError(f"there is no image file {path}")
+        image = FileImages(path.parent, (path.name,)).pil(0)
+    elif isinstance(image, (np.ndarray, Tensor)):
+        pixels = image.cpu().numpy() if isinstance(image, Tensor) else image
+        if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 1:
+            pixels = pixels[:, :, 0]
+        if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
+            raise DataError(
+                "an image given as numbers must be uint8 [height, width] or [height, width, 1 or 3], got "
+                f"{pixels.dtype} {list(pixels.shape)}"
+            )
+        image = pil.fromarray(np.ascontiguousarray(pixels))
+    elif not isinstance(image, pil.Image):
+        raise DataError(f"an image is a path, a PIL image, an array or a tensor, got {type(image).__name__}")
+    return to_rgb(image) if facts.channels == 3 else to_rgb(image).convert("L")
+
+
 def sequence_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
-    """One sound or series to float32 ``[time, width]``: what evaluation makes of the same one in the data set."""
-    if isinstance(sample, (str, os.PathLike)):
-        if facts.rate is None:
-            raise DataError(f"the model was trained on {facts.kind}: give numbers [time, {facts.width}], not a file")
-        sound = torch.from_numpy(read_wav(Path(sample), facts.rate))
+    """One sound, series or list of tokens as model input, float32 ``[time, width]`` or int64 ``[time]``.
+
+    Values that are not finite are refused: the model would answer all the same.
+    """
+    if facts.rate is not None and not _is_features(sample, facts):
+        sound = sound_input(sample, facts)
         if facts.bands is None:
             return sound[:, None]
         return log_energies(sound, facts.rate, mel_bank(facts.bands, facts.rate))
+    if isinstance(sample, (str, os.PathLike)):
+        (sample,) = read_series(Path(sample)).values()
     if not isinstance(sample, (np.ndarray, Tensor)):
-        raise DataError(f"a series is an array or a tensor, a sound a wav file; got {type(sample).__name__}")
-    values = torch.as_tensor(sample, dtype=torch.float32)
+        raise DataError(f"a series is an array, a tensor or a file; got {type(sample).__name__}")
+    values = torch.as_tensor(np.array(sample) if isinstance(sample, np.ndarray) else sample)
+    if facts.kind == "tokens":
+        if values.ndim != 1 or not len(values) or values.is_floating_point():
+            raise DataError(f"tokens must be integers [time], got {values.dtype} {list(values.shape)}")
+        if values.min() < 0 or values.max() >= facts.width:
+            raise DataError(f"tokens must be from 0 to {facts.width - 1}, got {values.min()} to {values.max()}")
+        return values.long()
+    values = values.float()
     if values.ndim != 2 or values.shape[1] != facts.width or not len(values):
         raise DataError(f"a series must be numbers [time, {facts.width}], got {list(values.shape)}")
+    return _finite(values)
+
+
+def sound_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
+    """A wav file, or a waveform ``[samples]`` or ``[samples, 1]`` from -1 to 1, as float32 ``[samples]``."""
+    assert facts.rate is not None
+    if isinstance(sample, (str, os.PathLike)):
+        return _finite(torch.from_numpy(read_sound(Path(sample), facts.rate)))
+    if not isinstance(sample, (np.ndarray, Tensor)):
+        raise DataError(f"a sound is a wav file, an array or a tensor; got {type(sample).__name__}")
+    sound = torch.as_tensor(sample, dtype=torch.float32).squeeze(-1)
+    if sound.ndim != 1 or not len(sound):
+        raise DataError(f"a sound must be numbers [samples], got {list(sound.shape)}")
+    return _finite(sound)
+
+
+def _is_features(sample: SampleLike, facts: SequenceFacts) -> bool:
+    """Whether a sample holds log energies ``[time, bands]`` already."""
+    return facts.bands is not None and isinstance(sample, (np.ndarray, Tensor)) and sample.ndim == 2
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        bad = int((~torch.isfinite(values)).sum())
+        raise DataError(f"{bad} of {values.numel():,} values are NaN or infinite: replace them or leave the sample out")
     return values
+
+
+def read_series(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The series of a file by name: one in an ``.npy`` or ``.csv``, all of ``x`` (and ``lengths``) in an ``.npz``.
+
+    An ``.npy`` holds ``[time, width]``, a ``.csv`` a step per line without a heading, an ``.npz`` ``x: [n, time,
+    width]`` as for training.
+    """
+    try:
+        if path.suffix == ".npz":
+            stored = read_npz(path, ("x",), ("lengths",))
+            x, lengths = stored["x"], stored.get("lengths")
+            if x.ndim < 2 or (lengths is not None and lengths.shape != x.shape[:1]):
+                raise DataError(f"{path}: x must be [n, time, width], got {list(x.shape)}")
+            cut = [x[i] if lengths is None else x[i, : int(lengths[i])] for i in range(len(x))]
+            return {f"{path}[{i}]": values for i, values in enumerate(cut)}
+        if path.suffix == ".npy":
+            return {str(path): np.load(path, mmap_mode="r", allow_pickle=False)}
+        if path.suffix == ".csv":
+            return {str(path): np.loadtxt(path, delimiter=",", ndmin=2)}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    raise DataError(f"{path} is no series: give an .npy or .csv [time, width], or an .npz with x [n, time, width]")
 
 
 def padded(sequences: Sequence[Tensor]) -> Tensor | Mapping[str, Tensor]:
     """Sequences ``[time, width]`` as model input, with a mask where their lengths differ."""
     return inputs_of(*pad(sequences))
-
-
-def _opened(image: ImageLike) -> Image:
-    from PIL import Image as pil
-
-    if isinstance(image, pil.Image):
-        return image
-    if isinstance(image, (str, os.PathLike)):
-        path = Path(image)
-        if not path.is_file():
-            raise DataError(f"there is no image file {path}")
-        return FileImages(path.parent, (path.name,)).pil(0)
-    if isinstance(image, (np.ndarray, Tensor)):
-        pixels = image.cpu().numpy() if isinstance(image, Tensor) else image
-        if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 1:
-            pixels = pixels[:, :, 0]
-        if pixels.dtype == np.uint8 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
-            return pil.fromarray(np.ascontiguousarray(pixels))
-        raise DataError(
-            "an image given as numbers must be uint8 [height, width] or [height, width, 1 or 3], got "
-            f"{pixels.dtype} {list(pixels.shape)}"
-        )
-    raise DataError(f"an image is a path, a PIL image, an array or a tensor, got {type(image).__name__}")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm._batch import IGNORED
-from infssm.data import Batch, StreamFacts, Task
+from infssm.data import Batch, Dataset, Task, TaskStream, Tokens
+from infssm.data.loader import Part
 from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, Measure
-
-_BYTES = 256
 
 
 class Accuracy(NamedTuple):
@@ -40,16 +42,27 @@ class Accuracy(NamedTuple):
 
 
 class Bits(NamedTuple):
-    """Bits that the model takes to say a token, in the mean over ``tokens``, and its perplexity ``2 ** bits``."""
+    """How many bits a language model needs for held-out text.
 
-    bits: float
+    Attributes:
+        bits_per_byte: mean over the bytes of the text, which different tokenizers can be compared by; NaN where the
+            bytes behind the tokens are unknown.
+        bits_per_token: mean over the predicted tokens. Where bytes are the tokens, both are the same.
+        perplexity: ``2 ** bits_per_token``.
+        tokens: predicted tokens.
+        bytes: bytes that those tokens stand for; 0 where they are unknown.
+    """
+
+    bits_per_byte: float
+    bits_per_token: float
     perplexity: float
     tokens: int
+    bytes: int
 
     @property
     def value(self) -> float:
         """What the matrix holds."""
-        return self.bits
+        return self.bits_per_byte if self.bytes else self.bits_per_token
 
     @property
     def inside(self) -> float | None:
@@ -59,40 +72,60 @@ class Bits(NamedTuple):
     @property
     def samples(self) -> int:
         """What it was measured on."""
-        return self.tokens
+        return self.bytes or self.tokens
 
 
 Score = Accuracy | Bits
 
 
-class Scoring(Protocol):
-    """Counts over batches; counts of processes add up."""
+class Scoring(ABC):
+    """Counts over the batches of one part of a task; counts of several processes add up.
 
-    size: int
+    Args:
+        task: the task.
+        seen: how many classes there are to choose from.
+        confusion: [seen, seen] images by true and predicted class, added to where given.
+    """
+
+    size: ClassVar[int]
     """How many numbers are counted."""
+    has_classes: ClassVar[bool] = True
+    """Whether samples have classes, which can be mistaken for each other."""
 
+    def __init__(self, task: Task, seen: int, confusion: Tensor | None = None) -> None:
+        self.task, self.seen, self.confusion = task, seen, confusion
+
+    @abstractmethod
     def counts(self, logits: Tensor, batch: Batch) -> Tensor:
         """What one batch adds, float64 [k]."""
 
+    @abstractmethod
     def score(self, counts: Tensor) -> Score:
-        """What the sum of all counts says."""
+        """The score that follows from the sum of all counts."""
+
+    @classmethod
+    @abstractmethod
+    def measure(cls, stream: TaskStream) -> Measure:
+        """What the matrix of a stream holds."""
+
+    @classmethod
+    @abstractmethod
+    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
+        """What guessing reaches on a part of each task."""
 
 
-class ClassScoring:
+class ClassScoring(Scoring):
     """Right answers among the classes [0, seen), and inside the task."""
 
     size = 3
 
-    def __init__(self, task: Task, seen: int, confusion: Tensor | None = None) -> None:
-        self._classes, self._seen, self._confusion = task.classes, seen, confusion
-
     def counts(self, logits: Tensor, batch: Batch) -> Tensor:
         """Right, right inside the task, images; adds to the confusion, where given."""
-        y, classes, seen = batch.y, self._classes, self._seen
+        y, classes, seen = batch.y, self.task.classes, self.seen
         inside = logits[:, classes.start : classes.stop].argmax(1) + classes.start
         predicted = logits[:, :seen].argmax(1)
-        if self._confusion is not None:
-            self._confusion += torch.bincount(y * seen + predicted, minlength=seen * seen).view(seen, seen)
+        if self.confusion is not None:
+            self.confusion += torch.bincount(y * seen + predicted, minlength=seen * seen).view(seen, seen)
         return torch.stack([(predicted == y).sum(), (inside == y).sum(), y.new_tensor(len(y))]).double()
 
     def score(self, counts: Tensor) -> Accuracy:
@@ -102,34 +135,66 @@ class ClassScoring:
             return Accuracy(math.nan, math.nan, 0)
         return Accuracy(right / images, inside / images, int(images))
 
+    @classmethod
+    def measure(cls, stream: TaskStream) -> Measure:  # noqa: ARG003 - the same for all
+        """The accuracy."""
+        return ACCURACY
 
-class TokenScoring:
-    """Bits of every predicted token."""
+    @classmethod
+    def guess(cls, stream: TaskStream, part: Part) -> list[float]:  # noqa: ARG003 - the same for all
+        """One of the classes."""
+        return [1 / stream.num_classes] * len(stream)
 
-    size = 2
+
+class TokenScoring(Scoring):
+    """Bits of every predicted token, and the bytes of text behind them."""
+
+    size = 3
+    has_classes = False
 
     def counts(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Sum of bits, tokens."""
+        """Sum of bits, tokens, bytes."""
         y = batch.y.flatten()
         nats = F.cross_entropy(logits.float().flatten(0, 1), y, ignore_index=IGNORED, reduction="none").double().sum()
-        return torch.stack([nats / math.log(2), (y != IGNORED).sum().double()])
+        known, text = _text_bytes(self.task.test.dataset), 0
+        if known is not None and batch.index is not None:
+            text = int(known[batch.index.numpy()].sum())
+        return torch.stack([nats / math.log(2), (y != IGNORED).sum().double(), nats.new_tensor(text)])
 
     def score(self, counts: Tensor) -> Bits:
         """Means; NaN without tokens."""
-        bits, tokens = counts.tolist()
+        bits, tokens, text = counts.tolist()
         if not tokens:
-            return Bits(math.nan, math.nan, 0)
+            return Bits(math.nan, math.nan, math.nan, 0, 0)
         mean = bits / tokens
-        return Bits(mean, 2**mean if mean < 1000 else math.inf, int(tokens))
+        per_byte = bits / text if text else math.nan
+        return Bits(per_byte, mean, 2**mean if mean < 1000 else math.inf, int(tokens), int(text))
+
+    @classmethod
+    def measure(cls, stream: TaskStream) -> Measure:
+        """Bits per byte, which different tokenizers can be compared by; per token where the bytes are unknown."""
+        return BITS_PER_TOKEN if _text_bytes(stream.dataset) is None else BITS_PER_BYTE
+
+    @classmethod
+    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
+        """Any token of the vocabulary."""
+        text_bytes, bits = _text_bytes(stream.dataset), math.log2(stream.num_classes)
+        if text_bytes is None:
+            return [bits] * len(stream)
+        predicted = stream.dataset.sequences.lengths - 1
+        indices = [getattr(task, part).indices for task in stream]
+        return [bits * (float(predicted[mine].sum()) / max(1, int(text_bytes[mine].sum()))) for mine in indices]
 
 
-def measure_for(facts: StreamFacts) -> Measure:
-    """What a stream measures of a model."""
-    if facts.kind != "language":
-        return ACCURACY
-    return BITS_PER_BYTE if facts.num_outputs == _BYTES else BITS_PER_TOKEN
+SCORINGS: dict[str, type[Scoring]] = {"classes": ClassScoring, "tokens": TokenScoring}
+"""By ``Modality.scoring``."""
 
 
-def guess_of(facts: StreamFacts) -> float:
-    """What guessing reaches: one of the classes, or a token of the vocabulary, whichever."""
-    return math.log2(facts.num_outputs) if facts.kind == "language" else 1 / facts.num_outputs
+def scoring_of(stream: TaskStream) -> type[Scoring]:
+    """How models are measured on a stream."""
+    return SCORINGS[stream.dataset.modality.scoring]
+
+
+def _text_bytes(dataset: Dataset) -> NDArray[np.int64] | None:
+    """Bytes of text behind the samples of a language data set, where they are known; see :class:`Tokens`."""
+    return dataset.samples.text_bytes if isinstance(dataset.samples, Tokens) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,11 +36,11 @@ from infssm.data import (
 )
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
-from infssm.errors import CheckpointError, ConfigError
-from infssm.learner.config.fields import DataConfig, RunConfig, TrainConfig
+from infssm.errors import CheckpointError, ConfigError, MissingDataError
+from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig, TrainConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import any_model, build_model
-from infssm.learner.scoring import measure_for
+from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
 from infssm.models import check_weights, find_weights
@@ -67,12 +68,12 @@ class Setup:
         train = self.config.train
         if task > 0:
             return train.epochs if self.method.trains(task) else 0
-        return (train.task0_epochs or train.epochs) if train.task0 == "train" else 0
+        return (train.task0_epochs or train.epochs) if train.task0 in ("train", "own") else 0
 
     @property
     def measure(self) -> Measure:
         """What is measured of the model on each task."""
-        return measure_for(self.stream.facts)
+        return scoring_of(self.stream).measure(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""
@@ -146,10 +147,8 @@ def _check_targets(config: RunConfig) -> None:
 def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     """The stream of tasks, with a stored split or the one the configuration draws."""
     data = config.data
-    dataset = read_dataset(data)
-    dataset = require_readable(dataset, skip_unreadable=data.skip_unreadable)
+    dataset = _usable_dataset(data)
     by = _task_kind(data, dataset)
-    dataset = in_bands(dataset, data.bands)
     if split is None:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
@@ -165,6 +164,17 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     )
 
 
+def check_data(config: RunConfig, split: Split) -> None:
+    """Raise DataError where the data are no longer those of a stored split; data that are not there cannot differ."""
+    with suppress(MissingDataError):
+        split.verify(_usable_dataset(config.data))
+
+
+def _usable_dataset(data: DataConfig) -> Dataset:
+    dataset = require_readable(read_dataset(data), skip_unreadable=data.skip_unreadable)
+    return in_bands(dataset, data.bands)
+
+
 def read_dataset(data: DataConfig) -> Dataset:
     """The data set that a configuration names."""
     options = dict(data.options)
@@ -175,7 +185,7 @@ def read_dataset(data: DataConfig) -> Dataset:
 
 def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]:
     """What makes tasks of a data set."""
-    by = data.by or ("domain" if dataset.language else "class")
+    by = data.by or dataset.modality.by
     if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
         return "domain"
     if by == "class":
@@ -184,15 +194,29 @@ def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]
     raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
 
 
-def build(config: RunConfig, device: torch.device, split: Split | None = None, *, weights: bool = True) -> Setup:
+def build(
+    config: RunConfig,
+    device: torch.device,
+    split: Split | None = None,
+    *,
+    stream: TaskStream | None = None,
+    weights: bool = True,
+    task0: Path | None = None,
+) -> Setup:
     """Load the data, build model and method; initial weights depend on the seed alone.
 
-    ``weights=False`` leaves out the weights to start from, for a run that loads its own.
+    Args:
+        config: of the run.
+        device: where the model works.
+        split: a stored split; None draws the one of the configuration.
+        stream: data that are loaded already.
+        weights: False leaves out the weights to start from, for a run that loads its own.
+        task0: weights after task 0, where the configuration starts from a shared model.
     """
     if weights and config.model.weights is not None:
         check_weights(config.model.weights)
-    stream, train = load_stream(config, split), config.train
-    method, recipe = build_learner(config, stream.facts, device, weights=weights)
+    stream, train = stream or load_stream(config, split), config.train
+    method, recipe = build_learner(config, stream.facts, device, weights=weights, task0=task0)
     mixing = None
     if recipe is not None:
         mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
@@ -200,27 +224,27 @@ def build(config: RunConfig, device: torch.device, split: Split | None = None, *
 
 
 def build_learner(
-    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True
+    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True, task0: Path | None = None
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     train = config.train
-    check_suits(config.method.name, facts.kind, domains=bool(facts.domains))
+    check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
     model = build_model(config.model, facts, weights=weights)
-    recipe = _recipe(config.data, facts, model) if facts.kind == "images" else None
+    recipe = _recipe(config.data, facts, model) if facts.modality.augmented else None
     if recipe is None:
         _check_sequences(train)
     elif (resize := getattr(model, "set_input_size", None)) is not None:
         resize(recipe.size)
-    if weights and train.task0 != "train":
-        load_weights(model, _found(train.task0))
+    if weights and (task0 is not None or train.task0 not in TASK0_KINDS):
+        load_weights(model, task0 or _found(train.task0))
     method = build_method(
         model.to(device),
         config.method.name,
         num_classes=facts.num_outputs,
         num_tasks=len(facts.task_sizes),
         task_sizes=facts.task_sizes,
-        data_kind=facts.kind,
+        data_kind=facts.modality.name,
         domains=bool(facts.domains),
         transforms=None if recipe is None else _transforms(facts.images, recipe),
         seed=config.seed,

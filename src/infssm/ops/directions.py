@@ -174,7 +174,7 @@ def _forward(
         zoh=None,
         saved=new(y, *saved_shape(x)) if options.save else None,
     )
-    native.scan_forward(x, found, threads, options.scale, add)
+    native.scan_forward(x, found, found.saved, threads, options.scale, add)
     return found, formed
 
 

@@ -45,7 +45,8 @@ def scan_heads(x: ScanInputs, *, last_state: bool = False, chunked: bool | None 
     tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
     chosen = choose(None, *tensors)
     if chunked is None:
-        served = x.u.is_cpu or chosen == "triton"
+        # An exported program runs the scan as one loop node for any number of tokens; chunks would be unrolled.
+        served = (x.u.is_cpu or chosen == "triton") and not torch.compiler.is_exporting()
         chunked = not whole and served and x.B.shape[-1] >= LEAST_STATES[chosen]
     if not chunked or x.u.numel() == 0:
         return _by_scan(x, last_state)

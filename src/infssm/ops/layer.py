@@ -1,13 +1,11 @@
 """A whole Mamba-2 layer in one call: input projection, what `projected` does, norm, output projection.
 
 One call has one node in autograd's graph and no tensor between its parts is kept or copied that its backward does not
-read. PyTorch's products come from MKL, which does without AVX-512 on AMD's processors: there our own, of the tiles that
-the chunks are made of, take up to a tenth less time, and serve where they are large.
+read.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +16,6 @@ from infssm.ops.directions import is_plain
 from infssm.ops.heads import LEAST_STATES
 from infssm.ops.projected import Between, HeadWeights, between_backward, between_forward
 from infssm.ops.registered.library import flat, matrix, native, new
-
-_LARGE = 1 << 22
-"""Multiplications from which on packing what tiles read is small beside the product itself."""
 
 
 class LayerWeights(NamedTuple):
@@ -63,36 +58,17 @@ def mix(hidden: Tensor, weights: LayerWeights, sizes: LayerSizes) -> Mixed:
     return Mixed(*_Layer.apply(sizes, torch.is_grad_enabled(), hidden, *tensors))  # type: ignore[no-untyped-call]
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a b^T; a: [rows, k], b: [columns, k]."""
-    if a.numel() * b.shape[0] < _LARGE or not _is_faster() or 1 not in a.stride() or 1 not in b.stride():
-        return torch.mm(a, b.t())
-    found = new(a, a.shape[0], b.shape[0])
-    native.product(a, b, found, torch.get_num_threads())
-    return found
-
-
-def _is_faster() -> bool:
-    """Whether our own products are the faster ones."""
-    return native.lanes() == 16 and _is_amd()
-
-
-@cache
-def _is_amd() -> bool:
-    return bool(native.is_amd())
-
-
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sizes: LayerSizes, save: bool, hidden: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
         in_proj, *heads, norm, out_proj = tensors
         batch, tokens, width = hidden.shape
         x = hidden.reshape(-1, width)
-        projected = product(x, in_proj).view(batch, tokens, -1)
+        projected = torch.mm(x, in_proj.t()).view(batch, tokens, -1)
         y, kept = between_forward(projected, HeadWeights(*heads), sizes.inner, sizes.groups, save=save)
         normed, scale, threads = new(y, batch * tokens, sizes.inner), new(y, batch * tokens), torch.get_num_threads()
         native.norm_forward(matrix(y), None, flat(norm), sizes.eps, threads, normed, None, scale)
-        mixed = product(normed, out_proj).view(hidden.shape)
+        mixed = torch.mm(normed, out_proj.t()).view(hidden.shape)
         ctx.sizes = sizes
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, x, *kept, y, normed, scale)
@@ -104,7 +80,7 @@ class _Layer(torch.autograd.Function):
         in_proj, *heads, norm, out_proj, x, projected, convolved, A, plain, saved, y, normed, scale = ctx.saved_tensors
         _, _, of_hidden, of_in, *_, of_out = ctx.needs_input_grad
         dmixed: Tensor = torch.zeros_like(x) if grad is None else grad.reshape(x.shape)
-        dnorm, dy = torch.empty_like(norm), product(dmixed, out_proj.t())
+        dnorm, dy = torch.empty_like(norm), torch.mm(dmixed, out_proj)
         native.norm_backward(matrix(y), flat(norm), torch.get_num_threads(), scale, dy, None, dy, dnorm)
         kept, weights = Between(projected, convolved, A, plain, saved), HeadWeights(*heads)
         sizes: LayerSizes = ctx.sizes
@@ -112,6 +88,6 @@ class _Layer(torch.autograd.Function):
         if of_delta is not None:
             dprojected[..., dprojected.shape[-1] - A.shape[0] :] += of_delta
         columns = dprojected.view(-1, in_proj.shape[0])
-        dhidden = product(columns, in_proj.t()).view(*projected.shape[:2], -1) if of_hidden else None
-        din = product(columns.t(), x.t()) if of_in else None
-        return None, None, dhidden, din, *found, dnorm, product(dmixed.t(), normed.t()) if of_out else None
+        dhidden = torch.mm(columns, in_proj).view(*projected.shape[:2], -1) if of_hidden else None
+        din = torch.mm(columns.t(), x) if of_in else None
+        return None, None, dhidden, din, *found, dnorm, torch.mm(dmixed.t(), normed) if of_out else None

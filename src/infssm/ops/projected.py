@@ -70,7 +70,7 @@ def between_forward(
     x = _head_inputs(projected, convolved, A, weights, inner, groups)
     y = new(projected, *x.u.shape)
     plain, saved = (new(projected, *shape) if save else None for shape in (x.u.shape, saved_shape(x)))
-    native.heads_forward(x, y, plain, given(saved), threads, _conv_inputs(projected, weights, inner), convolved)
+    native.ssd_forward(x, y, plain, given(saved), threads, _conv_inputs(projected, weights, inner), convolved)
     return y, Between(projected, convolved, A, plain, saved)
 
 
@@ -88,7 +88,7 @@ def between_backward(
     dconv, dconv_bias = torch.empty_like(weights.conv), new(projected, weights.conv.shape[0])
     inputs, of_weights = _conv_inputs(projected, weights, inner), (dconv.squeeze(1), dconv_bias)
     at_once = (inputs, dconvolved, *of_weights) if grad_convolved is None else (None,) * 4
-    native.heads_backward(x, plain, given(saved), rows(grad_y), found, threads, *at_once)
+    native.ssd_backward(x, plain, given(saved), rows(grad_y), found, threads, *at_once)
     if grad_convolved is not None:
         dconvolved += grad_convolved
         native.conv_backward(inputs, dconvolved, dconvolved, *of_weights, threads, False)

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.ops import registered as _ops
-from infssm.ops.backend import single, use_native
 from infssm.ops.checks import compute_dtype, expect_shape
 from infssm.ops.distances import Pair, lattice
 
 
-def rotation_lattice(old_a: Tensor, new_a: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
+def rotation_lattice(old_a: Tensor, new_a: Tensor) -> tuple[Tensor, Tensor]:
     """Matrices ``sine, cosine [..., n, n]`` whose singular values are the sines and cosines of the principal angles.
 
     old_a, new_a: ``[..., n]`` poles inside the unit disc, ordered so that those of equal index are close: only
-    precision depends on the order. ``sine sine^H + cosine cosine^H = 1``. Differentiable in both; complex poles are
-    served by the reference.
+    precision depends on the order. ``sine sine^H + cosine cosine^H = 1``. Differentiable in both.
     """
     expect_shape("new_a", new_a, old_a.shape)
     if old_a.shape[-1] == 0:
         raise ConfigError("rotation_lattice: the systems have no poles (n = 0); there is nothing to compare")
-    if use_native(backend, old_a, new_a) and not torch._C._are_functorch_transforms_active():
-        sine, cosine = _ops.lattice(single(old_a), single(new_a))
-        return sine, cosine
     dtype = compute_dtype(old_a, new_a)
     sine, cosine = lattice.rotation_lattice(*Pair(old_a, old_a, new_a, new_a).poles())
     return sine.to(dtype), cosine.to(dtype)
 
 
-def principal_angles(old_a: Tensor, new_a: Tensor, *, backend: str | None = None) -> Tensor:
+def principal_angles(old_a: Tensor, new_a: Tensor) -> Tensor:
     """Angles ``[..., n]`` between the subspaces, largest first; old_a, new_a: ``[..., n]`` in any order.
 
     Small ones come from their sines and large ones from their cosines, so all keep their precision.
     """
     pair = Pair(old_a, old_a, new_a, new_a).sorted()
-    return lattice.angles(*rotation_lattice(pair.old_a, pair.new_a, backend=backend))
+    return lattice.angles(*rotation_lattice(pair.old_a, pair.new_a))

@@ -1,14 +1,12 @@
 """State spaces: their Gram matrices and distances, recording them from any model, probes of other libraries' layers."""
 
 from infssm.ssm import probes as _probes  # noqa: F401  (registers the built-in probes)
-from infssm.ssm.distances import distance, principal_angles
+from infssm.ssm.distances import describe_distance, distance, list_distances, principal_angles, register_distance
 from infssm.ssm.gramian import gram, gram_dense
 from infssm.ssm.mixers import find_mixers, state_parameters, unwrap
 from infssm.ssm.old_model import OldModel
-from infssm.ssm.outputs import Observation, OutputRecorder, logits_of
 from infssm.ssm.probe import MixerInputs, Probe, StateOptions, register_probe
-from infssm.ssm.recorder import Recorder, StateRecord, record_states
-from infssm.ssm.registry import describe_distance, list_distances, register_distance
+from infssm.ssm.recorder import Observation, OutputRecorder, Recorder, StateRecord, logits_of, record_states
 from infssm.ssm.space import StateSpace, soft_normalize
 
 __all__ = [

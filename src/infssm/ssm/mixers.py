@@ -9,7 +9,7 @@ from torch import nn
 
 from infssm._registry import suggest
 from infssm.errors import ConfigError, NoSSMLayersError
-from infssm.models import STATE_SETS, SSMMixer, StateRows
+from infssm.models import STATE_SETS, SSMMixer
 from infssm.ssm.probe import load_entry_points, probe_for, qualified_name
 
 Layers = str | int | Sequence[str]
@@ -28,42 +28,31 @@ _WRAPPER_MODULES = (
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DDP, FSDP, torch.compile and Fabric wrappers."""
     while qualified_name(type(model)).startswith(_WRAPPER_MODULES):
-        inner = next((child for name in _WRAPPED if (child := _child(model, name)) is not None), None)
-        if inner is None:
+        for name in _WRAPPED:
+            if isinstance(inner := getattr(model, name, None), nn.Module):
+                model = inner
+                break
+        else:
             return model
-        model = inner
     return model
-
-
-def _child(model: nn.Module, name: str) -> nn.Module | None:
-    child = getattr(model, name, None)
-    return child if isinstance(child, nn.Module) else None
 
 
 def find_mixers(model: nn.Module, layers: Layers = "all") -> dict[str, nn.Module]:
     """The state space mixers of a model by name, in order, names free of wrapper prefixes.
 
-    ``layers``: ``"all"``, an int k for the last k mixers, or names. Raises NoSSMLayersError where there is none.
+    ``layers``: ``"all"``, an int k for the last k mixers, or names. Raises NoSSMLayersError if there are none.
     """
     load_entry_points()
     found: dict[str, nn.Module] = {}
     _collect(model, "", found)
     if not found:
-        raise NoSSMLayersError(_no_layers_message(model))
-    return _select(found, layers)
-
-
-def _collect(module: nn.Module, prefix: str, found: dict[str, nn.Module]) -> None:
-    module = unwrap(module)
-    if isinstance(module, SSMMixer) or probe_for(module) is not None:
-        if not any(module is known for known in found.values()):
-            found[prefix] = module
-        return
-    for name, child in module.named_children():
-        _collect(child, f"{prefix}.{name}" if prefix else name, found)
-
-
-def _select(found: dict[str, nn.Module], layers: Layers) -> dict[str, nn.Module]:
+        types = Counter(qualified_name(type(module)) for module in model.modules())
+        listing = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in types.most_common(20))
+        raise NoSSMLayersError(
+            f"{qualified_name(type(model))} has no state space layer that infssm knows. Module types found: {listing}"
+            f"{', ...' if len(types) > 20 else ''}. Register yours with "
+            "@infssm.register_probe(YourMixer) on a function (mixer, inputs) -> list[StateSpace]."
+        )
     if layers == "all":
         return found
     if isinstance(layers, int):
@@ -81,14 +70,14 @@ def _select(found: dict[str, nn.Module], layers: Layers) -> dict[str, nn.Module]
     return {name: mixer for name, mixer in found.items() if name in names}
 
 
-def _no_layers_message(model: nn.Module) -> str:
-    seen = Counter(qualified_name(type(module)) for module in model.modules())
-    listing = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in seen.most_common(20))
-    return (
-        f"{qualified_name(type(model))} has no state space layer that infssm knows. Module types seen: {listing}"
-        f"{', ...' if len(seen) > 20 else ''}. Teach it yours with "
-        "@infssm.register_probe(YourMixer) on a function (mixer, inputs) -> list[StateSpace]."
-    )
+def _collect(module: nn.Module, prefix: str, found: dict[str, nn.Module]) -> None:
+    module = unwrap(module)
+    if isinstance(module, SSMMixer) or probe_for(module) is not None:
+        if not any(module is known for known in found.values()):
+            found[prefix] = module
+        return
+    for name, child in module.named_children():
+        _collect(child, f"{prefix}.{name}" if prefix else name, found)
 
 
 def state_parameters(
@@ -100,22 +89,20 @@ def state_parameters(
     """
     if which not in STATE_SETS:
         raise ConfigError(f"unknown parameter set {which!r}{suggest(which, STATE_SETS)}")
-    rows: list[tuple[str, nn.Parameter, slice | None]] = []
+    members: list[tuple[str, nn.Parameter, slice | None]] = []
     for prefix, mixer in find_mixers(model, layers).items():
+        if isinstance(mixer, SSMMixer):
+            listed = mixer.state_parameters(which)
+        else:
+            probe = probe_for(mixer)
+            if probe is None or probe.parameters is None:
+                raise ConfigError(
+                    f"the probe of {prefix} ({qualified_name(type(mixer))}) does not list the parameters that form the "
+                    "states; give register_probe(..., parameters=(mixer, which) -> [(parameter, rows)])"
+                )
+            listed = probe.parameters(mixer, which)
         own = {id(parameter): (name, parameter) for name, parameter in mixer.named_parameters()}
-        for tensor, part in _mixer_parameters(prefix, mixer, which):
+        for tensor, rows in listed:
             name, parameter = own[id(tensor)]
-            rows.append((f"{prefix}.{name}" if prefix else name, parameter, part))
-    return rows
-
-
-def _mixer_parameters(name: str, mixer: nn.Module, which: str) -> list[StateRows]:
-    if isinstance(mixer, SSMMixer):
-        return mixer.state_parameters(which)
-    probe = probe_for(mixer)
-    if probe is None or probe.parameters is None:
-        raise ConfigError(
-            f"the probe of {name} ({qualified_name(type(mixer))}) does not say which parameters form its states; "
-            "give register_probe(..., parameters=(mixer, which) -> [(parameter, rows)])"
-        )
-    return probe.parameters(mixer, which)
+            members.append((f"{prefix}.{name}" if prefix else name, parameter, rows))
+    return members

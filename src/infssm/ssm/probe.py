@@ -1,4 +1,4 @@
-"""How layers of other libraries are taught: a probe recomputes the states of a mixer from the mixer's input."""
+"""Probes, which recompute the states of other libraries' mixers from the mixer's input, and their registry."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StateOptions:
 
 @dataclass(frozen=True)
 class MixerInputs:
-    """What a mixer was called with. ``inputs[0]`` and iteration give the positional arguments."""
+    """The arguments of a mixer's call. ``inputs[0]`` and iteration give the positional ones."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ ParametersFn = Callable[[Any, str], list[StateRows]]
 
 @dataclass(frozen=True)
 class Probe:
-    """What is known about one mixer class: how to read its states and which parameters form them."""
+    """How to read the states of one mixer class, and which parameters form them."""
 
     states: ProbeFn
     parameters: ParametersFn | None = None
@@ -92,7 +92,7 @@ _GROUP = "infssm.probes"
 def register_probe(
     mixer: type[nn.Module] | str, *, parameters: ParametersFn | None = None
 ) -> Callable[[ProbeFn], ProbeFn]:
-    """Teach infssm a mixer class: decorate ``(mixer, inputs) -> list[StateSpace]``, one entry per scan direction.
+    """Register a probe for a mixer class: ``(mixer, inputs) -> list[StateSpace]``, one entry per scan direction.
 
     ``mixer``: the class, or its qualified name (``"package.module.Class"``; ``*`` matches anything) so that its library
     need not be imported. Subclasses are covered. ``inputs`` is a :class:`MixerInputs`; a probe must be differentiable.

@@ -1,9 +1,10 @@
-"""Recording: the states a model's mixers form during a forward pass, while a recording is on."""
+"""Recording what a model computes in its forward passes: the states of its mixers, its features and its logits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -12,24 +13,29 @@ from torch.utils.hooks import RemovableHandle
 
 from infssm.errors import ConfigError
 from infssm.models import SSMMixer
-from infssm.ssm.mixers import Layers, find_mixers
+from infssm.models.features import output_layer
+from infssm.models.mixer import at_least_float32
+from infssm.ssm.mixers import Layers, find_mixers, unwrap
 from infssm.ssm.probe import BMode, StateOptions
 from infssm.ssm.space import StateSpace
 
+_NOTHING = "no forward pass was recorded; run the model inside 'with recorder.recording():'"
 _RECORDED: WeakSet[nn.Module] = WeakSet()
+"""Mixers that are being recorded now."""
 
 
 class StopForward(BaseException):
-    """Ends a states-only forward pass; not an Exception, so that no handler inside a model swallows it."""
+    """Ends a forward pass once everything asked for is known; not an Exception, so that no model swallows it."""
 
 
 class Recorder:
     """Records the states of a model's forward passes inside ``with recorder.recording():``.
 
     Outside of it nothing is installed on the model. ``states`` belong to the last forward: the next forward starts a
-    new record (it is known by the first mixer running again, so a first mixer that runs several times in one forward
-    keeps its last run only); a checkpoint's recomputation during backward is not recorded. States are part of the
-    autograd graph of their forward, float32 (float64 for float64 models) under any autocast.
+    new record. A new forward is recognised by the first mixer running again, so of a first mixer that runs several
+    times in one forward only the last run is kept. The recomputation of a gradient checkpoint during backward is not
+    recorded. States are part of the autograd graph of their forward, and float32 (float64 for float64 models) under
+    any autocast.
     """
 
     def __init__(
@@ -41,71 +47,63 @@ class Recorder:
         layers: Layers = "all",
     ) -> None:
         self.options = StateOptions(include_dt_bias, b_mode)
-        self._mixers = find_mixers(model, layers)
-        self._record: dict[str, list[StateSpace]] = {}
-        self._stop = False
+        self.mixers = find_mixers(model, layers)
+        self.record: dict[str, list[StateSpace]] = {}
+        self.stop = False
+        """Whether forwards end once the last mixer's states are known."""
         self.with_gradient = True
         """Whether gradients were enabled in the recorded forward."""
 
     @property
     def names(self) -> list[str]:
         """Names of the recorded mixers, in order."""
-        return list(self._mixers)
+        return list(self.mixers)
 
     @property
     def states(self) -> dict[str, list[StateSpace]]:
         """States of the last forward, one entry per scan direction of each mixer, in the order of ``names``."""
-        if not self._record:
-            raise ConfigError("no forward pass was recorded; run the model inside 'with recorder.recording():'")
-        return {name: list(self._record[name]) for name in self._mixers if name in self._record}
+        if not self.record:
+            raise ConfigError(_NOTHING)
+        return {name: list(self.record[name]) for name in self.mixers if name in self.record}
 
     def flat(self) -> list[StateSpace]:
         """States of the last forward as one list, layer by layer."""
-        return [space for spaces in self.states.values() for space in spaces]
+        if not self.record:
+            raise ConfigError(_NOTHING)
+        spaces: list[StateSpace] = []
+        for name in self.mixers:
+            spaces += self.record.get(name, ())
+        return spaces
 
     def clear(self) -> None:
-        """Forget the last record, and with it the graph it keeps alive."""
-        self._record = {}
+        """Drop the last record, and with it the autograd graph it keeps alive."""
+        self.record = {}
 
     @contextmanager
     def recording(self, *, stop: bool = False) -> Iterator[Recorder]:
         """Record the forward passes of the block; with ``stop``, end each one after the last mixer's projections."""
-        from infssm.ssm.taps import install  # loads torch's compiler: a second that imports need not take
+        from infssm.ssm.taps import ProbeHook, Tap  # imports torch's compiler, which takes a second
 
-        if any(mixer in _RECORDED for mixer in self._mixers.values()):
-            raise ConfigError("this model is being recorded already; leave the other recording first")
-        self.clear()
-        self._stop = stop
+        for mixer in self.mixers.values():
+            if mixer in _RECORDED:
+                raise ConfigError("this model is being recorded already; leave the other recording first")
+        self.record, self.stop = {}, stop
         handles: list[RemovableHandle] = []
         try:
-            for name, mixer in self._mixers.items():
+            for name, mixer in self.mixers.items():
                 _RECORDED.add(mixer)
-                handles += install(mixer, self, name)
+                if isinstance(mixer, SSMMixer):
+                    mixer.tap = Tap(self, name)
+                else:
+                    handles.append(mixer.register_forward_pre_hook(ProbeHook(self, name, mixer), with_kwargs=True))
             yield self
         finally:
-            for mixer in self._mixers.values():
+            for mixer in self.mixers.values():
                 _RECORDED.discard(mixer)
                 if isinstance(mixer, SSMMixer):
-                    object.__setattr__(mixer, "tap", None)  # the module's own way fails when Python is shutting down
+                    object.__setattr__(mixer, "tap", None)  # nn.Module's own __setattr__ fails at interpreter shutdown
             for handle in handles:
                 handle.remove()
-
-    def _is_last(self, name: str) -> bool:
-        """Whether every other mixer has run in this forward."""
-        return len(self._record) - (name in self._record) == len(self._mixers) - 1
-
-    def _add(self, name: str, spaces: list[StateSpace]) -> None:
-        stop = self._stop and self._is_last(name)
-        if self._record and name == next(iter(self._record)):
-            self._record = {}
-        self.with_gradient = torch.is_grad_enabled()
-        self._record.setdefault(name, []).extend(space.map(_at_least_float32) for space in spaces)
-        if stop:
-            raise StopForward
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 class StateRecord(Mapping[str, list[StateSpace]]):
@@ -118,10 +116,10 @@ class StateRecord(Mapping[str, list[StateSpace]]):
         return self._recorder.states[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._recorder._record and self._recorder.states)
+        return iter(self._recorder.record and self._recorder.states)
 
     def __len__(self) -> int:
-        return len(self._recorder._record)
+        return len(self._recorder.record)
 
     def flat(self) -> list[StateSpace]:
         """All states as one list, layer by layer."""
@@ -140,3 +138,89 @@ def record_states(
     recorder = Recorder(model, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers)
     with recorder.recording():
         yield StateRecord(recorder)
+
+
+class Observation(NamedTuple):
+    """What was recorded of one forward.
+
+    states: one entry per layer and scan direction. features: ``[b, d]``, of language models ``[b, tokens, d]``.
+    logits: ``[b, K]``, of language models ``[b, tokens, vocabulary]``. None where they were not asked for.
+    """
+
+    states: list[StateSpace]
+    features: Tensor | None = None
+    logits: Tensor | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the forward; 1 where only states that do not depend on the input were recorded."""
+        largest = 0 if self.logits is None else len(self.logits)
+        if self.features is not None:
+            largest = max(largest, len(self.features))
+        for space in self.states:
+            largest = max(largest, len(space.a))
+        return largest
+
+    def rows(self, rows: slice | Tensor) -> Observation:
+        """Some rows of the batch, as a slice or indices; states that do not depend on the input keep their one row."""
+
+        def take(tensor: Tensor) -> Tensor:
+            return tensor if len(tensor) == 1 else tensor[rows]
+
+        features, logits = (None if t is None else take(t) for t in (self.features, self.logits))
+        return Observation([space.map_batch(take) for space in self.states], features, logits)
+
+
+class OutputRecorder:
+    """Records features (the input of the output layer) and logits inside ``with recorder.recording():``."""
+
+    def __init__(self, model: nn.Module, *, features: bool, logits: bool) -> None:
+        self._model = model
+        self._features, self._logits = features, logits
+        self._stop = False
+        self._record: dict[str, Tensor] = {}
+        self.with_gradient = True
+        """Whether gradients were enabled in the recorded forward."""
+
+    @contextmanager
+    def recording(self, *, stop: bool = False) -> Iterator[OutputRecorder]:
+        """Record the forwards of the block; with ``stop``, end each one where its features are known."""
+        self._record, self._stop = {}, stop
+        handles = []
+        if self._features:
+            handles.append(output_layer(unwrap(self._model)).register_forward_pre_hook(self._take_features))
+        if self._logits:
+            handles.append(self._model.register_forward_hook(self._take_logits))
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def taken(self) -> dict[str, Tensor]:
+        """``features`` and ``logits`` of the last forward, those that are recorded."""
+        if len(self._record) < self._features + self._logits:
+            raise ConfigError(_NOTHING)
+        return dict(self._record)
+
+    def clear(self) -> None:
+        """Drop the last record, and with it the autograd graph it keeps alive."""
+        self._record = {}
+
+    def _take_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG002
+        self._record["features"] = at_least_float32(args[0])
+        self.with_gradient = torch.is_grad_enabled()
+        if self._stop:
+            raise StopForward
+
+    def _take_logits(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
+        self._record["logits"] = at_least_float32(logits_of(output))
+        self.with_gradient = torch.is_grad_enabled()
+
+
+def logits_of(output: Any) -> Tensor:
+    """Logits of a model's output: the tensor itself, or ``.logits`` of a structured output."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise ConfigError(f"the model must return logits or an object with .logits, got {type(output).__name__}")
+    return logits

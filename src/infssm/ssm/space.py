@@ -58,12 +58,12 @@ class StateSpace:
         """Apply ``fn`` to each tensor but the mask."""
         return replace(self, a=fn(self.a), c=fn(self.c), b=None if self.b is None else fn(self.b))
 
-    def rows(self, take: Callable[[Tensor], Tensor]) -> StateSpace:
-        """Take rows of the batch, of the mask too."""
-        return replace(self.map(take), mask=None if self.mask is None else take(self.mask))
+    def map_batch(self, fn: Callable[[Tensor], Tensor]) -> StateSpace:
+        """Apply ``fn``, which selects rows of the batch, to each tensor and to the mask."""
+        return replace(self.map(fn), mask=None if self.mask is None else fn(self.mask))
 
     def without_padding(self) -> StateSpace:
-        """The systems of tokens alone, ``[real tokens, ..., n]``: what a mean over tokens is to be taken of."""
+        """The systems of all tokens that are not padding, ``[tokens, ..., n]``, as for a mean over tokens."""
         if self.mask is None:
             return self
         mask = self.mask
@@ -109,24 +109,16 @@ class StateSpace:
         radius = float(a.detach().abs().max()) if a.numel() else 0.0
         if not radius < 1:
             raise ConfigError(f"from_dense: A is unstable, spectral radius {radius:.6g} >= 1; scale it below 1")
-        c = (_row(C, n, A.ndim - 1, "C").to(V.dtype).unsqueeze(-2) @ V).squeeze(-2)
-        b = None
-        if B is not None:
-            b = torch.linalg.solve(V, _column(B, n, A.ndim - 1).to(V.dtype).unsqueeze(-1)).squeeze(-1)
+        rows: dict[str, Tensor] = {"C": C} if B is None else {"C": C, "B": B.mT if B.ndim == A.ndim else B}
+        for name, row in rows.items():
+            if row.ndim == A.ndim and row.shape[-2] == 1:
+                rows[name] = row = row.squeeze(-2)
+            if row.ndim != A.ndim - 1 or row.shape[-1] != n:
+                shape = tuple(row.shape)
+                raise ConfigError(f"from_dense: {name} must be one row of n = {n} values per system, got {shape}")
+        c = (rows["C"].to(V.dtype).unsqueeze(-2) @ V).squeeze(-2)
+        b = None if B is None else torch.linalg.solve(V, rows["B"].to(V.dtype).unsqueeze(-1)).squeeze(-1)
+        # Sorted by the imaginary part, ties by the real one: a stable sort by the second key comes first.
         order = a.detach().real.sort(dim=-1, stable=True).indices
         order = order.gather(-1, a.detach().imag.gather(-1, order).sort(dim=-1, stable=True).indices)
         return cls(a, c, b).map(lambda x: x.gather(-1, order.expand(x.shape)))
-
-
-def _row(C: Tensor, n: int, ndim: int, name: str) -> Tensor:
-    """Bring ``[..., 1, n]`` to ``[..., n]``."""
-    if C.ndim == ndim + 1 and C.shape[-2] == 1:
-        C = C.squeeze(-2)
-    if C.ndim != ndim or C.shape[-1] != n:
-        raise ConfigError(f"from_dense: {name} must be one row of n = {n} values per system, got {tuple(C.shape)}")
-    return C
-
-
-def _column(B: Tensor, n: int, ndim: int) -> Tensor:
-    """Bring ``[..., n, 1]`` to ``[..., n]``."""
-    return _row(B.mT if B.ndim == ndim + 1 else B, n, ndim, "B")

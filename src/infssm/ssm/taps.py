@@ -1,41 +1,30 @@
-"""What a recorder puts on mixers; kept out of compiled code, which would trace into the recorder.
+"""What a recorder installs on mixers: a tap on ours, a forward pre-hook on those of other libraries.
 
-Imported with the first recording: ``torch.compiler.disable`` loads all of torch's compiler.
+Both are kept out of compiled code, which would trace into the recorder. The recorder imports this file with the first
+recording, because ``torch.compiler.disable`` imports all of torch's compiler.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
-from torch.utils.hooks import RemovableHandle
 
 from infssm.errors import ConfigError
 from infssm.models import RawStates, SSMMixer
-from infssm.models.mixer import beside_checkpoint
-from infssm.ssm.probe import MixerInputs, Probe, as_mask, probe_for
+from infssm.models.mixer import at_least_float32, beside_checkpoint
+from infssm.ssm.probe import MixerInputs, as_mask, probe_for
+from infssm.ssm.recorder import Recorder, StopForward
 from infssm.ssm.space import StateSpace
 
-if TYPE_CHECKING:
-    from infssm.ssm.recorder import Recorder
+_HALF = (torch.float16, torch.bfloat16)
 
 
-def install(mixer: nn.Module, recorder: Recorder, name: str) -> list[RemovableHandle]:
-    """Put a tap (our mixers) or a hook (foreign ones) on the mixer that the recorder knows by ``name``."""
-    tap = _Tap(recorder, name)
-    if isinstance(mixer, SSMMixer):
-        mixer.tap = tap
-        return []
-    probe = probe_for(mixer)
-    assert probe is not None
-    return [mixer.register_forward_pre_hook(_ProbeHook(tap, probe), with_kwargs=True)]
-
-
-class _Tap:
-    """The end of a recorder that sits on one mixer. Copies of a model being recorded get ``None`` in its place."""
+class Tap:
+    """Hands the states of one mixer to a recorder. Copies of a model that is being recorded get None instead."""
 
     def __init__(self, recorder: Recorder, name: str) -> None:
         self.recorder = recorder
@@ -45,18 +34,34 @@ class _Tap:
 
     @property
     def stop(self) -> bool:
-        return self.recorder._stop and self.recorder._is_last(self.name)
+        """Whether the forward ends with this mixer: it may end, and every other mixer has run."""
+        recorder = self.recorder
+        return recorder.stop and len(recorder.record.keys() | {self.name}) == len(recorder.mixers)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def emit(self, mixer: SSMMixer, states: list[RawStates]) -> None:  # noqa: ARG002
-        """Take the states of one of our mixers."""
-        if in_backward():
+        """Record the states of one of our mixers."""
+        if not _is_recorded():
             return
-        _reject_reentrant_checkpoint()
-        options = self.recorder.options
+        options, spaces = self.recorder.options, []
         with beside_checkpoint():
-            spaces = [StateSpace(s.a, s.c, options.b(s.b, s.delta, s.zoh), as_mask(s.mask)) for s in states]
-            self.recorder._add(self.name, spaces)
+            for raw in states:
+                b = raw.b if options.b_mode == "raw" else options.b(raw.b, raw.delta, raw.zoh)
+                spaces.append(StateSpace(raw.a, raw.c, b, None if raw.mask is None else as_mask(raw.mask)))
+            self.record(spaces)
+
+    def record(self, spaces: list[StateSpace]) -> None:
+        """Add the states to the record of this forward; the first mixer of the record begins a new one."""
+        recorder, stop = self.recorder, self.stop
+        if recorder.record and self.name == next(iter(recorder.record)):
+            recorder.record = {}
+        recorder.with_gradient = torch.is_grad_enabled()
+        record = recorder.record.setdefault(self.name, [])
+        for space in spaces:
+            half = space.a.dtype in _HALF or space.c.dtype in _HALF or (space.b is not None and space.b.dtype in _HALF)
+            record.append(space.map(at_least_float32) if half else space)
+        if stop:
+            raise StopForward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -65,23 +70,22 @@ class _Tap:
         return (type(None), ())
 
 
-class _ProbeHook:
-    """Forward pre-hook of a foreign mixer. Copies of a model being recorded get a hook that does nothing."""
+class ProbeHook(Tap):
+    """Forward pre-hook of another library's mixer. Copies of a recorded model get a hook that does nothing."""
 
-    def __init__(self, tap: _Tap, probe: Probe) -> None:
-        self.tap = tap
-        self.probe = probe
+    def __init__(self, recorder: Recorder, name: str, mixer: nn.Module) -> None:
+        super().__init__(recorder, name)
+        self.probe = probe_for(mixer)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if in_backward():
+        """Recompute the mixer's states from its input, and record them."""
+        if not _is_recorded():
             return
-        _reject_reentrant_checkpoint()
-        recorder = self.tap.recorder
-        inputs = MixerInputs(args, kwargs, recorder.options)
+        assert self.probe is not None
         device = next(mixer.parameters()).device.type
         with beside_checkpoint(), torch.autocast(device, enabled=False):
-            recorder._add(self.tap.name, self.probe.states(mixer, inputs))
+            self.record(self.probe.states(mixer, MixerInputs(args, kwargs, self.recorder.options)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return no_hook
@@ -91,23 +95,21 @@ class _ProbeHook:
 
 
 def no_hook(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What a copy of a recorded model has in the place of its hook."""
+    """The hook of a copy of a recorded model."""
 
 
 def _get_no_hook() -> Any:
     return no_hook
 
 
-def in_backward() -> bool:
-    """Whether autograd is running a backward pass: the forward is then a checkpoint's recomputation."""
-    return torch._C._current_graph_task_id() != -1
+def _is_recorded() -> bool:
+    """Whether states of this forward are recorded: not those of a checkpoint's recomputation during backward.
 
-
-def _reject_reentrant_checkpoint() -> None:
-    """States formed inside a reentrant checkpoint carry no gradient, and a penalty on them would do nothing."""
-    if torch.is_grad_enabled():
-        return
-    frame = sys._getframe(1)
+    Raises inside a reentrant checkpoint, where states carry no gradient and a penalty on them would do nothing.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        return False
+    frame = None if torch.is_grad_enabled() else sys._getframe(1)
     while frame is not None:
         if frame.f_code is CheckpointFunction.forward.__code__ and any(
             isinstance(arg, Tensor) and arg.requires_grad for arg in frame.f_locals["args"]
@@ -117,4 +119,5 @@ def _reject_reentrant_checkpoint() -> None:
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), in transformers "
                 "model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
+    return True

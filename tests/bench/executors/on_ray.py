@@ -10,7 +10,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before it is imported
 import pytest
 import ray
 
-from infssm.bench.executors import Finished, InProcess, Job, RayExecutor, gather, make_plan, results
+from infssm.bench.executors import Experiment, Finished, InProcess, RayExecutor, gather, make_plan, results
 from infssm.bench.executors.ray import _Cluster
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.signals import Interrupted
@@ -55,9 +55,9 @@ class KillOnce:
         return True
 
 
-def check(ends: list[Finished], jobs: list[Job], out: Path, alone: Path) -> None:
+def check(ends: list[Finished], jobs: list[Experiment], out: Path, alone: Path) -> None:
     assert [end.error for end in ends] == [None] * len(jobs)
-    found = {end.job: end.result for end in ends}
+    found = {end.experiment: end.result for end in ends}
     serial = results(gather(InProcess(), make_plan(grid(alone)), quiet=True))
     for job, result in zip(jobs, serial, strict=True):
         assert found[job].path.relative_to(out) == result.path.relative_to(alone)
@@ -69,7 +69,7 @@ def test_ctrl_c_then_a_killed_process_in_a_shared_folder(tmp_path: Path) -> None
     out = tmp_path / "ray"
     jobs = make_plan(grid(out))
 
-    def ctrl_c(job: Job, task: int, aa: float) -> bool:
+    def ctrl_c(job: Experiment, task: int, aa: float) -> bool:
         signal.raise_signal(signal.SIGINT)
         return True
 

@@ -7,8 +7,10 @@ import pytest
 
 from infssm.bench.executors import InProcess, LocalProcesses, RayExecutor
 from infssm.cli.app import invoke
-from infssm.cli.run import choose_executor
+from infssm.cli.options import choose_executor
 from infssm.errors import ConfigError
+from infssm.learner.config.load import to_yaml
+from tests.learner.tiny import tiny_config
 
 
 def test_where_runs_are_carried_out() -> None:
@@ -43,5 +45,14 @@ def test_a_grid_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert invoke(["run", *grid, "--seed", "0", "10", "-o", str(tmp_path), "--print-config"]) == 0
     assert capfd.readouterr().out.count("\nmethod:\n") == 8
     assert invoke(["run", *grid, "-o", str(tmp_path), "--dry-run"]) == 0
-    assert capfd.readouterr().out.count("\ntask 0 from seq seed 0 train.lr=0.001\n") == 1
+    assert capfd.readouterr().out.count("\ntask 0 from ") == 4
     assert not list(tmp_path.iterdir())
+
+
+def test_results_on_validation_data_are_called_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tiny.yaml").write_text(to_yaml(tiny_config(tmp_path)))
+    for part in ("test", "val"):
+        assert invoke(["run", "-c", str(tmp_path / "tiny.yaml"), f"data.evaluate={part}"]) == 0
+        told = capfd.readouterr()
+        assert ("task 1 done: validation accuracy per task" in told.err) == (part == "val")
+        assert ("on validation data" in " ".join(told.out.split())) == (part == "val")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infssm._memory import RUNS_AT_ONCE, cores_here, memory_here
-from infssm.bench.executors import InProcess, Job, LocalProcesses, gather, make_plan, results
+from infssm.bench.executors import Experiment, InProcess, LocalProcesses, gather, make_plan, results
 from infssm.bench.executors.local import _how, _Pipe
 from infssm.bench.executors.working import TellingDisplay
 from infssm.bench.running import run
@@ -39,7 +39,7 @@ def signal_all(number: int) -> None:
 def test_ctrl_c_then_a_killed_process_then_the_results_of_one_process(tmp_path: Path) -> None:
     jobs, seen = make_plan(grid(tmp_path / "many")), []
 
-    def ctrl_c(job: Job, task: int, aa: float) -> bool:
+    def ctrl_c(job: Experiment, task: int, aa: float) -> bool:
         seen.append(job)
         signal_all(signal.SIGINT)
         return True
@@ -50,7 +50,7 @@ def test_ctrl_c_then_a_killed_process_then_the_results_of_one_process(tmp_path: 
     assert multiprocessing.active_children() == []
     killed = []
 
-    def kill(job: Job, task: int, aa: float) -> bool:
+    def kill(job: Experiment, task: int, aa: float) -> bool:
         if not killed:
             [*_, child] = multiprocessing.active_children()
             killed.append(child)
@@ -61,8 +61,8 @@ def test_ctrl_c_then_a_killed_process_then_the_results_of_one_process(tmp_path: 
     assert [end.error for end in ends] == [None] * 4
     assert len(killed) == 1
     again = list(LocalProcesses(2).run(jobs, quiet=True))  # nothing is left to do, so no process is started
-    assert {end.job for end in again if end.result is not None} == set(jobs)
-    found: dict[Job, Result | None] = {end.job: end.result for end in ends}
+    assert {end.experiment for end in again if end.result is not None} == set(jobs)
+    found: dict[Experiment, Result | None] = {end.experiment: end.result for end in ends}
     alone = results(gather(InProcess(), make_plan(grid(tmp_path / "one")), quiet=True))
     for job, result in zip(jobs, alone, strict=True):
         assert found[job].path.relative_to(tmp_path / "many") == result.path.relative_to(tmp_path / "one")

@@ -1,15 +1,21 @@
-"""From lists of values to jobs: grids, shared task-0 models, threads."""
+"""From lists of values to jobs: grids, shared task-0 models, what is decided before the hash."""
 
+import sys
+from collections import Counter
+from copy import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from infssm.bench.executors import Job, make_plan, share_first_task
+from infssm.bench.experiment import make_plan, resolve
 from infssm.bench.presets import plan
 from infssm.bench.presets import run as run_preset
-from infssm.bench.running import run_path
 from infssm.errors import ConfigError
+from infssm.learner.config.fields import TrainConfig
 from infssm.learner.config.grid import expand_overrides, split_values
+from infssm.learner.config.load import config_hash, load_config
 from tests.learner.tiny import TINY, tiny_config
 
 
@@ -47,59 +53,66 @@ def test_lists_that_make_no_grid(overrides: list[str], message: str) -> None:
         expand_overrides(overrides)
 
 
-def names(jobs: list[Job]) -> list[tuple[str, str]]:
-    return [(job.name, job.needs.name if job.needs else "") for job in jobs]
+def task0(overrides: list[str], **options: Any) -> list[int | None]:
+    """For each experiment of a plan, which of the plan's task-0 models it starts from; None: it has its own."""
+    found = [experiment.task0_weights for experiment in plan(TINY, overrides, **options)]
+    models = list(dict.fromkeys(path for path in found if path is not None))
+    return [None if path is None else models.index(path) for path in found]
 
 
 def test_task_0_is_trained_once_per_seed_and_setting_that_changes_it() -> None:
-    jobs = plan(TINY, ["method=lwf-ac+lda,seq,er", "train.lr=1e-3,1e-4"], seeds=[0, 10])
-    first = [f"lwf-ac+lda seed {seed} train.lr={lr}" for seed in (0, 10) for lr in (0.001, 0.0001)]
-    assert names(jobs[:4]) == [(name, "") for name in first]
-    others = [(f"{m} seed {s}", lr) for s in (0, 10) for m in ("seq", "er") for lr in (0.001, 0.0001)]
-    assert names(jobs[4:]) == [
-        (f"{name} train.lr={lr}", f"lwf-ac+lda {name.split(' ', 1)[1]} train.lr={lr}") for name, lr in others
-    ]
-    assert len({run_path(job.config) for job in jobs}) == 12
+    grid = ["method=lwf-ac+lda,seq,er", "train.lr=1e-3,1e-4"]
+    assert task0(grid, seeds=[0, 10]) == [0, 1] * 3 + [2, 3] * 3
+    jobs = plan(TINY, grid, seeds=[0, 10])
+    assert len({job.path for job in jobs}) == 12
+    assert jobs[2].name == "seq seed 0 train.lr=0.001"
 
 
-def test_later_settings_do_not_part_runs() -> None:
+def test_settings_of_later_tasks_do_not_change_task_0() -> None:
     changes = ["train.epochs=1,2", "train.task0_epochs=3", "train.lr_scale=0.5,1", "train.lr_scale_variant=once"]
-    jobs = plan(TINY, ["method=seq", *changes])
-    assert [job.needs for job in jobs] == [None, *[jobs[0]] * 3]
+    assert task0(["method=seq", *changes]) == [0] * 4
+    assert task0(["method=seq", "data.evaluate=test,val"]) == [0, 0]
     for change in ("train.epochs=1,2", "train.batch_size=4,8", "model.options.d_state=4,8", "data.num_tasks=2,5"):
-        assert [job.needs for job in plan(TINY, ["method=seq", change])] == [None, None]
+        assert task0(["method=seq", change]) == [0, 1]
 
 
-def test_who_trains_task_0_itself() -> None:
-    alone = plan(TINY, ["method=er,der,si,lucir,clfd,l2p-r,seq+ucl,cosine"])
-    assert not any(job.needs for job in alone)  # replay trains task 0 in its own way, the others need their own
-    jobs = plan(TINY, ["method=si,er,ewc,lucir,joint,frozen+gda"])
-    assert names(jobs) == [
-        ("ewc seed 0", ""),
-        ("si seed 0", ""),
-        ("er seed 0", "ewc seed 0"),
-        ("lucir seed 0", ""),
-        ("joint seed 0", "ewc seed 0"),
-        ("frozen+gda seed 0", "ewc seed 0"),
-    ]
-    given = plan(TINY, ["method=seq,ewc", "train.task0=somewhere.safetensors"])
-    assert not any(job.needs for job in given)
+def test_methods_that_train_task_0_themselves() -> None:
+    assert task0(["method=si,lucir,clfd,l2p-r,seq+ucl"]) == [None] * 5
+    assert task0(["method=er,der,ewc,joint,frozen+gda"]) == [0] * 5
+    assert task0(["method=seq,ewc", "train.task0=somewhere.safetensors"]) == [None] * 2
+    assert task0(["method=er", "train.task0=own"]) == [None]
+    assert task0(["method={name: seq, mask: full}"]) == [None]
 
 
-def test_the_main_job_shares_what_seq_trained() -> None:
-    jobs = plan(None)
-    assert jobs[0].config.method.name == "seq"
-    assert len(jobs) > 1
-    assert [job.needs for job in jobs] == [None, *[jobs[0]] * (len(jobs) - 1)]
+def test_an_experiment_does_not_depend_on_its_company() -> None:
+    """All that decides a result is in the configuration that is hashed."""
+    [alone] = plan(TINY, ["method=er"])
+    in_grid = plan(TINY, ["method=seq,er"], seeds=[1, 0])[-1]
+    assert alone.config == in_grid.config == resolve(alone.config)
+    assert alone.path == in_grid.path
+    assert alone.task0 is not None
+    assert in_grid.task0 is not None
+    assert alone.task0.path == in_grid.task0.path
 
 
-def test_several_runs_have_one_thread_each_unless_told(tmp_path: Path) -> None:
-    def threads(overrides: list[str], seeds: list[int]) -> set[int | None]:
-        return {job.config.train.threads for job in plan({"method": "seq"}, overrides, seeds=seeds)}
+def test_machine_and_method_decide_what_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infssm.learner.precision.bfloat16_unit", lambda: None)
+    open_ = {"precision": "bf16-mixed", "accelerator": "cpu"}
+    small, large = (
+        resolve(load_config({"model": model, "train": open_})).train for model in ("vim_nano", "vmamba_tiny")
+    )
+    assert (small.threads, small.precision, small.task0) == (1, "32-true", "plain")
+    assert large.threads == torch.get_num_threads()
+    assert resolve(load_config({"model": "vim_nano", "train": {"threads": 3}})).train.threads == 3
 
-    assert threads([], [0]) == {None}
-    assert threads([], [0, 1]) == {1}
-    assert threads(["train.threads=2"], [0, 1]) == {2}
+
+def test_a_new_setting_changes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings equal to their defaults do not count, so that a new one needs no entry in a list anywhere."""
+    before = config_hash(load_config(TINY))
+    field = copy(TrainConfig.model_fields["task0_epochs"])
+    monkeypatch.setitem(TrainConfig.model_fields, "brand_new", field)
+    assert config_hash(load_config(TINY)) == before
+    assert config_hash(load_config(TINY, ["train.task0_epochs=7"])) != before
 
 
 def test_what_comes_out_the_same_is_run_once(tmp_path: Path) -> None:
@@ -108,13 +121,21 @@ def test_what_comes_out_the_same_is_run_once(tmp_path: Path) -> None:
     assert len(make_plan([one, other])) == 2
 
 
-def test_jobs_of_a_search_share_as_they_come(tmp_path: Path) -> None:
-    providers: dict[str, Job] = {}
-    jobs = [
-        share_first_task(tiny_config(tmp_path, "lwf-ac", {"weight": w}, train={"lr": lr}), providers)
-        for w, lr in ((1.0, 1e-3), (2.0, 1e-3), (3.0, 1e-2), (4.0, 1e-3))
-    ]
-    assert [job.needs for job in jobs] == [None, jobs[0], None, jobs[0]]
+def test_planning_is_linear_in_the_number_of_runs() -> None:
+    """Calls are counted, built-in functions too: 4 times as many runs may take no more than about 4 times as many."""
+
+    def calls(runs: int) -> int:
+        counted = Counter()
+        sys.setprofile(lambda _, event, __: counted.update([event]))
+        try:
+            make_plan(configs[:runs])
+        finally:
+            sys.setprofile(None)
+        return counted["call"] + counted["c_call"]
+
+    configs = [tiny_config(Path("runs"), seed=seed, train={"lr": 1e-3 + 1e-6 * seed}) for seed in range(80)]
+    calls(2)  # what is cached once is not counted
+    assert calls(80) < 5 * calls(20)
 
 
 def test_run_carries_out_one_run() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infssm.bench.executors import Finished, Job, LostError
+from infssm.bench.executors import Experiment, Finished, LostError
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone, show
 from infssm.bench.executors.schedule import Schedule
 from infssm.learner.display import LiveScreen, PlainScreen, Screen
@@ -19,14 +19,14 @@ from tests.learner.tiny import tiny_config
 class Played:
     """A crew whose jobs say what a script has for them, one message each time that anybody listens."""
 
-    def __init__(self, script: dict[Job, list[list[Message]]], slots: int = 2) -> None:
+    def __init__(self, script: dict[Experiment, list[list[Message]]], slots: int = 2) -> None:
         self.slots, self.script = slots, script
-        self.at_work: dict[int, tuple[Job, list[Message]]] = {}
-        self.started: list[tuple[Job, bool]] = []
+        self.at_work: dict[int, tuple[Experiment, list[Message]]] = {}
+        self.started: list[tuple[Experiment, bool]] = []
         self.answers: list[bool] = []
         self.stopped = self.closed = False
 
-    def start(self, number: int, job: Job, *, overwrite: bool, asks: bool) -> None:  # noqa: ARG002
+    def start(self, number: int, job: Experiment, *, overwrite: bool, asks: bool) -> None:  # noqa: ARG002
         self.started.append((job, overwrite))
         self.at_work[number] = (job, list(self.script[job].pop(0)))
 
@@ -35,8 +35,7 @@ class Played:
         for number, (job, messages) in list(self.at_work.items()):
             message = Died("told to stop") if self.stopped else messages.pop(0)
             if isinstance(message, TaskDone):
-                job.first_task.parent.mkdir(parents=True, exist_ok=True)
-                job.first_task.touch()
+                make_model(job)
             if isinstance(message, Done | Failed | Died):
                 del self.at_work[number]
             heard.append((number, message))
@@ -57,31 +56,50 @@ FIRST: list[Message] = [Started(2, 0), TaskDone(0, 0.5), Stepped(1, "", {}, 1.0)
 DEAD: list[Message] = [Started(2, 0), Died("killed")]
 
 
-def ends(crew: Played, jobs: list[Job] | Iterator[Job], screen: Screen | None = None, **options) -> list[Finished]:
+def ends(
+    crew: Played, jobs: list[Experiment] | Iterator[Experiment], screen: Screen | None = None, **options
+) -> list[Finished]:
     chosen = {"overwrite": False, "retries": 2, "watch": None} | options
     return list(Schedule(crew, screen or Screen(), **chosen).run(jobs))
 
 
-def make(out: Path, count: int, needs: Job | None = None) -> list[Job]:
-    return [Job(tiny_config(out, seed=number + (100 if needs else 0)), needs) for number in range(count)]
+def make(out: Path, count: int, seed: int = 0) -> list[Experiment]:
+    """Experiments with a task-0 model each."""
+    return [Experiment.of(tiny_config(out, seed=seed + number)) for number in range(count)]
+
+
+def share(out: Path, count: int) -> list[Experiment]:
+    """Experiments that start from one task-0 model."""
+    return [Experiment.of(tiny_config(out, "lwf-ac", {"weight": 1.0 + number})) for number in range(count)]
+
+
+def make_model(experiment: Experiment) -> None:
+    assert experiment.task0_weights is not None
+    experiment.task0_weights.parent.mkdir(parents=True, exist_ok=True)
+    experiment.task0_weights.touch()
 
 
 def test_a_job_starts_when_its_task_0_is_there_not_when_all_is_over(tmp_path: Path) -> None:
-    first, other = make(tmp_path, 2)
-    [after] = make(tmp_path, 1, first)
+    [other] = make(tmp_path, 1, seed=1)
+    first, after = share(tmp_path, 2)
     crew = Played({first: [[*FIRST[:2], *[Noted("")] * 9, FIRST[-1]]], other: [FAIL], after: [FAIL]})
     found = ends(crew, [first, after, other])
     assert [job for job, _ in crew.started] == [first, other, after]
-    assert [end.job for end in found] == [other, after, first]
+    assert [end.experiment for end in found] == [other, after, first]
     assert crew.closed
 
 
+def test_where_the_maker_of_task_0_fails_the_next_makes_it(tmp_path: Path) -> None:
+    jobs = share(tmp_path, 3)
+    crew = Played({job: [FAIL] for job in jobs})
+    assert [end.experiment for end in ends(crew, jobs)] == jobs
+
+
 def test_no_more_jobs_wait_than_could_run(tmp_path: Path) -> None:
-    [first] = make(tmp_path, 1)
-    after = make(tmp_path, 5, first)
+    first, *after = share(tmp_path, 6)
     crew, asked = Played({first: [FIRST]} | {job: [FAIL] for job in after}), []
 
-    def ask() -> Iterator[Job]:
+    def ask() -> Iterator[Experiment]:
         for job in (first, *after):
             asked.append(len(crew.started))
             yield job
@@ -92,15 +110,13 @@ def test_no_more_jobs_wait_than_could_run(tmp_path: Path) -> None:
 
 def test_a_dead_process_is_retried_then_given_up(tmp_path: Path) -> None:
     lucky, lost = make(tmp_path, 2)
-    [after] = make(tmp_path, 1, lost)
     again = [Started(2, 1), TaskDone(1, 0.5), Died("killed")]
     crew = Played({lucky: [DEAD, DEAD, again, DEAD, FAIL], lost: [DEAD, DEAD, [Died("at once")]]})
-    found = {end.job: end.error for end in ends(crew, [lucky, lost, after], overwrite=True)}
+    found = {end.experiment: end.error for end in ends(crew, [lucky, lost], overwrite=True)}
     assert isinstance(found[lost], LostError)
     assert "ended 3 times in one task, the last time because at once" in str(found[lost])
     assert str(lost.path) in str(found[lost])
     assert str(found[lucky]) == "no"
-    assert "needs task 0 of seq seed 1" in str(found[after])
     assert [o for job, o in crew.started if job is lucky] == [True, False, False, False, False]
 
 
@@ -115,7 +131,7 @@ def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
     jobs = make(tmp_path, 3)
     crew = Played({job: [[Started(2, 0), *[TaskDone(0, 0.5)] * 9]] for job in jobs})
 
-    def interrupt(job: Job, *_: object) -> bool:
+    def interrupt(job: Experiment, *_: object) -> bool:
         if job is jobs[0]:  # a second signal would end this process
             signal.raise_signal(signal.SIGTERM)
         return True
@@ -131,7 +147,7 @@ def test_leaving_early_stops_all(tmp_path: Path) -> None:
     jobs = make(tmp_path, 2)
     crew = Played({jobs[0]: [FAIL], jobs[1]: [[Started(2, 0)] * 9]})
     running = Schedule(crew, Screen(), overwrite=False, retries=0, watch=None).run(jobs)
-    assert next(running).job is jobs[0]
+    assert next(running).experiment is jobs[0]
     running.close()
     assert crew.stopped
     assert crew.closed

@@ -1,7 +1,7 @@
 """The page on sequences: which settings are put forward, and what its tables say."""
 
-from benchmarks.manpages import plain_text
-from benchmarks.sequences_page import chosen, recommended, rows_of, table
+from benchmarks.sequences.manpages import plain_text
+from benchmarks.sequences.page import chosen, recommended, rows_of, table
 
 
 def stream(bits):

@@ -16,12 +16,12 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 import torch
 
 from infssm._memory import RUNS_AT_ONCE
-from infssm.bench.executors.job import Finished, Job, Watch
+from infssm.bench.executors.job import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
 from infssm.bench.executors.working import TellingDisplay, carry_out
+from infssm.bench.experiment import Experiment
 from infssm.errors import ConfigError
-from infssm.learner.config.fields import RunConfig
 from infssm.learner.display import choose_screen
 
 _PRELOADED = "infssm.bench.executors.imported"
@@ -33,7 +33,7 @@ _GRACE = 10.0
 
 
 class LocalProcesses:
-    """Carries out jobs in ``processes`` processes of this machine, which share its memory and cores equally.
+    """Carries out experiments in ``processes`` processes of this machine, which share its memory and cores equally.
 
     A process that dies (killed, out of memory) is replaced and its run resumed from its checkpoint, at most
     ``retries`` times within one task. A script that uses this needs ``if __name__ == "__main__":`` around what it does,
@@ -46,16 +46,21 @@ class LocalProcesses:
         self._processes, self._retries = processes, retries
 
     def run(
-        self, jobs: Iterable[Job], *, overwrite: bool = False, quiet: bool = False, watch: Watch | None = None
+        self,
+        experiments: Iterable[Experiment],
+        *,
+        overwrite: bool = False,
+        quiet: bool = False,
+        watch: Watch | None = None,
     ) -> Iterator[Finished]:
         """See :class:`Executor`."""
         crew, screen = _Processes(self._processes), choose_screen(quiet)
-        return Schedule(crew, screen, overwrite=overwrite, retries=self._retries, watch=watch).run(jobs)
+        return Schedule(crew, screen, overwrite=overwrite, retries=self._retries, watch=watch).run(experiments)
 
 
 @dataclass(frozen=True)
 class _Order:
-    config: RunConfig
+    experiment: Experiment
     overwrite: bool
     asks: bool
 
@@ -97,10 +102,10 @@ class _Processes:
         self.slots = slots
         self._workers: list[_Worker] = []
 
-    def start(self, number: int, job: Job, *, overwrite: bool, asks: bool) -> None:
+    def start(self, number: int, experiment: Experiment, *, overwrite: bool, asks: bool) -> None:
         worker = next((worker for worker in self._workers if worker.number is None), None) or self._hire()
         worker.number = number
-        worker.send(_Order(job.settled, overwrite, asks))
+        worker.send(_Order(experiment, overwrite, asks))
 
     def _hire(self) -> _Worker:
         context = _context()
@@ -229,4 +234,4 @@ def _work(connection: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     pipe = _Pipe(connection)
     while isinstance(order := pipe.receive(), _Order):
-        pipe.tell(carry_out(order.config, TellingDisplay(pipe, asks=order.asks), overwrite=order.overwrite))
+        pipe.tell(carry_out(order.experiment, TellingDisplay(pipe, asks=order.asks), overwrite=order.overwrite))

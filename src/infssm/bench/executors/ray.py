@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from infssm._memory import RUNS_AT_ONCE
-from infssm.bench.executors.job import Finished, Job, Watch
+from infssm.bench.executors.job import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
 from infssm.bench.executors.working import TellingDisplay, carry_out
-from infssm.bench.running import run_path
+from infssm.bench.experiment import Experiment
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import to_yaml
@@ -31,7 +31,7 @@ _MOMENT = 0.2
 
 
 class RayExecutor:
-    """Carries out jobs on a Ray cluster, as many at once as it has cores (or GPUs) for.
+    """Carries out experiments on a Ray cluster, as many at once as it has cores (or GPUs) for.
 
     ``address``: of the cluster; ``"auto"``: the one of this machine or of ``$RAY_ADDRESS``, else one that is started on
     this machine and ended with the plan. Where a machine sees the folder of the runs, they are written there; else
@@ -48,7 +48,12 @@ class RayExecutor:
         self._address, self._retries = address, retries
 
     def run(
-        self, jobs: Iterable[Job], *, overwrite: bool = False, quiet: bool = False, watch: Watch | None = None
+        self,
+        experiments: Iterable[Experiment],
+        *,
+        overwrite: bool = False,
+        quiet: bool = False,
+        watch: Watch | None = None,
     ) -> Iterator[Finished]:
         """See :class:`Executor`."""
         own = not self._ray.is_initialized()
@@ -56,7 +61,7 @@ class RayExecutor:
             self._connect()
         try:
             crew, screen = _Cluster(self._ray), choose_screen(quiet)
-            yield from Schedule(crew, screen, overwrite=overwrite, retries=self._retries, watch=watch).run(jobs)
+            yield from Schedule(crew, screen, overwrite=overwrite, retries=self._retries, watch=watch).run(experiments)
         finally:
             if own:
                 self._ray.shutdown()
@@ -74,7 +79,7 @@ class _Order:
     """What a machine is told. ``mark`` is a file it sees only where it shares the folder of the runs."""
 
     number: int
-    config: RunConfig
+    experiment: Experiment
     overwrite: bool
     asks: bool
     folder: str
@@ -83,14 +88,15 @@ class _Order:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The folder of the runs is not shared: send what there is of the run, and the weights it starts from."""
+    """The folder of the runs is not shared: send what there is of the run and of its task-0 model."""
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """Files of a run whose folder is not shared."""
+    """Files of a run and of its task-0 model whose folder is not shared."""
 
     parcel: bytes
+    task0: bytes | None
 
 
 class _Desk:
@@ -123,9 +129,7 @@ class _Desk:
 
 @dataclass
 class _Attempt:
-    job: Job
-    config: RunConfig
-    path: Path
+    experiment: Experiment
     overwrite: bool
     reference: Any = field(default=None)
 
@@ -148,10 +152,10 @@ class _Cluster:
         there = self._ray.cluster_resources()
         return max(1, int(min(there.get(name, 0) / count for name, count in self._needs.items())))
 
-    def start(self, number: int, job: Job, *, overwrite: bool, asks: bool) -> None:
-        config = job.settled
-        attempt = self._attempts[number] = _Attempt(job, config, run_path(config), overwrite)
-        order = _Order(number, config, overwrite, asks, os.getcwd(), str(self._mark(config)))
+    def start(self, number: int, experiment: Experiment, *, overwrite: bool, asks: bool) -> None:
+        config = experiment.config
+        attempt = self._attempts[number] = _Attempt(experiment, overwrite)
+        order = _Order(number, experiment, overwrite, asks, os.getcwd(), str(self._mark(config)))
         self._needs = self._resources(config)
         task = self._ray.remote(
             num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0), max_retries=0, max_calls=0
@@ -192,7 +196,7 @@ class _Cluster:
         attempt = self._attempts.get(number)
         if isinstance(message, _Saved):
             if attempt is not None:
-                unpack(RunDirectory(attempt.path), message.parcel, to_yaml(attempt.config))
+                _keep(attempt.experiment, message)
             return True
         if isinstance(message, _Wanted):
             if attempt is not None:
@@ -223,13 +227,29 @@ class _Cluster:
             mark.unlink(missing_ok=True)
 
 
-def _files(attempt: _Attempt) -> tuple[bytes | None, bytes | None]:
-    """What a machine without the folder needs: what there is of the run, and the weights it starts from."""
-    run, start = RunDirectory(attempt.path), attempt.config.train.task0
+def _files(attempt: _Attempt) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """What a machine without the folder needs: what there is of the run, of its task-0 model, and weights by path."""
+    experiment = attempt.experiment
+    run, start = RunDirectory(experiment.path), experiment.config.train.task0
     if attempt.overwrite and run.is_run:
         RunDirectory.create(run.path, overwrite=True)
-    weights = Path(start).read_bytes() if start != "train" and Path(start).is_file() else None
-    return pack(run) if run.is_run else None, weights
+    weights = Path(start).read_bytes() if Path(start).is_file() else None
+    return pack(run) if run.is_run else None, _task0_parcel(experiment), weights
+
+
+def _task0_parcel(experiment: Experiment) -> bytes | None:
+    """The task-0 model that an experiment starts from, where it is made."""
+    if experiment.task0_weights is None or not experiment.task0_weights.is_file():
+        return None
+    assert experiment.task0 is not None
+    return pack(RunDirectory(experiment.task0.path))
+
+
+def _keep(experiment: Experiment, files: _Saved) -> None:
+    """Write files that were sent to where the experiment and its task-0 model belong."""
+    unpack(RunDirectory(experiment.path), files.parcel, to_yaml(experiment.config))
+    if files.task0 is not None and experiment.task0 is not None:
+        unpack(RunDirectory(experiment.task0.path), files.task0, to_yaml(experiment.task0.config))
 
 
 class _ToDesk:
@@ -261,11 +281,11 @@ def _work(desk: Any, order: _Order) -> Done | Failed | Died:
     """Carry out an order, on a machine of the cluster."""
     ray = importlib.import_module("ray")
     line = _ToDesk(ray, desk, order.number)
-    at_once = (os.cpu_count() or 1) // (order.config.train.threads or 1)
+    at_once = (os.cpu_count() or 1) // (order.experiment.config.train.threads or 1)
     os.environ[RUNS_AT_ONCE] = str(max(1, at_once))
     if Path(order.mark).exists():
         os.chdir(order.folder)
-        return carry_out(order.config, TellingDisplay(line, asks=order.asks), overwrite=order.overwrite)
+        return carry_out(order.experiment, TellingDisplay(line, asks=order.asks), overwrite=order.overwrite)
     with tempfile.TemporaryDirectory(prefix="infssm-") as folder:
         return _work_apart(line, order, Path(folder))
 
@@ -276,22 +296,25 @@ def _work_apart(line: _ToDesk, order: _Order, folder: Path) -> Done | Failed | D
     received = line.fetch()
     if received is None:
         return Died("it was told to stop")
-    before, weights = received
+    before, first, weights = received
     changes: dict[str, Any] = {"out": str(folder / "runs")}
     if weights is not None:
         start = folder / "start.safetensors"
         start.write_bytes(weights)
-        changes["train"] = order.config.train.model_copy(update={"task0": str(start)})
-    config = order.config.model_copy(update=changes)
-    run, sent = RunDirectory(run_path(config)), dict[str, str]()
-    if before is not None:
-        unpack(run, before, to_yaml(config))
-        pack(run, sent)
+        changes["train"] = order.experiment.config.train.model_copy(update={"task0": str(start)})
+    experiment = Experiment(order.experiment.config.model_copy(update=changes))
+    run, sent = RunDirectory(experiment.path), dict[str, str]()
+    _keep(experiment, _Saved(before or pack(run), first))
+    pack(run, sent)
+    told = first is not None
 
     def send() -> None:
-        line.tell(_Saved(pack(run, sent)))
+        nonlocal told
+        made = None if told else _task0_parcel(experiment)
+        told = told or made is not None
+        line.tell(_Saved(pack(run, sent), made))
 
-    end = carry_out(config, TellingDisplay(line, asks=order.asks, send=send), overwrite=False)
+    end = carry_out(experiment, TellingDisplay(line, asks=order.asks, send=send), overwrite=False)
     with contextlib.suppress(OSError):
         send()
     return end

@@ -1,18 +1,23 @@
-"""Which job is started when, and what happens after it: alike for all executors with several processes."""
+"""Which experiment is started when, and what happens after it: alike for all executors with several processes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from infssm.bench.executors.job import Finished, Job, Watch, needed_failed
+from infssm.bench.executors.job import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Started, TaskDone, show
+from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
+from infssm.bench.running import forget_task0
+from infssm.data import Split
 from infssm.errors import InfssmError
 from infssm.learner.display import Display, Screen
 from infssm.learner.result import Result
+from infssm.learner.setup import check_data
 from infssm.learner.signals import Interrupted, Signals
 from infssm.learner.store.directory import RunDirectory
 
@@ -22,14 +27,14 @@ class LostError(InfssmError):
 
 
 class Crew(Protocol):
-    """Processes that carry out runs. An attempt at a job has a number of its own."""
+    """Processes that carry out runs. An attempt at an experiment has a number of its own."""
 
     @property
     def slots(self) -> int:
         """How many can work at once, now."""
 
-    def start(self, number: int, job: Job, *, overwrite: bool, asks: bool) -> None:
-        """Carry out a job that is ready; ``asks``: wait for :meth:`reply` after each of its tasks."""
+    def start(self, number: int, experiment: Experiment, *, overwrite: bool, asks: bool) -> None:
+        """Carry out an experiment; ``asks``: wait for :meth:`reply` after each of its tasks."""
 
     def hear(self) -> list[tuple[int, Message]]:
         """Messages with the numbers of their attempts; waits a moment where there are none."""
@@ -46,27 +51,26 @@ class Crew(Protocol):
 
 @dataclass
 class _Attempt:
-    job: Job
+    experiment: Experiment
     display: Display
 
 
 class Schedule:
-    """Jobs on their way through a crew."""
+    """Experiments on their way through a crew."""
 
     def __init__(self, crew: Crew, screen: Screen, *, overwrite: bool, retries: int, watch: Watch | None) -> None:
         self._crew, self._screen, self._watch = crew, screen, watch
         self._overwrite, self._retries = overwrite, retries
-        self._waiting: list[Job] = []
+        self._waiting: list[Experiment] = []
         self._running: dict[int, _Attempt] = {}
-        self._begun: set[Job] = set()
-        self._over: set[Job] = set()
-        self._has_model: set[Job] = set()
-        self._deaths: Counter[Job] = Counter()
+        self._begun: set[Experiment] = set()
+        self._renewed: set[Path | None] = set()
+        self._deaths: Counter[Experiment] = Counter()
         self._numbers = 0
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Finished]:
-        """Start jobs as there is room and yield those that are over."""
-        source = iter(jobs)
+    def run(self, experiments: Iterable[Experiment]) -> Iterator[Finished]:
+        """Start experiments as there is room and yield those that are over."""
+        source = iter(experiments)
         with Signals() as signals:
             try:
                 while True:
@@ -85,89 +89,78 @@ class Schedule:
                 self._crew.close()
                 self._screen.stop()
 
-    def _fill(self, source: Iterator[Job]) -> Iterator[Finished]:
-        """Start what can be; yield jobs that never can."""
-        for left in [job for job in self._waiting if job.needs in self._over and not self._is_ready(job)]:
-            self._waiting.remove(left)
-            yield self._end(Finished(left, error=needed_failed(left)))
-        while len(self._running) < self._crew.slots and (job := self._next(source)) is not None:
-            overwrite = self._overwrite and job not in self._begun
-            if not overwrite and RunDirectory(job.path).complete:
-                self._screen.note(f"{job.name}: already complete: {job.path} (repeat it with --overwrite)")
-                yield self._completed(job)
+    def _fill(self, source: Iterator[Experiment]) -> Iterator[Finished]:
+        """Start what can be; yield what is complete already."""
+        while len(self._running) < self._crew.slots and (experiment := self._next(source)) is not None:
+            overwrite = self._overwrite and experiment not in self._begun
+            run = RunDirectory(experiment.path)
+            if not overwrite and run.complete:
+                try:
+                    check_data(experiment.config, Split.load(run.split_path))
+                except InfssmError as error:
+                    yield Finished(experiment, error=error)
+                    continue
+                self._screen.note(f"{experiment.name}: already complete: {run.path} (repeat it with --overwrite)")
+                yield _completed(experiment)
                 continue
+            if self._overwrite and experiment.task0_weights not in self._renewed:
+                self._renewed.add(experiment.task0_weights)
+                forget_task0(experiment)
             self._numbers += 1
-            self._running[self._numbers] = _Attempt(job, self._screen.open(job.name))
-            self._crew.start(self._numbers, job, overwrite=overwrite, asks=self._watch is not None)
+            self._running[self._numbers] = _Attempt(experiment, self._screen.open(experiment.name))
+            self._crew.start(self._numbers, experiment, overwrite=overwrite, asks=self._watch is not None)
 
-    def _next(self, source: Iterator[Job]) -> Job | None:
-        """A job that can start: one that waited, else a new one. No more wait than could run."""
+    def _next(self, source: Iterator[Experiment]) -> Experiment | None:
+        """An experiment that can start: one that waited, else a new one. No more wait than could run."""
         if (ready := next(filter(self._is_ready, self._waiting), None)) is not None:
             self._waiting.remove(ready)
             return ready
-        while len(self._waiting) < self._crew.slots and (job := next(source, None)) is not None:
-            if self._is_ready(job):
-                return job
-            self._waiting.append(job)
+        while len(self._waiting) < self._crew.slots and (experiment := next(source, None)) is not None:
+            if self._is_ready(experiment):
+                return experiment
+            self._waiting.append(experiment)
         return None
 
-    def _is_ready(self, job: Job) -> bool:
-        """Whether the task-0 model is there, from this time: with ``overwrite`` a file may be of an earlier one."""
-        return job.needs is None or job.needs in self._has_model
+    def _is_ready(self, experiment: Experiment) -> bool:
+        """Whether it would not just wait for a task-0 model that another experiment is about to train."""
+        model = experiment.task0_weights
+        making = [attempt.experiment.task0_weights for attempt in self._running.values()]
+        return model is None or model not in making or model.is_file()
 
     def _take(self, number: int, message: Message) -> Finished | None:
-        """What a message means for its job; the job's end, if it is that."""
+        """What a message means for its experiment; the end of it, if it is that."""
         if (attempt := self._running.get(number)) is None:
             return None
-        job = attempt.job
+        experiment = attempt.experiment
         if isinstance(message, Started | TaskDone | Done):
-            self._begun.add(job)
-            self._note_model(job)
+            self._begun.add(experiment)
         if isinstance(message, TaskDone):
-            self._deaths[job] = 0
+            self._deaths[experiment] = 0
             if self._watch is not None:
-                self._crew.reply(number, self._watch(job, message.task, message.aa))
+                self._crew.reply(number, self._watch(experiment, message.task, message.aa))
         if not isinstance(message, Done | Failed | Died):
             show(message, attempt.display)
             return None
         del self._running[number]
         attempt.display.stop()
-        return self._conclude(job, message)
+        return self._conclude(experiment, message)
 
-    def _conclude(self, job: Job, message: Done | Failed | Died) -> Finished | None:
+    def _conclude(self, experiment: Experiment, message: Done | Failed | Died) -> Finished | None:
         if isinstance(message, Done):
-            return self._completed(job)
+            return _completed(experiment)
         if isinstance(message, Failed):
-            return self._end(Finished(job, error=message.error))
-        self._deaths[job] += 1
-        if self._deaths[job] <= self._retries:
-            self._screen.note(f"{job.name}: {message.reason}; it continues from its checkpoint")
-            self._waiting.insert(0, job)
+            return Finished(experiment, error=message.error)
+        self._deaths[experiment] += 1
+        if self._deaths[experiment] <= self._retries:
+            self._screen.note(f"{experiment.name}: {message.reason}; it continues from its checkpoint")
+            self._waiting.insert(0, experiment)
             return None
         reason = (
-            f"its process ended {self._deaths[job]} times in one task, the last time because {message.reason}; what it "
-            f"saved is in {job.path}. Where memory was short, run fewer at once or lower train.batch_size"
+            f"its process ended {self._deaths[experiment]} times in one task, the last time because {message.reason}; "
+            f"what it saved is in {experiment.path}. Where memory was short, run fewer at once or lower "
+            "train.batch_size"
         )
-        return self._end(Finished(job, error=LostError(reason)))
-
-    def _completed(self, job: Job) -> Finished:
-        """The end of a job whose run is complete, with a report; of one whose files are damaged, too."""
-        self._note_model(job)
-        try:
-            result = Result.load(job.path)
-            if not result.report.exists():
-                write_report(RunDirectory(job.path))
-        except InfssmError as error:
-            return self._end(Finished(job, error=error))
-        return self._end(Finished(job, result))
-
-    def _note_model(self, job: Job) -> None:
-        if job.first_task.is_file():
-            self._has_model.add(job)
-
-    def _end(self, end: Finished) -> Finished:
-        self._over.add(end.job)
-        return end
+        return Finished(experiment, error=LostError(reason))
 
     def _leave(self, heard: Iterable[tuple[int, Message]] = ()) -> None:
         """Have all runs saved, and wait for it; ``heard`` are messages that came before."""
@@ -180,3 +173,14 @@ class Schedule:
             if not self._running:
                 return
             heard = self._crew.hear()
+
+
+def _completed(experiment: Experiment) -> Finished:
+    """The end of an experiment whose run is complete, with a report; of one whose files are damaged, too."""
+    try:
+        result = Result.load(experiment.path)
+        if not result.report.exists():
+            write_report(RunDirectory(experiment.path))
+    except InfssmError as error:
+        return Finished(experiment, error=error)
+    return Finished(experiment, result)

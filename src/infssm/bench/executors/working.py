@@ -7,11 +7,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from infssm._user_code import import_files_of_parent
 from infssm.bench.executors.job import StoppedError
 from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone
+from infssm.bench.experiment import Experiment
 from infssm.bench.running import run
 from infssm.errors import InfssmError
-from infssm.learner.config.fields import RunConfig
 from infssm.learner.display import Display
 from infssm.learner.signals import Interrupted
 from infssm.learner.store.lock import InUseError
@@ -71,19 +72,20 @@ class TellingDisplay(Display):
         self._line.tell(Noted(text))
 
 
-def carry_out(config: RunConfig, display: TellingDisplay, *, overwrite: bool) -> Done | Failed | Died:
-    """Run a configuration; how it ended."""
+def carry_out(experiment: Experiment, display: TellingDisplay, *, overwrite: bool) -> Done | Failed | Died:
+    """Carry out an experiment; how it ended."""
+    import_files_of_parent()
     patience = time.monotonic() + _PATIENCE
-    while isinstance(end := _attempt(config, display, overwrite), InUseError):
+    while isinstance(end := _attempt(experiment, display, overwrite), InUseError):
         if time.monotonic() > patience or display.stopping:
             return Failed(end)
         time.sleep(0.5)
     return end
 
 
-def _attempt(config: RunConfig, display: TellingDisplay, overwrite: bool) -> Done | Failed | Died | InUseError:
+def _attempt(experiment: Experiment, display: TellingDisplay, overwrite: bool) -> Done | Failed | Died | InUseError:
     try:
-        run(config, overwrite=overwrite, quiet=True, display=display)
+        run(experiment, overwrite=overwrite, quiet=True, display=display)
     except InUseError as error:
         return error
     except Interrupted:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from infssm._memory import memory_here
+from infssm._modality import IMAGES, Modality
 from infssm.bench.presets.fast import shorter_measurements
 from infssm.data import Batch, Task
 from infssm.learner.config.fields import RunConfig
@@ -33,7 +34,7 @@ class Estimate:
 
     tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimizer,
     activations of a step and the head's statistics. seconds: training and evaluation. head: name of the head that keeps
-    ``statistics`` bytes from task to task, in checkpoints too. word: what the samples are called.
+    ``statistics`` bytes from task to task, in checkpoints too. modality: of the samples.
     """
 
     tasks: tuple[tuple[int, int, int, int, int], ...]
@@ -42,7 +43,7 @@ class Estimate:
     seconds: float
     head: str
     statistics: int
-    word: str = "images"
+    modality: Modality = IMAGES
 
     def fits(self, at_once: int = 1) -> bool:
         """Whether this machine has the memory for so many runs at once, as far as the system tells."""
@@ -61,8 +62,8 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [
-            f"task {index}: {classes} classes, {train:,} / {val:,} / {test:,} {self.word} to train / validate / test, "
-            f"{steps:,} steps"
+            f"task {index}: {classes} classes, {train:,} / {val:,} / {test:,} {self.modality.word} to train / validate "
+            f"/ test, {steps:,} steps"
             for index, (classes, train, val, test, steps) in enumerate(self.tasks)
         ]
         lines.append(f"{self.parameters:,} parameters, {self.steps:,} steps")
@@ -86,6 +87,8 @@ def estimate(config: RunConfig) -> Estimate:
 
 def _measure(config: RunConfig) -> Estimate:
     shorter = merge(to_dict(config), {"method": shorter_measurements(config)})
+    if config.train.task0 == "plain":  # a shared model has to be trained too, at least once
+        shorter["train"]["task0"] = "own"
     setup = build(load_config(shorter), torch.device("cpu"))
     stream, train = setup.stream, config.train
     tasks = [setup.task(index) for index in range(stream.num_tasks)]
@@ -104,7 +107,7 @@ def _measure(config: RunConfig) -> Estimate:
         training + evaluation,
         setup.method.head.name,
         statistics,
-        stream.facts.word,
+        stream.facts.modality,
     )
 
 

@@ -13,7 +13,7 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import differences, load_config, to_dict
 from infssm.learner.metrics import Summary, summarize
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.settings import NOT_COUNTING, is_one_of
+from infssm.learner.store.settings import FREE, is_one_of
 from infssm.methods import method_options
 
 TABLES = {
@@ -27,7 +27,7 @@ TABLES = {
 """Tables of the report in the paper's order; Table 2 is Table 11 without UCL."""
 
 _IGNORED = (
-    *NOT_COUNTING,
+    *FREE,
     "seed",
     "train.task0",
     "train.accelerator",

@@ -51,4 +51,4 @@ def run(
             f"{what!r} with lists of values makes {len(plans)} runs, and this carries out one: use "
             "infssm.bench.presets.plan and an executor of infssm.bench.executors"
         )
-    return run_config(plans[0].config)
+    return run_config(plans[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from infssm.bench.reports import page, svg
 from infssm.bench.reports.figures import Chart
 from infssm.errors import InfssmError
-from infssm.learner.metrics import ACCURACY, AccuracyMatrix, Confusion, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, AccuracyMatrix, Confusion, Measure
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 
@@ -110,7 +111,11 @@ def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list
         tiles = [("AA, %", measure.show(values["aa"])), ("AIA, %", measure.show(values["aia"]))]
         tiles.append(("FM, points", measure.show(values["fm"])))
     else:
-        tiles = [(measure.title, measure.show(values["aa"])), ("perplexity", f"{2 ** values['aa']:.2f}")]
+        per_token = values["bits_per_token"]
+        tiles = [(measure.title, measure.show(values["aa"]))]
+        if measure != BITS_PER_TOKEN:
+            tiles.append((BITS_PER_TOKEN.title, measure.show(per_token)))
+        tiles.append(("perplexity per token", "–" if math.isnan(per_token) else f"{2**per_token:.2f}"))
         tiles.append(("forgetting, bits", measure.show(values["fm"])))
     if matrix.of_domains:
         tiles.append((f"newest task, {measure.unit}", measure.show(values["newest"])))

@@ -24,56 +24,38 @@ from infssm.learner.metrics import ACCURACY, Summary
 from infssm.learner.store.directory import RunDirectory, find_runs
 
 Best = Callable[[Sequence[float]], float]
-_ACCURACY: dict[str, tuple[str, Best]] = {
-    "aa": ("AA", max),
-    "aia": ("AIA", max),
-    "fm": ("FM", min),
-    "til_aa": ("task-inc. AA", max),
-}
-_DOMAINS: dict[str, tuple[str, Best]] = {
-    "aa": ("AA", max),
-    "aia": ("AIA", max),
-    "fm": ("FM", min),
-    "newest": ("newest", max),
-    "fwt": ("FWT", max),
-}
-_BITS: dict[str, tuple[str, Best]] = {
-    "aa": ("bits", min),
-    "aia": ("all tasks", min),
-    "fm": ("forgets", min),
-    "newest": ("newest", min),
-    "fwt": ("FWT", max),
-}
 
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
-    """Measures of a table of one benchmark's rows: heading, and which value is the best one."""
-    if rows[0].measure != ACCURACY:
-        return _BITS
-    return _DOMAINS if all("fwt" in row.measures for row in rows) else _ACCURACY
+    """The measures that the table of one benchmark shows: heading, and which value is the best one."""
+    language = rows[0].measure != ACCURACY
+    better: Best = max if rows[0].measure.higher_is_better else min
+    aa, aia, fm = ("bits", "all tasks", "forgets") if language else ("AA", "AIA", "FM")
+    found: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
+    if not language and not all("fwt" in row.measures for row in rows):
+        return found | {"til_aa": ("task-inc. AA", max)}
+    found |= {"newest": ("newest", better), "fwt": ("FWT", max)}
+    # Where bytes are the tokens, bits per token are bits per byte.
+    if language and any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows):
+        found["bits_per_token"] = ("per token", min)
+    return found
 
 
 def note(rows: Sequence[Row]) -> str:
-    """What the columns are."""
+    """The legend of a table."""
     if rows[0].measure != ACCURACY:
         return (
             f"{rows[0].measure.title.capitalize()} on held-out text (lower is better), mean over the tasks after the "
             "last one; all tasks: its mean over the tasks' ends; forgets: bits that a task lost since its best; "
-            "newest: each task after its own training; FWT: bits better than guessing just before its own training. "
-            "Mean ± sample standard deviation over seeds."
+            "newest: each task after its own training; FWT: bits better than guessing just before its own training; "
+            "per token: the same text in bits per token. Mean ± sample standard deviation over seeds."
         )
-    return _NOTE_DOMAINS if columns(rows) is _DOMAINS else _NOTE
-
-
-_NOTE_DOMAINS = (
-    "Percent; mean ± sample standard deviation over seeds. AA: average accuracy after the last task, AIA: its mean "
-    "over all tasks, FM: forgetting (lower is better), newest: each task after its own training, FWT: points "
-    "better than guessing just before a task's own training."
-)
-_NOTE = (
-    "Percent; mean ± sample standard deviation over seeds. AA: average accuracy after the last task, AIA: its mean "
-    "over all tasks, FM: forgetting (lower is better), task-inc. AA: decided inside each image's own task."
-)
+    inside = "task-inc. AA: decided inside each image's own task."
+    domains = "newest: each task after its own training, FWT: points better than guessing just before it."
+    return (
+        "Percent; mean ± sample standard deviation over seeds. AA: average accuracy after the last task, AIA: its mean "
+        f"over all tasks, FM: forgetting (lower is better), {domains if 'fwt' in columns(rows) else inside}"
+    )
 
 
 def render(comparison: Comparison, form: str) -> str:

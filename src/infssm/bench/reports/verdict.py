@@ -18,7 +18,8 @@ def verdict(rows: Sequence[Row]) -> str:
     plain = [] if len(plain) == len(rows) else plain
     if rows[0].measure != ACCURACY:
         return _in_bits(rows, min(plain, key=_aa, default=None))
-    best, base = max(rows, key=_aa), max(plain, key=_aa, default=None)
+    best = max(rows, key=lambda row: (_aa(row), row in plain))  # a method that only ties with it does not beat it
+    base = max(plain, key=_aa, default=None)
     aa, fm = _percent(best, "aa"), _percent(best, "fm")
     noise = _noise_clause(best, [row for row in rows if row is not best])
     if base is None:
@@ -28,7 +29,7 @@ def verdict(rows: Sequence[Row]) -> str:
             f"{best.label} has the highest AA ({aa:.1f} %), {calmest.label} the lowest FM ({lowest:.1f} points){noise}."
         )
     base_aa, base_fm = _percent(base, "aa"), _percent(base, "fm")
-    if best.method == "seq":
+    if best in plain:
         return (
             f"No method beats plain sequential training here (seq: AA {base_aa:.1f} %, FM {base_fm:.1f} points){noise}."
         )

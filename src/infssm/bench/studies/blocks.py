@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from infssm.bench.executors import InProcess, Job, gather, results, share_first_task
+from infssm.bench.executors import Experiment, InProcess, gather, results
 from infssm.bench.presets import main_job
 from infssm.bench.studies.study import Study, axes, register_study
 from infssm.learner.config.fields import RunConfig
@@ -39,8 +39,7 @@ def blocks(
     rows: dict[str, list[Result]] = {}
     for seed in seeds:
         configs = _configs(run, method, merge(changes, {"seed": seed, "out": os.fspath(out)}))
-        first: dict[str, Job] = {}
-        jobs = [share_first_task(config, first) for config in configs.values()]
+        jobs = [Experiment.of(config) for config in configs.values()]
         for label, result in zip(configs, results(gather(InProcess(), jobs, quiet=True)), strict=True):
             rows.setdefault(label, []).append(result)
     table = {label: summarize([result.matrix for result in results]) for label, results in rows.items()}

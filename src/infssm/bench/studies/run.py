@@ -1,4 +1,4 @@
-"""What studies read from a run directory: its models after each task, and its images."""
+"""A run directory as studies read it: the models after each task, and the images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrainedRun:
     def open(cls, path: str | os.PathLike[str] | None, *, data_root: str | None = None) -> TrainedRun:
         """Open a run directory; ``data_root`` says where its data is now, if it moved."""
         if path is None:
-            raise ConfigError("this study looks at a run: give its directory with --run (in Python: run=...)")
+            raise ConfigError("this study needs a run: give its directory with --run (in Python: run=...)")
         directory = RunDirectory.open(path)
         changes = {} if data_root is None else {"data": {"root": data_root}}
         config = load_config(merge(directory.config(), changes))

@@ -1,4 +1,4 @@
-"""What a study is: a function that returns numbers, a figure and a text that says what they show."""
+"""Studies: functions that return numbers, a figure and a text computed from the numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def list_studies() -> list[str]:
 
 
 def describe_study(name: str) -> str:
-    """The first line of what a study says about itself."""
+    """The first line of a study's docstring."""
     return (_STUDIES[name].__doc__ or "").strip().partition("\n")[0]
 
 
@@ -94,7 +94,7 @@ def choose_kinds(kinds: str | Sequence[str]) -> list[str]:
 
 
 def axes(columns: int = 1, width: float = 5.0, height: float = 3.4, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A grid of empty axes in the house's look, row by row."""
+    """A grid of empty axes in the common style, row by row."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

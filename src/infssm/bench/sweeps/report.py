@@ -30,7 +30,7 @@ def rows(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[Row]:
     """Complete trials, best first, then the others."""
     measure = sweep.measure
     ordered = sorted(
-        trials, key=lambda trial: (trial.state.name != "COMPLETE", -measure.better * (trial.value or 0), trial.number)
+        trials, key=lambda trial: (trial.state.name != "COMPLETE", -measure.sign * (trial.value or 0), trial.number)
     )
     return [Row(trial.number, _outcome(trial, measure), tuple(sweep.settings(trial))) for trial in ordered]
 

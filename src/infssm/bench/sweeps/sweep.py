@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infssm.bench.executors import Executor, Finished, Job, StoppedError
+from infssm.bench.executors import Executor, Experiment, Finished, StoppedError
 from infssm.bench.presets import plan
 from infssm.bench.sweeps.journal import Journal
 from infssm.bench.sweeps.propose import propose
@@ -19,7 +19,7 @@ from infssm.bench.sweeps.space import Choice, Range, overrides_of, parse_space
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.metrics import Measure
-from infssm.learner.scoring import measure_for
+from infssm.learner.scoring import scoring_of
 from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 
@@ -35,8 +35,8 @@ ON_VALIDATION = "data.evaluate=val"
 class _Work:
     """A trial that this process works on."""
 
-    jobs: list[Job]
-    values: dict[Job, float] = field(default_factory=dict)
+    jobs: list[Experiment]
+    values: dict[Experiment, float] = field(default_factory=dict)
     stopped: bool = False
     error: str | None = None
     over: int = 0
@@ -86,18 +86,19 @@ class Sweep:
         self._check_settings()
         self._facts, self._seed = facts, search_seed
         self._work: dict[int, _Work] = {}
-        self._of: dict[Job, int] = {}
+        self._of: dict[Experiment, int] = {}
 
     @cached_property
     def _journal(self) -> Journal:
-        return Journal(self.folder, self.space, self._facts, self._seed, self.measure.better)
+        return Journal(self.folder, self.space, self._facts, self._seed, self.measure.sign)
 
     @cached_property
     def measure(self) -> Measure:
         """What is searched for: accuracy, or bits of language, of which fewer are better."""
-        return measure_for(load_stream(self.first_trial()[0].config).facts)
+        stream = load_stream(self.first_trial()[0].config)
+        return scoring_of(stream).measure(stream)
 
-    def first_trial(self) -> list[Job]:
+    def first_trial(self) -> list[Experiment]:
         """What the first trial would run; nothing is written."""
         params = propose(self.space, [], self._seed)
         assert params is not None
@@ -129,7 +130,7 @@ class Sweep:
     def best(self) -> FrozenTrial | None:
         """The complete trial with the best objective; the earliest of several."""
         complete = [trial for trial in self._journal.trials() if trial.state.name == "COMPLETE"]
-        return max(complete, key=lambda trial: (self.measure.better * (trial.value or 0), -trial.number), default=None)
+        return max(complete, key=lambda trial: (self.measure.sign * (trial.value or 0), -trial.number), default=None)
 
     def settings(self, trial: FrozenTrial) -> list[str]:
         """The searched settings of a trial, as they are written on the command line."""
@@ -143,7 +144,7 @@ class Sweep:
             if len(found) != len(self.seeds):
                 raise ConfigError("a search is for one method: name it, such as method=inf-ssm-exact")
 
-    def _plan(self, settings: Sequence[str]) -> list[Job]:
+    def _plan(self, settings: Sequence[str]) -> list[Experiment]:
         return plan(
             self._source,
             [*self.fixed, *settings, ON_VALIDATION],
@@ -152,7 +153,7 @@ class Sweep:
             out=str(self.folder / "runs"),
         )
 
-    def _jobs(self, budget: int | None, deadline: float | None) -> Iterator[Job]:
+    def _jobs(self, budget: int | None, deadline: float | None) -> Iterator[Experiment]:
         """Jobs of one trial after the other; the next trial is chosen when there is room for it."""
         while True:
             late = deadline is not None and time.monotonic() >= deadline
@@ -172,7 +173,7 @@ class Sweep:
                 else:
                     yield job
 
-    def _catch_up(self, job: Job) -> None:
+    def _catch_up(self, job: Experiment) -> None:
         """Report the tasks that the run did before its trial was left behind, as if they were done now."""
         directory = RunDirectory(job.path)
         if directory.is_run and directory.saved_tasks:
@@ -180,7 +181,7 @@ class Sweep:
                 if not self._watch(job, task, float(aa)):
                     return
 
-    def _watch(self, job: Job, task: int, aa: float) -> bool:
+    def _watch(self, job: Experiment, task: int, aa: float) -> bool:
         number = self._of[job]
         work = self._work[number]
         tasks = job.config.data.num_tasks
@@ -191,10 +192,10 @@ class Sweep:
 
     def _take(self, end: Finished) -> None:
         """A job is over."""
-        number = self._of[end.job]
+        number = self._of[end.experiment]
         work = self._work[number]
         if end.result is not None:
-            work.values[end.job] = end.result.aa
+            work.values[end.experiment] = end.result.aa
         elif isinstance(end.error, DivergedError):
             work.stopped, work.error = True, str(end.error)
         elif not isinstance(end.error, StoppedError):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from infssm._seeding import seeded
 from infssm.data.images import to_pil
+from infssm.data.recipes.stats import IMAGENET, Stats
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +28,7 @@ class Recipe(ABC):
         channels: colour channels of the output.
         size: height and width of the output.
         raw_size: height and width of raw images read from files (arrays keep their own size).
+        eval_stats: normalisation in evaluation.
         augment_val: whether validation images pass the training transform, as in the paper's released code for
             CIFAR-100 and CUB-200.
     """
@@ -34,6 +36,7 @@ class Recipe(ABC):
     channels: int
     size: int
     raw_size: int
+    eval_stats: Stats
     augment_val: bool = False
 
     @abstractmethod
@@ -62,6 +65,7 @@ class PerImageRecipe(Recipe):
         channels: colour channels of the output.
         size: height and width of the output.
         raw_size: height and width of raw images read from files.
+        eval_stats: normalisation in evaluation, which ``eval`` applies.
         augment_val: see :class:`Recipe`.
     """
 
@@ -73,6 +77,7 @@ class PerImageRecipe(Recipe):
         channels: int = 3,
         size: int,
         raw_size: int,
+        eval_stats: Stats = IMAGENET,
         augment_val: bool = False,
     ) -> None:
         self._train = train
@@ -80,6 +85,7 @@ class PerImageRecipe(Recipe):
         self.channels = channels
         self.size = size
         self.raw_size = raw_size
+        self.eval_stats = eval_stats
         self.augment_val = augment_val
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:

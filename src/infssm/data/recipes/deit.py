@@ -44,7 +44,12 @@ def deit_recipe(
     check = eval_stats or stats
     evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=check.mean, std=check.std)
     return PerImageRecipe(
-        _ToRGB(train), _ToRGB(evaluate), size=size, raw_size=int(size / _CROP_SHARE), augment_val=augment_val
+        _ToRGB(train),
+        _ToRGB(evaluate),
+        size=size,
+        raw_size=int(size / _CROP_SHARE),
+        eval_stats=check,
+        augment_val=augment_val,
     )
 
 

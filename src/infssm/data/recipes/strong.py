@@ -32,7 +32,7 @@ class StrongRecipe(Recipe):
 
     def __init__(self, *, size: int, stats: Stats, flip: bool = True) -> None:
         self.size = self.raw_size = size
-        self.stats = stats
+        self.stats = self.eval_stats = stats
         self.channels = len(stats.mean)
         self.flip = flip
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infssm.data.dataset import ImageDataset, Indices
+from infssm.data.dataset import Dataset, Indices
 from infssm.data.images import ArrayImages
 from infssm.data.registry import Archive, find_layout, register_dataset
 from infssm.data.sets.own import load_npz
@@ -32,7 +32,7 @@ _CANDIDATES = ("cifar-100-python", "cifar100/cifar-100-python", "cifar100.npz", 
         ),
     ),
 )
-def cifar100(root: Path) -> ImageDataset:
+def cifar100(root: Path) -> Dataset:
     """CIFAR-100 with the official order of classes and images."""
     path = find_layout("cifar100", root, _CANDIDATES, what="CIFAR-100")
     if path.suffix == ".npz":
@@ -42,7 +42,7 @@ def cifar100(root: Path) -> ImageDataset:
     test, test_labels = _read_part(path / "test")
     pixels = torch.from_numpy(np.concatenate([train, test]))
     labels = np.concatenate([train_labels, test_labels])
-    return ImageDataset("cifar100", classes, ArrayImages(pixels), labels, num_test=len(test))
+    return Dataset("cifar100", classes, ArrayImages(pixels), labels, num_test=len(test))
 
 
 def _read_part(path: Path) -> tuple[np.ndarray[Any, Any], Indices]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infssm.data.dataset import ImageDataset
+from infssm.data.dataset import Dataset
 from infssm.data.images import FileImages
 from infssm.data.registry import Archive, find_layout, register_dataset
 from infssm.data.sets.own import load_folders
@@ -27,7 +27,7 @@ from infssm.errors import DataError
         ),
     ),
 )
-def imagenet_r(root: Path) -> ImageDataset:
+def imagenet_r(root: Path) -> Dataset:
     """ImageNet-R; it has no official split."""
     path = find_layout("imagenet-r", root, ("imagenet-r", "imagenet_r", "ImageNet-R"), what="ImageNet-R")
     return _require_classes(load_folders(path, name="imagenet-r"), 200, path)
@@ -46,7 +46,7 @@ def imagenet_r(root: Path) -> ImageDataset:
         ),
     ),
 )
-def caltech256(root: Path) -> ImageDataset:
+def caltech256(root: Path) -> Dataset:
     """The first 250 sorted folders of Caltech-256; it has no official split."""
     candidates = ("256_ObjectCategories", "caltech256/256_ObjectCategories", "caltech256")
     path = find_layout("caltech256", root, candidates, what="Caltech-256")
@@ -67,7 +67,7 @@ def caltech256(root: Path) -> ImageDataset:
         ),
     ),
 )
-def cub200(root: Path) -> ImageDataset:
+def cub200(root: Path) -> Dataset:
     """CUB-200-2011 as published, or as ``train/`` and ``test/`` with one folder per class; both give the same order."""
     candidates = ("CUB_200_2011", "cub200/CUB_200_2011", "cub200")
     path = find_layout("cub200", root, candidates, what="CUB-200-2011")
@@ -83,7 +83,7 @@ def cub200(root: Path) -> ImageDataset:
     train = np.array([is_train[name] for name in everything.images.paths])
     order = np.concatenate([np.flatnonzero(train), np.flatnonzero(~train)])
     images = FileImages(path / "images", tuple(everything.images.paths[i] for i in order))
-    dataset = ImageDataset("cub200", everything.classes, images, everything.labels[order], num_test=int((~train).sum()))
+    dataset = Dataset("cub200", everything.classes, images, everything.labels[order], num_test=int((~train).sum()))
     return _require_classes(dataset, 200, path)
 
 
@@ -102,7 +102,7 @@ def _read_table(file: Path) -> dict[str, str]:
         raise DataError(f"{file} must hold two words per line") from error
 
 
-def _require_classes(dataset: ImageDataset, count: int, path: Path) -> ImageDataset:
+def _require_classes(dataset: Dataset, count: int, path: Path) -> Dataset:
     if dataset.num_classes != count:
         raise DataError(f"{dataset.name}: {dataset.num_classes} class folders at {path}, expected {count}")
     return dataset

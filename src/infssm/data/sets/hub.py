@@ -14,8 +14,8 @@ from torch import Tensor
 
 from infssm.data.dataset import Dataset
 from infssm.data.images import to_raw, to_rgb
-from infssm.data.sets.text import text_dataset
-from infssm.errors import ConfigError, DataError
+from infssm.data.sets.text import Text, one_line, text_dataset
+from infssm.errors import ConfigError, DataError, InfssmError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,8 +45,8 @@ class TableImages:
         table = self._tables[number]
         try:
             return to_rgb(table[int(index - (self._ends[number] - len(table)))][self._column])
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"cannot read image {index} of column {self._column!r}: {error}") from error
+        except Exception as error:  # whatever datasets, pyarrow and Pillow raise on damaged files
+            raise DataError(f"cannot read image {index} of column {self._column!r}: {one_line(error)}") from error
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
         """Images with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size]."""
@@ -70,36 +70,63 @@ def load_hub(
 ) -> Dataset:
     """Load a data set of images with labels, or of text with domains.
 
+    The part ``test`` of the data set (else ``validation``) is the test data; only ``train`` is divided further.
+
     Args:
         name: a name on the hub, or a folder written by ``save_to_disk``.
         image: column of images; the only one of that type unless given.
         label: column of class labels; likewise.
         text: column of text, where there are no images.
-        domain: column whose values are domains; for text a must, unless there is one domain.
-        length: tokens of a sample of text.
+        domain: column whose values are domains; text without one has a single domain.
+        length: tokens per sample of text.
         tokenizer: see :func:`~infssm.data.sets.text.text_folder`.
     """
     tables = _parts(name)
+    try:
+        if text is not None or not _of_type(tables[0].features, "Image"):
+            return _text(name, tables, text, domain, length, tokenizer)
+        return _images(name, tables, image, label, domain)
+    except InfssmError:
+        raise
+    except Exception as error:  # damaged tables raise errors of pyarrow, or almost any other
+        raise DataError(f"cannot read {name!r} with the datasets library: {one_line(error)}") from error
+
+
+def _text(
+    name: str, tables: list[Any], text: str | None, domain: str | None, length: int, tokenizer: str | None
+) -> Dataset:
+    column = _choose(name, tables[0].features, text, "Value", "text")
+    columns = [column, *([domain] if domain else [])]
+    for table in tables:
+        _require_columns(name, table, columns)
+    texts = (
+        Text(
+            str(row[domain]) if domain else "text",
+            str(row[column]).encode("utf-8", "replace"),
+            f"a row of {name}",
+            bool(test),
+        )
+        for test, table in enumerate(tables)
+        for row in table.select_columns(columns)
+        if row[column] is not None
+    )
+    found = text_dataset(Path(name).name, texts, length=length, tokenizer=tokenizer)
+    return replace(found, domain_word=domain or "domain")
+
+
+def _images(name: str, tables: list[Any], image: str | None, label: str | None, domain: str | None) -> Dataset:
     features = tables[0].features
-    short = Path(name).name
-    if text is not None or not _of_type(features, "Image"):
-        column = _choose(name, features, text, "Value", "text")
-        contents: dict[str, list[bytes]] = {}
-        for table in tables:
-            for row in table.select_columns([column, *([domain] if domain else [])]):
-                contents.setdefault(str(row[domain]) if domain else "text", []).append(str(row[column]).encode())
-        texts = {key: contents[key] for key in sorted(contents)}
-        found = text_dataset(short, texts, length=length, tokenizer=tokenizer)
-        return replace(found, domain_word=domain or "domain")
-    images = TableImages(tables, _choose(name, features, image, "Image", "image"))
+    pixels = _choose(name, features, image, "Image", "image")
     column = _choose(name, features, label, "ClassLabel", "label")
+    for table in tables:
+        _require_columns(name, table, [pixels, column, *([domain] if domain else [])])
     labels = np.concatenate([np.asarray(table[column]) for table in tables])
     values = np.concatenate([np.asarray(table[domain]).astype(str) for table in tables]) if domain else None
     domains, domain_of = ((), None) if values is None else np.unique(values, return_inverse=True)
     return Dataset(
-        short,
+        Path(name).name,
         tuple(features[column].names),
-        images,
+        TableImages(tables, pixels),
         labels,
         num_test=len(tables[1]) if len(tables) > 1 else 0,
         stratified=True,
@@ -119,13 +146,19 @@ def _parts(name: str) -> list[Any]:
     try:
         found: Any = datasets.load_from_disk(str(folder)) if folder.is_dir() else datasets.load_dataset(name)
     except Exception as error:
-        raise DataError(f"cannot load {name!r} with the datasets library: {error}") from error
+        raise DataError(f"cannot load {name!r} with the datasets library: {one_line(error)}") from error
     if not isinstance(found, datasets.DatasetDict):
         return [found]
     if "train" not in found:
         raise DataError(f"{name!r} has no part 'train'; it has {', '.join(found)}")
     test = next((part for part in ("test", "validation") if part in found), None)
     return [found["train"], *([found[test]] if test else [])]
+
+
+def _require_columns(name: str, table: Any, columns: list[str]) -> None:
+    for column in columns:
+        if column not in table.features:
+            raise ConfigError(f"{name!r} has no column {column!r}; it has {', '.join(table.features)}")
 
 
 def _of_type(features: Any, kind: str) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from infssm.data.dataset import Dataset
 from infssm.data.registry import Archive, find_layout, register_dataset
-from infssm.data.sequences import WavFiles
+from infssm.data.sequences import SoundFiles
 from infssm.errors import DataError
 
 RATE = 8000
@@ -46,7 +46,7 @@ def speech_digits(root: Path) -> Dataset:
     return Dataset(
         "speech-digits",
         tuple("0123456789"),
-        WavFiles(folder, tuple(name for _, name in found), RATE),
+        SoundFiles(folder, tuple(name for _, name in found), RATE),
         np.array([int(match[1]) for match, _ in found]),
         num_test=sum(int(match[3]) < _TEST for match, _ in found),
         stratified=True,

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from infssm.data.dataset import ImageDataset
+from infssm.data.dataset import Dataset
 from infssm.data.images import ArrayImages
 from infssm.data.registry import register_dataset
 from infssm.errors import ConfigError
 
 
 @register_dataset("synthetic", summary="generated images that can be learnt: a pattern per class, and noise")
-def synthetic(root: Path, *, classes: int = 10, per_class: int = 40, size: int = 32, channels: int = 3) -> ImageDataset:  # noqa: ARG001
+def synthetic(root: Path, *, classes: int = 10, per_class: int = 40, size: int = 32, channels: int = 3) -> Dataset:  # noqa: ARG001
     """A fixed random pattern per class with noise on it; a quarter of the images are the test set."""
     test = max(1, per_class // 4)
     shape = (size, size, channels)
@@ -26,7 +26,7 @@ def synthetic(root: Path, *, classes: int = 10, per_class: int = 40, size: int =
     )
     labels = np.concatenate([np.repeat(np.arange(classes), per_class - test), np.repeat(np.arange(classes), test)])
     names = tuple(f"class{c:03d}" for c in range(classes))
-    return ImageDataset("synthetic", names, ArrayImages.from_numpy(pixels), labels, num_test=classes * test)
+    return Dataset("synthetic", names, ArrayImages.from_numpy(pixels), labels, num_test=classes * test)
 
 
 def make_images(classes: int, per_class: int, shape: tuple[int, int, int], *, seed: int) -> np.ndarray[Any, Any]:

@@ -8,7 +8,16 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from infssm.errors import ConfigError
 from infssm.methods import canonical_name
@@ -32,7 +41,12 @@ def _name_of_folder(text: str) -> str:
     return text
 
 
+_FREE: dict[str, JsonValue] = {"counts": False}
+"""Marks settings that say where a run reads and writes, and how fast: its results, and so its hash, do not depend on
+them."""
 PathText = Annotated[str, AfterValidator(_path)]
+TASK0_KINDS = ("train", "plain", "own")
+"""Values of ``train.task0`` that are not weights."""
 Size = Annotated[int, Field(ge=1, le=10**9)]
 
 
@@ -67,6 +81,7 @@ class DataConfig(_Named):
     )
     root: PathText | None = Field(
         default=None,
+        json_schema_extra=_FREE,
         description="folder that holds the data; null: $INFSSM_DATA, else ~/.cache/infssm/data (not part of the hash)",
     )
     num_tasks: Size = Field(
@@ -95,10 +110,12 @@ class DataConfig(_Named):
         default=0, description="seed of the train/val/test split; the release uses 0 for every run seed"
     )
     train_per_class: Size | None = Field(
-        default=None, description="samples per class (and domain) kept for training; null: all"
+        default=None,
+        description="samples per class (and domain) kept for training, and a ninth as many for validation unless "
+        "test_per_class is given; null: all",
     )
     test_per_class: Size | None = Field(
-        default=None, description="samples per class (and domain) kept for testing; null: all"
+        default=None, description="samples per class (and domain) kept for testing and for validation; null: all"
     )
     bands: Size | None = Field(
         default=None,
@@ -216,11 +233,13 @@ class TrainConfig(Section):
     select_best: bool = Field(
         default=False,
         description="end each task with the epoch of best validation accuracy on that task (release), which favours "
-        "the new task over the old ones; false: with the last",
+        "the new task over the old ones; false: with the last, which alone is validated",
     )
     task0: PathText = Field(
         default="train",
-        description="'train', or file or name of weights to start from: task 0 is then only evaluated (release)",
+        description="model after task 0. 'plain': trained by cross-entropy alone, once for all runs that agree in what "
+        "acts on task 0; 'own': trained by the method itself; 'train': 'plain', or 'own' for methods that need it; "
+        "else file or name of weights (release)",
     )
     task0_epochs: Size | None = Field(default=None, description="epochs of task 0 where trained; null: epochs")
     limit_batches: Size | None = Field(
@@ -239,17 +258,21 @@ class TrainConfig(Section):
         default=None,
         ge=1,
         le=4096,
-        description="CPU threads per process; null: torch's choice. Recorded, kept on resume",
+        description="CPU threads per process; null: 1 for models called ..._nano, else torch's choice. Decided before "
+        "the run is hashed, and stored",
     )
     num_workers: int | None = Field(
         default=None,
         ge=0,
         le=1024,
+        json_schema_extra=_FREE,
         description="loader processes; null: one per core where images are read or transformed one by one; results do "
         "not depend on it (not part of the hash)",
     )
     log_every: Size = Field(
-        default=10, description="steps between two step lines of metrics.jsonl (not part of the hash)"
+        default=10,
+        json_schema_extra=_FREE,
+        description="steps between two step lines of metrics.jsonl (not part of the hash)",
     )
 
 
@@ -271,13 +294,26 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     method: MethodConfig = MethodConfig()
     train: TrainConfig = TrainConfig()
-    log: LogConfig = LogConfig()
+    log: LogConfig = Field(default=LogConfig(), json_schema_extra=_FREE)
     seed: int = Field(default=0, ge=0, description="seeds initialisation, order and augmentation (paper: 0, 10, 100)")
     out: PathText = Field(
-        default="runs", description="folder under which run directories are made (not part of the hash)"
+        default="runs",
+        json_schema_extra=_FREE,
+        description="folder under which run directories are made (not part of the hash)",
     )
 
     @property
     def benchmark_name(self) -> str:
         """``benchmark``, or the data set and the number of tasks."""
         return self.benchmark or f"{self.data.name.strip('/').split('/')[-1][:60]}-{self.data.num_tasks}"
+
+
+def free_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of the settings and sections that results do not depend on."""
+    found: list[str] = []
+    for name, field in section.model_fields.items():
+        if field.json_schema_extra == _FREE:
+            found.append(prefix + name)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += free_settings(field.annotation, f"{prefix}{name}.")
+    return tuple(found)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
 
-from infssm.data import Dataset, FileImages, Sequences, WavFiles, load_dataset
+from infssm.data import Dataset, FileImages, SoundFiles, load_dataset
 
 _SAMPLED = 64
 """Files whose size is looked up."""
@@ -42,14 +43,14 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
     chosen: dict[str, Any] = {"data": {"num_tasks": _tasks(dataset, data.get("by"))} if no_tasks else {}}
     if not no_model:
         return chosen
-    if isinstance(dataset.samples, Sequences):
-        fitting = _for_sequences(dataset, dataset.samples, data)
-        return {**chosen, **fitting, "data": {**chosen["data"], **fitting.get("data", {})}}
+    if (settings := dataset.modality.settings) is not None:
+        if isinstance(dataset.samples, SoundFiles) and "bands" not in data:
+            chosen["data"]["bands"] = _BANDS  # shorter than the waveform
+        return chosen | deepcopy(dict(settings))
     size, chosen["model"] = _choose_model(_short_side(dataset))
     if data.get("image_size") is None:
         chosen["data"]["image_size"] = size
     chosen["train"] = {
-        "threads": 1 if chosen["model"]["name"] == "vim_nano" else None,
         "batch_size": _batch_size(len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))),
     }
     return chosen
@@ -57,19 +58,9 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
 
 def _tasks(dataset: Dataset, by: Any) -> int:
     """A task for each domain, where tasks are domains; else two classes or more in each."""
-    if dataset.language or by not in (None, "class"):
+    if (by or dataset.modality.by) != "class":
         return max(1, len(dataset.domains))
     return max(min(2, dataset.num_classes), min(_TASKS, dataset.num_classes // 2))
-
-
-def _for_sequences(dataset: Dataset, sequences: Sequences, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A small Mamba; sounds in frequency bands, which are shorter than waveforms."""
-    if dataset.language:
-        train = {"batch_size": 16, "lr": 2e-3, "weight_decay": 0.01, "threads": 1}
-        return {"model": {"name": "mamba_lm_nano"}, "train": train}
-    bands = {"bands": _BANDS} if isinstance(sequences, WavFiles) and "bands" not in data else {}
-    train = {"batch_size": 32, "lr": 2e-3, "threads": 1}
-    return {"data": bands, "model": {"name": "mamba_nano", "options": {"d_model": 64, "n_layer": 3}}, "train": train}
 
 
 def _batch_size(images: int) -> int:

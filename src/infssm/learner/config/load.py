@@ -16,7 +16,7 @@ from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig, one_spelling
 from infssm.learner.config.values import plain, read_yaml
-from infssm.learner.store.settings import BEFORE, NOT_COUNTING
+from infssm.learner.store.settings import counting
 
 _DEEPEST = 12
 """Dots of an override that lead deeper; no setting is so deep."""
@@ -102,21 +102,14 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def config_hash(config: RunConfig) -> str:
-    """Eight hex digits over all that decides the results but the seed, so that runs of one set-up share them."""
-    values = to_dict(config)
-    for path in ("seed", *NOT_COUNTING):
-        *parents, key = path.split(".")
-        section = values
-        for parent in parents:
-            section = section[parent]
-        section.pop(key)
-    for path, value in BEFORE:
-        group, key = path.split(".")
-        if values[group][key] == value:
-            del values[group][key]
-    start = config.train.task0
-    if start != "train" and os.path.isfile(start):  # what the weights are, not where they lie
-        values["train"]["task0"] = _digest(Path(start))
+    """Eight hex digits over all that decides the results but the seed, so that runs of one set-up share them.
+
+    Settings equal to their defaults are left out, so that a new setting changes no hash of a run without it.
+    """
+    values = counting(config.model_dump(mode="json", exclude_defaults=True))
+    values.pop("seed", None)
+    if os.path.isfile(config.train.task0):  # the content of the weights matters, not their place
+        values["train.task0"] = _digest(Path(config.train.task0))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -46,14 +46,15 @@ def _plain(value: Any, where: str, depth: int, count: list[int]) -> Any:
     if count[0] > _MOST:
         raise ConfigError(f"{_place(where)}: more than {_MOST:,} values (aliases count each time they are used)")
     if isinstance(value, Mapping):
-        keys = {_key(key, where): item for key, item in value.items()}
-        return {k: _plain(item, f"{where}.{k}" if where else k, depth + 1, count) for k, item in keys.items()}
+        found = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{_place(where)}: the name {shorten(repr(key))} is not text; put it in quotes")
+            _check_text(key, where)
+            found[key] = _plain(item, f"{where}.{key}" if where else key, depth + 1, count)
+        return found
     if isinstance(value, list | tuple):
         return [_plain(item, where, depth + 1, count) for item in value]
-    return _leaf(value, where)
-
-
-def _leaf(value: Any, where: str) -> Any:
     if isinstance(value, str):
         _check_text(value, where)
         if not _EXPONENT.fullmatch(value):
@@ -66,13 +67,6 @@ def _leaf(value: Any, where: str) -> Any:
     if value is not None and not isinstance(value, bool | int | float):
         raise ConfigError(f"{_place(where)}: {shorten(repr(value))} is neither text nor a number, list or mapping")
     return value
-
-
-def _key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        raise ConfigError(f"{_place(where)}: the name {shorten(repr(key))} is not text; put it in quotes")
-    _check_text(key, where)
-    return key
 
 
 def _check_text(text: str, where: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from infssm.errors import ConfigError, DataError
 from infssm.learner.metrics import measures
-from infssm.learner.metrics.measure import ACCURACY, Measure, measure_of
+from infssm.learner.metrics.measure import ACCURACY, BITS_PER_TOKEN, Measure, measure_of
 from infssm.learner.metrics.measures import ForgettingRule, Matrix
 
 _COLUMNS = ("step", "task", "class_incremental", "task_incremental", "samples")
@@ -82,11 +82,11 @@ class Accuracies:
 
     def forgetting_per_task(self, rule: ForgettingRule = "code") -> Matrix:
         """Forgetting of every task but the last: [steps - 1]."""
-        return measures.per_task_forgetting(self.measure.better * self.values, rule)
+        return measures.per_task_forgetting(self.measure.sign * self.values, rule)
 
     def transfer_per_task(self) -> Matrix:
         """Backward transfer of every task but the last: [steps - 1]."""
-        return measures.per_task_transfer(self.measure.better * self.values)
+        return measures.per_task_transfer(self.measure.sign * self.values)
 
 
 class AccuracyMatrix:
@@ -101,6 +101,9 @@ class AccuracyMatrix:
     Args:
         num_tasks: tasks in the stream.
         measure: what the values are; accuracy, or bits of language.
+
+    Of language, the values are bits per byte of the text, which different tokenizers can be compared by, and
+    ``samples`` counts bytes. The matrix also holds how many tokens stand for them, which gives bits per token.
     """
 
     def __init__(self, num_tasks: int, measure: Measure = ACCURACY) -> None:
@@ -114,6 +117,7 @@ class AccuracyMatrix:
         self._class = np.full((num_tasks, num_tasks), np.nan)
         self._task = np.full((num_tasks, num_tasks), np.nan)
         self._samples = np.full(num_tasks, np.nan)
+        self._tokens = np.full(num_tasks, np.nan)
 
     def update(
         self,
@@ -122,6 +126,7 @@ class AccuracyMatrix:
         *,
         samples: Sequence[int] | None = None,
         ahead: Sequence[float] = (),
+        tokens: Sequence[int] | None = None,
     ) -> None:
         """Add the row of the task that has just been trained.
 
@@ -130,25 +135,39 @@ class AccuracyMatrix:
             task_accuracies: [step + 1] task-incremental accuracies; unknown when left out.
             samples: [step + 1] test images behind each value, for the image-weighted averages.
             ahead: [num_tasks - step - 1] values on tasks to come, where they can be tested.
+            tokens: [step + 1] predicted tokens that stand for the ``samples`` bytes, where bits per byte are measured.
         """
         step = self.steps
         if step == self.num_tasks:
             raise ConfigError(f"the accuracy matrix holds all its {self.num_tasks} tasks already")
         row = _row(accuracies, step, "accuracies", self.measure)
         task_row = None if task_accuracies is None else _row(task_accuracies, step, "task_accuracies", self.measure)
-        counts = None if samples is None else _counts(samples, step)
+        counts = None if samples is None else _counts(samples, step, "samples")
+        token_counts = None if tokens is None else _counts(tokens, step, "tokens")
         self._class[step, : step + 1] = row
         if task_row is not None:
             self._task[step, : step + 1] = task_row
         if counts is not None:
             self._samples[: step + 1] = counts
+        if token_counts is not None:
+            self._tokens[: step + 1] = token_counts
         if len(ahead):
             self._ahead[step + 1, step + 1 :] = ahead
         self.steps += 1
 
-    def begin(self, guess: float) -> None:
-        """Tasks are domains, and ``guess`` is the value that guessing reaches on any of them."""
+    def begin(self, guess: float | Sequence[float]) -> None:
+        """Tasks are domains, and ``guess`` is the value that guessing reaches on any, or on each, of them."""
         self._ahead[0] = guess
+
+    @property
+    def bits_per_token(self) -> float:
+        """Of language: mean over the tasks of the bits per token after the last step; NaN where it is unknown."""
+        if self.measure == BITS_PER_TOKEN:
+            return self.aa
+        if not self.steps:
+            return math.nan
+        seen = slice(self.steps)
+        return float((self._class[self.steps - 1, seen] * (self._samples / self._tokens)[seen]).mean())
 
     @property
     def values(self) -> Matrix:
@@ -186,8 +205,8 @@ class AccuracyMatrix:
     @property
     def fwt(self) -> float:
         """Forward transfer: mean gain over guessing of every later task, just before its turn."""
-        better, rows = self.measure.better, self._ahead[1 : self.steps + 1]
-        return measures.mean_or_nan(measures.per_task_forward_transfer(better * rows, better * self._ahead[0]))
+        sign, rows = self.measure.sign, self._ahead[1 : self.steps + 1]
+        return measures.mean_or_nan(measures.per_task_forward_transfer(sign * rows, sign * self._ahead[0]))
 
     @property
     def of_domains(self) -> bool:
@@ -229,6 +248,7 @@ class AccuracyMatrix:
             "til_aia": til.aia,
             "til_fm": til.fm("code"),
             "til_bwt": til.bwt,
+            **({} if self.measure == ACCURACY else {"bits_per_token": self.bits_per_token}),
         } | ({"fwt": self.fwt, "newest": self.newest} if self.of_domains else {})
 
     def to_json(self) -> dict[str, Any]:
@@ -243,7 +263,9 @@ class AccuracyMatrix:
 
     def _more(self) -> dict[str, Any]:
         """What matrices of accuracies in streams of classes do not have."""
-        measure = {} if self.measure == ACCURACY else {"measure": self.measure.key}
+        measure: dict[str, Any] = {} if self.measure == ACCURACY else {"measure": self.measure.key}
+        if not np.isnan(self._tokens).all():
+            measure["tokens"] = _nullable(self._tokens)
         return measure | ({"ahead": _nullable(self._ahead)} if self.of_domains else {})
 
     @classmethod
@@ -257,6 +279,8 @@ class AccuracyMatrix:
             for name, target in (("class_incremental", matrix._class), ("task_incremental", matrix._task)):
                 target[:] = np.array(data[name], dtype=np.float64)
             matrix._samples[:] = np.array(data["samples"], dtype=np.float64)
+            if "tokens" in data:
+                matrix._tokens[:] = np.array(data["tokens"], dtype=np.float64)
         except (KeyError, *_UNREADABLE) as error:
             raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
         return matrix
@@ -264,18 +288,24 @@ class AccuracyMatrix:
     def to_csv(self) -> str:
         """One line per known entry: step, task, both accuracies (empty when unknown), test images.
 
-        Of another measure than accuracy, its name takes the place of ``class_incremental``. Values of tasks before
-        their turn come last; their step is that of the model, -1 for guessing.
+        Of another measure than accuracy, its name takes the place of ``class_incremental``, and ``tokens`` follow last
+        where they are known. Values of tasks before their turn come last; their step is that of the model, -1 for
+        guessing.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow((*_COLUMNS[:2], self._column, *_COLUMNS[3:], "num_tasks"))
+        tokens = [] if np.isnan(self._tokens).all() else ["tokens"]
+        writer.writerow((*_COLUMNS[:2], self._column, *_COLUMNS[3:], "num_tasks", *tokens))
         for step in range(self.steps):
             for task in range(step + 1):
                 cells = (self._class[step, task], self._task[step, task], self._samples[task])
-                writer.writerow((step, task, *map(_text, cells), self.num_tasks))
+                writer.writerow(
+                    (step, task, *map(_text, cells), self.num_tasks, *(_text(self._tokens[task]) for _ in tokens))
+                )
         for row, task in np.argwhere(~np.isnan(self._ahead)):
-            writer.writerow((row - 1, task, _text(self._ahead[row, task]), "", "", self.num_tasks))
+            writer.writerow(
+                (row - 1, task, _text(self._ahead[row, task]), "", "", self.num_tasks, *("" for _ in tokens))
+            )
         return text.getvalue()
 
     @property
@@ -288,7 +318,7 @@ class AccuracyMatrix:
         text = source.read_text() if isinstance(source, Path) else source
         try:
             every = list(csv.DictReader(io.StringIO(text)))
-            key = next(name for name in every[0] if name not in (*_COLUMNS[:2], *_COLUMNS[3:], "num_tasks"))
+            key = next(name for name in every[0] if name not in (*_COLUMNS[:2], *_COLUMNS[3:], "num_tasks", "tokens"))
             matrix = cls(int(every[0]["num_tasks"]), ACCURACY if key == _COLUMNS[2] else measure_of(key))
             rows = [row for row in every if int(row["task"]) <= int(row["step"])]
             if every[: len(rows)] != rows:
@@ -302,6 +332,7 @@ class AccuracyMatrix:
                 matrix._class[step, task] = float(row[key])
                 matrix._task[step, task] = float(row["task_incremental"] or "nan")
                 matrix._samples[task] = float(row["samples"] or "nan")
+                matrix._tokens[task] = float(row.get("tokens") or "nan")
                 matrix.steps = max(matrix.steps, step + 1)
             if len(rows) != matrix.steps * (matrix.steps + 1) // 2:
                 raise ValueError(f"the row after task {matrix.steps - 1} is cut short")
@@ -334,10 +365,10 @@ def _row(values: Sequence[float], step: int, what: str, measure: Measure) -> Mat
     return row
 
 
-def _counts(values: Sequence[int], step: int) -> Matrix:
+def _counts(values: Sequence[int], step: int, what: str) -> Matrix:
     counts = np.asarray(values, dtype=np.float64)
     if counts.shape != (step + 1,) or not (counts > 0).all():
-        raise ConfigError(f"samples after task {step} must hold {step + 1} positive counts, got {counts.tolist()}")
+        raise ConfigError(f"{what} after task {step} must hold {step + 1} positive counts, got {counts.tolist()}")
     return counts
 
 

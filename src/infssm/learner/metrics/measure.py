@@ -1,4 +1,4 @@
-"""What a stream measures of a model on a task: its name, its unit, and which way is better."""
+"""What a stream measures of a model on a task: its name, its unit, and its direction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Measure:
         title: name in tables and plots.
         unit: of values as they are shown.
         change: unit of differences as they are shown.
-        better: 1 where higher values are better, -1 where lower ones are.
+        higher_is_better: the direction of the measure. Whatever ranks, selects, prunes or searches by a value uses
+            this (or :attr:`sign` and :meth:`improves`) instead of assuming that higher is better.
         scale: from a value to what is shown.
         digits: after the point.
         top: largest possible value; None where there is none.
@@ -27,10 +28,15 @@ class Measure:
     title: str
     unit: str
     change: str
-    better: int = 1
+    higher_is_better: bool = True
     scale: float = 1.0
     digits: int = 2
     top: float | None = None
+
+    @property
+    def sign(self) -> int:
+        """1 where higher values are better, else -1; ``sign * value`` is to be maximised."""
+        return 1 if self.higher_is_better else -1
 
     def show(self, value: float) -> str:
         """A value, or a difference, without its unit; ``–`` where it is unknown."""
@@ -40,7 +46,7 @@ class Measure:
         """Whether a value is better than the best so far; the first one that is known is."""
         if math.isnan(value):
             return False
-        return best is None or self.better * value > self.better * best
+        return best is None or self.sign * value > self.sign * best
 
     def allows(self, value: float) -> bool:
         """Whether there can be such a value."""
@@ -48,8 +54,8 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", "accuracy", "%", "points", scale=100.0, top=1.0)
-BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", "bits", "bits", better=-1, digits=3)
-BITS_PER_TOKEN = Measure("bits_per_token", "bits per token", "bits", "bits", better=-1, digits=3)
+BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", "bits", "bits", higher_is_better=False, digits=3)
+BITS_PER_TOKEN = Measure("bits_per_token", "bits per token", "bits", "bits", higher_is_better=False, digits=3)
 
 _KNOWN = {measure.key: measure for measure in (ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN)}
 

@@ -76,9 +76,9 @@ class RunDirectory:
 
     @property
     def is_run(self) -> bool:
-        """Whether infssm made this folder: it bears our mark, or holds all that a run had before there was one."""
-        marked = os.path.lexists(self.path / names.MARKER)
-        return marked or all((self.path / name).exists() for name in names.BEFORE_MARKER)
+        """Whether infssm made this folder: it has a ``run.json``, or all the rest where a damaged one was deleted."""
+        rest = (names.CONFIG, names.ENV, names.SPLIT, names.CHECKPOINTS)
+        return os.path.lexists(self.path / names.MARKER) or all((self.path / name).exists() for name in rest)
 
     def check_usable(self) -> None:
         """Raise where a run here would replace files that are none of ours."""
@@ -108,7 +108,7 @@ class RunDirectory:
         return locked(self.path)
 
     def adopt(self) -> None:
-        """Go on with an unfinished run: remove half-written files, give a run from before the marker its mark."""
+        """Go on with an unfinished run: remove half-written files, and take checksums where ``run.json`` is lost."""
         for path in filter(names.is_unfinished_write, names.our_files(self.path)):
             with explained(path):
                 path.unlink(missing_ok=True)
@@ -128,6 +128,11 @@ class RunDirectory:
             if path.name != names.MARKER:
                 with explained(path):
                     path.unlink(missing_ok=True)
+
+    def drop_checkpoints(self) -> None:
+        """Remove what only serves to continue the run; the models stay."""
+        for path in [*self.checkpoints.glob("last.ckpt*"), *names.best_files(self.path)]:
+            path.unlink(missing_ok=True)
 
     @property
     def config_path(self) -> Path:
@@ -225,21 +230,15 @@ class RunDirectory:
 
     @property
     def last_task(self) -> int | None:
-        """The last task the run has finished, by what it wrote down; None before the first is."""
+        """The last task whose model the run saved, whether or not the file is still there; None before the first."""
         manifest = Manifest.read(self.path)
-        known = self.saved_tasks
-        if self.complete or os.path.lexists(self.path / names.MATRIX):
-            known.append(self.matrix().steps - 1)
-        elif manifest is not None:
-            listed = {names.weights_name(task): task for task in range(len(manifest.files))}
-            known += [listed[name] for name in manifest.files if name in listed]
-        return max(known, default=None)
+        return max([*self.saved_tasks, *names.tasks_of(manifest.files if manifest else ())], default=None)
 
     def saved_task(self, task: int | None = None) -> int:
         """The task after which the asked-for model was saved (the last one unless given); ConfigError without it."""
-        wanted = self.last_task if task is None else task
-        if wanted is None or wanted not in self.saved_tasks:
-            there = f"tasks {', '.join(map(str, self.saved_tasks))}" if self.saved_tasks else "no task"
+        wanted, saved = self.last_task if task is None else task, self.saved_tasks
+        if wanted is None or wanted not in saved:
+            there = f"tasks {', '.join(map(str, saved))}" if saved else "no task"
             missing = "" if wanted is None else f", not after {'the last one, ' if task is None else ''}task {wanted}"
             raise ConfigError(
                 f"{self.path} has saved weights after {there}{missing}: restore the file or choose another task with "
@@ -333,13 +332,13 @@ class RunDirectory:
 
 
 def find_runs(paths: Iterable[str | os.PathLike[str]], *, complete: bool = True) -> list[RunDirectory]:
-    """All run directories at or below ``paths``, sorted; only complete ones by default."""
+    """All run directories at or below ``paths``, sorted; only complete ones by default. Task-0 models are left out."""
     found: set[Path] = set()
     for path in map(Path, paths):
         if not path.exists():
             raise ConfigError(f"there is no {path}")
         found |= {file.parent for name in (names.MARKER, names.CONFIG) for file in path.rglob(name)}
-    runs = [RunDirectory(path) for path in sorted(found)]
+    runs = [RunDirectory(path) for path in sorted(found) if path.parent.name != names.TASK0]
     return [run for run in runs if run.complete] if complete else runs
 
 

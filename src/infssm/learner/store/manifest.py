@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +19,12 @@ from infssm._files import write_text
 from infssm.errors import DataError
 from infssm.learner.store import names
 
-FORMAT = 2
-"""Version of the run directory's layout; 1 had no marker and no checksums."""
+FORMAT = 1
+"""Version of the run directory's layout."""
+
+
+_READ: dict[Path, tuple[tuple[int, ...], Manifest]] = {}
+"""Manifests by file, with the version of the file: to load a run takes its manifest for each of its files."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,11 @@ class Manifest:
         """The manifest of a run directory; None where there is none."""
         path = folder / names.MARKER
         try:
-            return cls._parse(json.loads(path.read_bytes()))
+            now = os.stat(path)
+            version = (now.st_ino, now.st_mtime_ns, now.st_size)
+            if (known := _READ.get(path)) is None or known[0] != version:
+                known = _READ[path] = version, cls._parse(json.loads(path.read_bytes()))
+            return known[1]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 MARKER = "run.json"
@@ -17,12 +18,12 @@ CONFUSION = "confusion.json"
 RESULT = "result.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
+TASK0 = "task0"
+"""Folder of a benchmark in which the models after task 0 are that its runs share."""
 LAST = f"{CHECKPOINTS}/last.ckpt"
 
 REMEDY = "restore it, or delete it if you can do without"
 """The way out where one of a run's files is damaged."""
-BEFORE_MARKER = (CONFIG, ENV, SPLIT, CHECKPOINTS)
-"""What every run directory held before there was a marker, from its first second on."""
 
 _FILES = (MARKER, CONFIG, ENV, SPLIT, STREAM, METRICS, MATRIX, CONFUSION, RESULT, REPORT, "mlflow.txt")
 _CHECKPOINT = r"last\.ckpt(\.previous|\.damaged)?|best_\d{2,}_\d{3,}\.ckpt|task_\d{2,}\.safetensors"
@@ -49,8 +50,12 @@ def best_name(task: int, epoch: int) -> str:
 
 def saved_tasks(folder: Path) -> list[int]:
     """Tasks whose model lies in a run directory, in order."""
-    found = (_WEIGHTS.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("task_*"))
-    return sorted(int(match[1]) for match in found if match)
+    return tasks_of(path.name for path in (folder / CHECKPOINTS).glob("task_*"))
+
+
+def tasks_of(files: Iterable[str]) -> list[int]:
+    """Tasks whose models are among files, in order."""
+    return sorted([int(match[1]) for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))])
 
 
 def best_files(folder: Path) -> list[Path]:

@@ -7,20 +7,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-NOT_COUNTING = ("out", "log", "data.root", "train.num_workers", "train.log_every")
-"""Settings that say where a run reads and writes, and how fast: its numbers do not depend on them."""
+from infssm.learner.config.fields import free_settings
 
-BEFORE = (("data.evaluate", "test"), ("data.by", None), ("data.bands", None))
-"""Values that settings had before they could be set: a run that says so is a run that says nothing."""
+FREE = free_settings()
+"""Settings that results do not depend on; they are marked where they are defined."""
 
 
 def counting(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that decide results, the seed among them, by their dotted names."""
-    return {
-        name: value
-        for name, value in flatten(config)
-        if not is_one_of(name, NOT_COUNTING) and (name, value) not in BEFORE
-    }
+    return {name: value for name, value in flatten(config) if not is_one_of(name, FREE)}
 
 
 def settings_digest(config: Mapping[str, Any]) -> str:

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from infssm._modality import raw_images
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Terms
 from infssm.methods.replay.buffers import ReservoirBuffer
-from infssm.methods.replay.rehearsal import ReplayConfig, Replayed, StreamReplay, raw_images
+from infssm.methods.replay.rehearsal import ReplayConfig, Replayed, StreamReplay
 
 
 class DERConfig(ReplayConfig):

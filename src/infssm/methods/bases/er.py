@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ALL_DATA, Batch, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
+from infssm.methods.core.contract import ALL_DATA, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import cross_entropy
-from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay, joined
+from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 Mask = Literal["full", "seen", "current+seen"]
 
@@ -51,15 +51,13 @@ class ER(StreamReplay):
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy of the stream's samples and the replayed ones, in one forward."""
-        both, count, kind = batch, len(batch.y), self.context.data_kind
-        if self.replays and kind == "images":
-            drawn = self.replay(count)
-            both = Batch(torch.cat((batch.x, drawn.x)), torch.cat((batch.y, self.to_device(drawn.entries["label"]))))
-        elif self.replays:
-            both = joined(batch, self.buffer.get(self.draw(self.replay_count(count))), kind)
+        both, count = batch, len(batch.y)
+        if self.replays:
+            drawn = self.buffer.get(self.draw(self.replay_count(count)))
+            both = self.context.modality.join(batch, drawn, self.augmented)
         self.remember(**self.rows_of(batch))
         logits = self.context.forward(model_input(both), current_rows=count)
-        if kind == "language":
+        if both.y.ndim > 1:  # next tokens: no classes to mask
             return {"ce": cross_entropy(logits, both, slice(None))}
         mask = self.config.mask
         classes = range(0) if mask == "full" else self.context.classes(self.name)

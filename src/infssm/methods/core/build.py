@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from infssm._catalogue import Text
+from infssm._modality import modality_named
 from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
 from infssm.methods.core.context import Context, Transforms
@@ -158,7 +159,7 @@ def build_method(
         num_classes=getattr(model, "num_classes", None) if num_classes is None else num_classes,
         num_tasks=num_tasks,
         task_sizes=None if task_sizes is None else tuple(task_sizes),
-        data_kind=data_kind,
+        modality=modality_named(data_kind),
         seed=seed,
         transforms=transforms,
         states_options=configs["states"].model_dump(),
@@ -185,13 +186,16 @@ def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
     tasks are new domains.
     """
 
+    modality = modality_named(data_kind)
+
     def suits(component: type[Component]) -> bool:
-        return data_kind in component.supported_data and (component.supports_domains or not domains)
+        return modality.supported_by(component.supported_data) and (component.supports_domains or not domains)
 
     bad = [component for component in parse_name(name).classes if not suits(component)]
     if not bad:
         return
-    what = f"{data_kind}{' whose tasks are new domains' if domains and data_kind in bad[0].supported_data else ''}"
+    domains_alone = domains and modality.supported_by(bad[0].supported_data)
+    what = f"{data_kind}{' whose tasks are new domains' if domains_alone else ''}"
     known = ", ".join(other for other in components if suits(components[other]))
     raise ConfigError(f"method {bad[0].name!r} does not work on {what}; these do: {known}")
 

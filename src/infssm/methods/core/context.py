@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from infssm._modality import IMAGES, Modality
 from infssm.errors import ConfigError
 from infssm.methods.core.tasks import Input, TaskInfo
 from infssm.ssm import Observation, OldModel, OutputRecorder, Recorder, logits_of
@@ -79,7 +80,7 @@ class Context:
         num_classes: of the whole stream, where known.
         num_tasks: of the stream, where known.
         task_sizes: classes of each task, where they are known beforehand; tasks may be unequal.
-        data_kind: what the samples are: ``images``, ``series``, ``tokens`` (with classes) or ``language``.
+        modality: the kind of data that the samples are.
         seed: of the run; what components draw at random follows from it, alike on all processes.
         transforms: from stored raw images to model input.
         states_options: how states are read; the options of :class:`infssm.ssm.Recorder`.
@@ -102,7 +103,7 @@ class Context:
         num_classes: int | None = None,
         num_tasks: int | None = None,
         task_sizes: tuple[int, ...] | None = None,
-        data_kind: str = "images",
+        modality: Modality = IMAGES,
         seed: int = 0,
         transforms: Transforms | None = None,
         states_options: Mapping[str, Any] | None = None,
@@ -110,7 +111,7 @@ class Context:
     ) -> None:
         self.module = module
         self.num_classes, self.num_tasks, self.task_sizes = num_classes, num_tasks, task_sizes
-        self.data_kind, self.seed, self.own_loop = data_kind, seed, own_loop
+        self.modality, self.seed, self.own_loop = modality, seed, own_loop
         self.transforms = transforms or Transforms()
         self.states_options = states_options or {}
         # Away from the seeds of replay buffers, whose draws would otherwise be correlated with these.

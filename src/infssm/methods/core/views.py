@@ -129,8 +129,8 @@ def check_views(config: ComponentConfig, context: Context, head: str) -> None:
         return
     asked = next(name for name in FittedConfig.model_fields if getattr(config, name))
     model = unwrap(context.module)
-    if context.data_kind != "images":
-        raise ConfigError(f"{head}: {asked} is for images, and the samples are {context.data_kind}")
+    if not context.modality.augmented:
+        raise ConfigError(f"{head}: {asked} is for images, and the samples are {context.modality.name}")
     if not isinstance(model, Backbone) or type(model).forward is not Backbone.forward:
         raise ConfigError(
             f"{head}: {asked} works on a bare backbone for images of infssm.list_models(), not on a "

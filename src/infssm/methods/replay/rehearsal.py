@@ -10,14 +10,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from infssm._batch import Batch, next_tokens
 from infssm._processes import this_share
-from infssm.errors import ConfigError
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.methods.replay.buffers import Buffer, ReservoirBuffer
@@ -59,7 +55,7 @@ class Replay(Base):
 
     def make_buffer(self) -> Buffer:
         """Create the empty buffer."""
-        return ReservoirBuffer(self.config.buffer_size, stored_fields(self.context.data_kind), seed=self.context.seed)
+        return ReservoirBuffer(self.config.buffer_size, self.context.modality.stored_fields, seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
         """All columns, as in most reference implementations of replay."""
@@ -93,7 +89,11 @@ class Replay(Base):
         """Draw from the buffer for a stream batch of ``batch_size`` images per process; images freshly augmented."""
         slots = self.draw(self.replay_count(batch_size))
         entries = self.buffer.get(slots)
-        return Replayed(slots, self.context.augmented(entries["image"], self.buffer.fresh_generator()), entries)
+        return Replayed(slots, self.augmented(entries["image"]), entries)
+
+    def augmented(self, images: Tensor) -> Tensor:
+        """Stored images ``[m, channels, height, width]``, freshly augmented by draws of the buffer."""
+        return self.context.augmented(images, self.buffer.fresh_generator())
 
     def replay_count(self, batch_size: int) -> int:
         """Entries replayed per step over all processes, for a stream batch of ``batch_size`` images on each."""
@@ -153,48 +153,4 @@ class StreamReplay(Replay):
 
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
         """What the buffer stores of a batch that is not trained on."""
-        if self.context.data_kind == "images":
-            return {"image": raw_images(batch, self.name), "label": batch.y}
-        return sequence_rows(batch, self.context.data_kind)
-
-
-def raw_images(batch: BatchLike, method: str) -> Tensor:
-    """The raw images of a batch ``[b, c, h, w]`` uint8, or an error that explains how to pass them."""
-    if batch.raw is None:
-        raise ConfigError(
-            f"{method} stores images before augmentation: give batches with raw uint8 images, Batch(x, y, raw=images)"
-        )
-    return batch.raw
-
-
-def stored_fields(data_kind: str) -> tuple[str, ...]:
-    """Fields that a buffer stores for samples of a kind."""
-    return ("image", "label") if data_kind == "images" else (_values(data_kind), "length", "label")
-
-
-def sequence_rows(batch: BatchLike, data_kind: str) -> dict[str, Tensor]:
-    """The rows of a batch as a buffer stores them; language has no labels of its own."""
-    labels = batch.y if batch.y.ndim == 1 else batch.y.new_zeros(len(batch.y))
-    return {_values(data_kind): batch.x, "length": _mask(batch).sum(dim=1), "label": labels}
-
-
-def joined(batch: BatchLike, stored: Mapping[str, Tensor], data_kind: str) -> Batch:
-    """A batch and after it rows of a buffer, ``[b + m, ...]`` padded to the longest, on the batch's device."""
-    values, lengths = stored[_values(data_kind)], stored["length"]
-    rows = [x[:length].to(batch.x.device) for x, length in zip(values, lengths.tolist(), strict=True)]
-    own = [x[:length] for x, length in zip(batch.x, _mask(batch).sum(dim=1).tolist(), strict=True)]
-    x = pad_sequence([*own, *rows], batch_first=True)
-    ends = torch.tensor([len(row) for row in (*own, *rows)], device=x.device)
-    mask = torch.arange(x.shape[1], device=x.device) < ends[:, None]
-    if data_kind == "language":
-        return Batch(x, next_tokens(x, mask), mask=mask)
-    return Batch(x, torch.cat((batch.y, stored["label"].to(batch.y.device))), mask=mask)
-
-
-def _values(data_kind: str) -> str:
-    return "series" if data_kind == "series" else "tokens"
-
-
-def _mask(batch: BatchLike) -> Tensor:
-    mask: Tensor | None = getattr(batch, "mask", None)
-    return torch.ones(batch.x.shape[:2], dtype=torch.bool, device=batch.x.device) if mask is None else mask
+        return self.context.modality.rows(batch, self.name)

@@ -23,7 +23,7 @@ _of_subspaces = partial(kind, sees="a", unchanged_by="any change of coordinates 
 
 @_of_subspaces(
     "martin",
-    backends=("cpu", "triton"),
+    backends=("triton",),
     summary="-log prod cos^2 of the principal angles between all that the layers can output (Martin 2000)",
 )
 @in_pieces
@@ -43,7 +43,7 @@ def martin(pair: Pair) -> Tensor:
 
 
 @_of_subspaces(
-    "fubini-study", backends=("cpu", "triton"), summary="arccos^2 of the product of the cosines of the principal angles"
+    "fubini-study", backends=("triton",), summary="arccos^2 of the product of the cosines of the principal angles"
 )
 def fubini_study(pair: Pair) -> Tensor:
     """``arccos(prod cos theta_i)^2`` (eq. 14)."""
@@ -51,7 +51,7 @@ def fubini_study(pair: Pair) -> Tensor:
 
 
 @_of_subspaces(
-    "binet-cauchy", backends=("cpu", "triton"), summary="1 - the product of the squared cosines of the principal angles"
+    "binet-cauchy", backends=("triton",), summary="1 - the product of the squared cosines of the principal angles"
 )
 def binet_cauchy(pair: Pair) -> Tensor:
     """``1 - prod cos^2 theta_i`` (eq. 14)."""
@@ -60,7 +60,7 @@ def binet_cauchy(pair: Pair) -> Tensor:
 
 @_of_subspaces(
     "chordal",
-    backends=("cpu",),
+    backends=(),
     summary="2 sum sin^2 of the principal angles: the paper's loss before it is simplified",
 )
 @in_pieces
@@ -72,7 +72,7 @@ def chordal(pair: Pair) -> Tensor:
 
 @_of_subspaces(
     "geodesic",
-    backends=("cpu",),
+    backends=(),
     summary="sum of the squared principal angles: the length of the shortest path between the subspaces",
 )
 @in_pieces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,9 @@ CHUNK = 16
 def selective_scan(x: ScanInputs, last_state: bool, states: bool | str) -> ScanOutput:
     """The scan of a record; B, C: [batch, tokens, groups, n]."""
     dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
-    with torch.autocast(x.u.device.type, enabled=False):
+    # Exported programs have no autocast to leave, and a program with both autocast and a loop node cannot be saved.
+    exporting = torch.compiler.is_exporting()
+    with contextlib.nullcontext() if exporting else torch.autocast(x.u.device.type, enabled=False):
         u, dt = x.u.to(dtype), discretise(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
         wide = x._replace(u=u, delta=dt, A=x.A.to(dtype), B=x.B.to(dtype), C=x.C.to(dtype))
         y, end, means = _scan_chunks(wide, states)
@@ -64,6 +67,8 @@ def discretise(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -
 
 def _scan_chunks(x: ScanInputs, states: bool | str) -> tuple[Tensor, Tensor, ScanStates | None]:
     """y before skip and gate, the last state and the means; delta is the step size."""
+    if torch.compiler.is_exporting() and not states and x.seq_idx is None:
+        return _scan_exported(x)
     batch, tokens, channels = x.u.shape
     groups, n = x.B.shape[2:]
     h = x.u.new_zeros(batch, channels, n) if x.initial_state is None else x.initial_state.to(x.u.dtype)
@@ -84,6 +89,27 @@ def _scan_chunks(x: ScanInputs, states: bool | str) -> tuple[Tensor, Tensor, Sca
     a = torch.cat([part[1] for part in parts], dim=1)
     zoh = torch.cat([part[2] for part in parts], dim=1) if states == "zoh" else None
     return y, h.flatten(1, 2), ScanStates(a, dt.mean(-1), zoh)
+
+
+def _scan_exported(x: ScanInputs) -> tuple[Tensor, Tensor, None]:
+    """The scan as one loop node of an exported program (`Scan` in ONNX), for any number of tokens.
+
+    Unrolled, every token would be a dozen nodes: a Vim with 64 tokens and 6 layers took over nine minutes to export.
+    """
+    from torch._higher_order_ops.scan import scan
+
+    groups = x.B.shape[2]
+    h = x.u.new_zeros(x.u.shape[0], *x.A.shape) if x.initial_state is None else x.initial_state.to(x.u.dtype)
+    h, A = _split(h, 1, groups), _split(x.A, 0, groups)
+    u, dt = _split(x.u, -1, groups), _split(x.delta, -1, groups)
+
+    def step(h: Tensor, token: list[Tensor]) -> tuple[Tensor, Tensor]:
+        dt, drive, B, C = token  # [batch, groups, k] and [batch, groups, n]
+        h = torch.exp(dt.unsqueeze(-1) * A) * h + drive.unsqueeze(-1) * B.unsqueeze(2)
+        return h, (h * C.unsqueeze(2)).sum(-1)
+
+    h, y = scan(step, h, [tensor.transpose(0, 1) for tensor in (dt, dt * u, x.B, x.C)], reverse=x.reverse)
+    return y.transpose(0, 1).flatten(-2), h.flatten(1, 2), None
 
 
 def _stays(x: ScanInputs) -> Tensor:

@@ -6,13 +6,11 @@ from infssm.ops.registered.heads import heads
 from infssm.ops.registered.norm import norm
 from infssm.ops.registered.scan import scan
 from infssm.ops.registered.states import mean_states
-from infssm.ops.registered.subspace import lattice
 
 __all__ = [
     "conv",
     "distance",
     "heads",
-    "lattice",
     "mean_states",
     "norm",
     "scan",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,19 @@ from torch import Tensor
 from infssm.ops.distances import KINDS, Pair
 from infssm.ops.distances.pieces import value_and_slopes
 from infssm.ops.registered.library import define, differentiate, given, keep_slopes, matrix, native, new
-from infssm.ops.registered.subspace import by_every_angle
 from infssm.ops.triton import distance as _triton
+
+
+class StatePair(NamedTuple):
+    """Old and new states as rows [tokens, n], or the derivatives by them; None for what is absent or not wanted."""
+
+    old_a: Tensor | None
+    old_c: Tensor | None
+    new_a: Tensor | None
+    new_c: Tensor | None
+    old_b: Tensor | None
+    new_b: Tensor | None
+
 
 _SCHEMA = (
     "distance(Tensor old_a, Tensor old_c, Tensor new_a, Tensor new_c, Tensor? old_b, Tensor? new_b, str kind,"
@@ -37,19 +48,11 @@ def _distance(*args: Any) -> tuple[Tensor, ...]:
     *tensors, kind, soft, _, _, _ = args
     value, *slopes = outputs = _fake(*args)
     sure = torch.empty_like(value).view(-1)
-    unsure = native.distance(
-        *(kind.replace("-", "_"), soft, torch.get_num_threads()),
-        *(matrix(tensor) for tensor in tensors),
-        *(value.view(-1), sure),
-        *(matrix(given(slope)) for slope in slopes),
-    )
-    if unsure:
+    states, derivatives = (StatePair(*map(matrix, map(given, some))) for some in (tensors, slopes))
+    kept = (value.view(-1), sure, derivatives)
+    if native.distance(kind, soft, torch.get_num_threads(), states, *kept):
         pair = Pair(*tensors, soft=soft).map(lambda x: x.detach().reshape(-1, x.shape[-1]))
-        rows = (sure == 0).nonzero().squeeze(-1)
-        if kind == "geodesic":
-            rows = _mend_by_lattice(outputs, rows, pair)
-        if len(rows):
-            _mend(outputs, rows, kind, pair)
+        _mend(outputs, (sure == 0).nonzero().squeeze(-1), kind, pair)
     return outputs
 
 
@@ -71,22 +74,6 @@ def _mend(outputs: tuple[Tensor, ...], rows: Tensor, kind: str, pair: Pair) -> N
     with _autograd_inside():
         exact, found = value_and_slopes(KINDS[kind].formula, few, wanted)
     _place(rows, (value, *slopes), (exact, *found))
-
-
-# Poles up to here have gradients that the lattice keeps in float32: 1 / (1 - a^2) is at most 50.
-_INNER = 0.99
-_ELEMENTS = 2**22  # of the matrices of systems that go through the lattice at a time
-
-
-def _mend_by_lattice(outputs: tuple[Tensor, ...], rows: Tensor, pair: Pair) -> Tensor:
-    """Do those of the systems ``rows`` whose poles keep away from the circle by every angle; returns the others."""
-    poles = torch.cat((pair.old_a[rows], pair.new_a[rows]), dim=-1)
-    inner = ((torch.tanh(poles / 2) if pair.soft else poles).abs() <= _INNER).all(-1)
-    value, d_old, _, d_new, *_ = outputs
-    for some in torch.split(rows[inner], max(1, _ELEMENTS // pair.order**2)):
-        if len(some):
-            _place(some, (value, d_old, d_new), by_every_angle(pair.old_a[some], pair.new_a[some], pair.soft))
-    return rows[~inner]
 
 
 def _place(rows: Tensor, outputs: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:

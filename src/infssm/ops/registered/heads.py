@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infssm.ops.checks import expect_rank
 from infssm.ops.records import HeadInputs
 from infssm.ops.registered.library import arguments, define, differentiate, flat, given, native, new, rows
 from infssm.ops.triton import heads as _triton
@@ -22,12 +23,15 @@ def _up(number: int, unit: int) -> int:
 def saved_shape(x: HeadInputs) -> tuple[int, ...]:
     """The state before each chunk but the first, in the order in which the kernel holds it."""
     (batch, tokens, channels), heads, n = x.u.shape, x.A.shape[0], x.B.shape[3]
-    state = _up(channels // heads, native.lanes()) * _up(n, native.heads_rows())
-    return batch, (tokens - 1) // native.heads_span(), heads * state
+    state = _up(channels // heads, native.lanes()) * _up(n, native.ssd_rows())
+    return batch, (tokens - 1) // native.ssd_span(), heads * state
 
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
     x, (save, triton) = HeadInputs(*args[:_COUNT]), args[_COUNT:]
+    expect_rank("u", x.u, "batch, tokens, channels")
+    expect_rank("A", x.A, "heads")
+    expect_rank("B", x.B, "batch, tokens, groups, n")
     # The backward needs y for the gradient of the gate alone.
     plain = x.u.shape if save and x.z is not None else (0,)
     saved = (_triton.saved_shape(x) if triton else saved_shape(x)) if save else (0,)
@@ -43,7 +47,7 @@ def _readable(args: tuple[Any, ...]) -> HeadInputs:
 
 def _heads(*args: Any) -> tuple[Tensor, ...]:
     y, plain, saved = outputs = _outputs(*args)
-    native.heads_forward(_readable(args), y, given(plain), given(saved), torch.get_num_threads(), None, None)
+    native.ssd_forward(_readable(args), y, given(plain), given(saved), torch.get_num_threads(), None, None)
     return outputs
 
 
@@ -89,7 +93,7 @@ def _backward_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _heads_backward(*args: Any) -> tuple[Tensor, ...]:
     *call, found = _backward_of(args)
-    native.heads_backward(*call, torch.get_num_threads(), *(None,) * 4)
+    native.ssd_backward(*call, torch.get_num_threads(), *(None,) * 4)
     return tuple(found)
 
 

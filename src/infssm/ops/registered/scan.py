@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from infssm.ops.checks import expect_rank
 from infssm.ops.records import ScanInputs
 from infssm.ops.registered.library import arguments, define, differentiate, flat, given, native, new, rows
 from infssm.ops.triton import scan as _triton
@@ -67,6 +68,8 @@ def _outputs(*args: Any) -> Outputs:
 
 def _outputs_of(x: ScanInputs, options: tuple[Any, ...]) -> Outputs:
     last, states, save, triton = options
+    expect_rank("u", x.u, "batch, tokens, channels")
+    expect_rank("B", x.B, "batch, tokens, groups, n")
     u, (batch, tokens, channels), (groups, n) = x.u, x.u.shape, x.B.shape[2:]
     return Outputs(
         y=new(u, batch, tokens, channels),
@@ -88,7 +91,8 @@ def _readable(x: ScanInputs) -> ScanInputs:
 def _scan(*args: Any) -> Outputs:
     x, options = _split(args)
     outputs = _outputs_of(x, options)
-    native.scan_forward(_readable(x), outputs.wanted(), torch.get_num_threads(), 1.0, False)
+    wanted = outputs.wanted()
+    native.scan_forward(_readable(x), wanted, wanted.saved, torch.get_num_threads(), 1.0, False)
     return outputs
 
 

@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infssm.ops.checks import expect_rank
+from infssm.ops.records import ScanStates
 from infssm.ops.registered.library import asked_for, define, differentiate, flat, given, native, new, rows
 from infssm.ops.triton import states as _triton
 
 
 def _mean_fake(*args: Any) -> tuple[Tensor, ...]:
     delta, A, _, groups, _, zoh, _ = args
+    expect_rank("delta", delta, "batch, tokens, channels")
+    expect_rank("A", A, "channels, n")
     batch, tokens, _ = delta.shape
     shape = (batch, tokens, groups, A.shape[1])
     return new(A, *shape), new(A, *shape[:3]), new(A, *shape) if zoh else new(A, 0)
@@ -22,7 +26,7 @@ def _mean(*args: Any) -> tuple[Tensor, ...]:
     delta, A, bias, groups, softplus, _, _ = args
     outputs = _mean_fake(*args)
     tensors = (rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads())
-    native.mean_states_forward(*tensors, *map(given, outputs))
+    native.mean_states_forward(*tensors, ScanStates(*map(given, outputs)))
     return outputs
 
 
@@ -57,7 +61,8 @@ def _mean_backward(*args: Any) -> tuple[Tensor, ...]:
     grad_a = delta.new_zeros(shape) if grad_a is None else grad_a.contiguous()
     grad_delta = delta.new_zeros(shape[:3]) if grad_delta is None else grad_delta.contiguous()
     tensors = (rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads())
-    native.mean_states_backward(*tensors, grad_a, grad_delta, flat(given(grad_zoh)), *map(given, found))
+    grads = ScanStates(grad_a, grad_delta, flat(given(grad_zoh)))
+    native.mean_states_backward(*tensors, grads, *map(given, found))
     return found
 
 

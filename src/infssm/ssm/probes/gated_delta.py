@@ -16,12 +16,14 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.models import StateRows
-from infssm.ssm.probe import MixerInputs, StateOptions, as_mask, register_probe
-from infssm.ssm.probes.selective import convolve, project, wide
+from infssm.models.mixer import at_least_float32
+from infssm.ssm.probe import MixerInputs, as_mask, register_probe
+from infssm.ssm.probes.selective import convolve, project
 from infssm.ssm.probes.transformers_mamba import mixer_input
 from infssm.ssm.space import StateSpace
 
-_EPS = 1e-6  # of transformers' l2norm
+_L2NORM_EPS = 1e-6
+"""As in transformers' l2norm of queries and keys."""
 
 
 def two_states(q: Tensor, k: Tensor, alpha: Tensor, beta: Tensor, mask: Tensor | None = None) -> StateSpace:
@@ -35,11 +37,6 @@ def two_states(q: Tensor, k: Tensor, alpha: Tensor, beta: Tensor, mask: Tensor |
     return StateSpace(
         a, torch.stack([beside, along], dim=-1), torch.stack([torch.zeros_like(beta), beta * length], dim=-1), mask
     )
-
-
-def _normalised(x: Tensor) -> Tensor:
-    """transformers' l2norm."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
 
 
 def _projections(mixer: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,16 +73,20 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - A, 
 @register_probe("transformers.models.olmo_hybrid.modeling_olmo_hybrid.OlmoHybridGatedDeltaNet", parameters=parameters)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of every head: a, b, c: [batch, tokens, heads, 2]."""
-    _check(inputs.options)
+    if inputs.options.b_mode != "raw":
+        raise ConfigError(
+            f"the gated delta rule has no step size for b_mode={inputs.options.b_mode!r}; use b_mode='raw'"
+        )
     hidden, mask, seq_idx = mixer_input(mixer, inputs)
     qk, b, a = _projections(mixer, hidden)
     qk = convolve(mixer.conv1d, qk, rows=slice(0, 2 * mixer.key_dim), act=mixer.activation, seq_idx=seq_idx)
     q, k = (torch.unflatten(part, -1, (-1, mixer.head_k_dim)) for part in qk.chunk(2, dim=-1))
     shared = mixer.num_v_heads // mixer.num_k_heads
-    q, k = (_normalised(part).repeat_interleave(shared, dim=2) for part in (q, k))
+    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2NORM_EPS) for x in (q, k))
+    q, k = (x.repeat_interleave(shared, dim=2) for x in (q, k))
     beta = b.sigmoid() * (2 if getattr(mixer, "allow_neg_eigval", False) else 1)
-    bias = wide(mixer.dt_bias) if inputs.options.include_dt_bias else 0
-    alpha = torch.exp(-wide(mixer.A_log).exp() * F.softplus(a + bias))
+    bias = at_least_float32(mixer.dt_bias) if inputs.options.include_dt_bias else 0
+    alpha = torch.exp(-at_least_float32(mixer.A_log).exp() * F.softplus(a + bias))
     return [two_states(q / mixer.head_k_dim**0.5, k, alpha, beta, as_mask(mask))]
 
 
@@ -96,8 +97,3 @@ def per_channel_decay(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:  # n
         "Kimi's delta attention decays every channel by itself, so its states have no small exact form; hold other "
         "layers (layers=[...]), or register a probe that takes StateSpace.from_dense of a few tokens"
     )
-
-
-def _check(options: StateOptions) -> None:
-    if options.b_mode != "raw":
-        raise ConfigError(f"the gated delta rule has no step size for b_mode={options.b_mode!r}; use b_mode='raw'")

@@ -8,6 +8,7 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.models import StateRows
+from infssm.models.mixer import at_least_float32
 from infssm.ssm.probe import MixerInputs, register_probe
 from infssm.ssm.probes.selective import (
     convolve,
@@ -18,7 +19,6 @@ from infssm.ssm.probes.selective import (
     selective_inputs,
     selective_parameters,
     state_space,
-    wide,
 )
 from infssm.ssm.probes.transformers_mamba2 import head_inputs
 from infssm.ssm.space import StateSpace
@@ -53,7 +53,7 @@ def mamba(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
         u = convolve(mixer.conv1d_b, x, reverse=True)
         scans.append(selective_inputs(u, mixer.x_proj_b, mixer.dt_proj_b, mixer.A_b_log))
     elif hasattr(mixer, "A_b_log"):  # type "v1": one set of projections, two transitions
-        scans.append(scan._replace(A=-torch.exp(wide(mixer.A_b_log))))
+        scans.append(scan._replace(A=-torch.exp(at_least_float32(mixer.A_b_log))))
     return [state_space(scan, inputs.options) for scan in scans]
 
 

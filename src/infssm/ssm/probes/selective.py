@@ -1,4 +1,4 @@
-"""What all probes of selective layers share: projections in float32, and states from what a scan would be given."""
+"""Shared by all probes of selective layers: projections in float32, and states from the inputs of the scan."""
 
 from __future__ import annotations
 
@@ -12,26 +12,22 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models import RawStates, StateRows
+from infssm.models.mixer import at_least_float32
 from infssm.ops import ScanInputs, causal_conv1d, mean_states, seq_idx_from_cu_seqlens, seq_idx_from_position_ids
 from infssm.ssm.probe import StateOptions, as_mask
 from infssm.ssm.space import StateSpace
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Half precision as float32, anything wider as it is."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 def project(linear: nn.Module, x: Tensor, rows: slice = slice(None)) -> Tensor:
-    """Those output features of a linear layer. Adapters and quantised layers are called, then cut."""
+    """Some output features of a linear layer, in float32. Layers with adapters and quantised ones are called whole."""
     if type(linear) is not nn.Linear:
         # In a layer with an adapter the base weight may be bfloat16 where x, computed by us, is float32.
         weight = getattr(linear, "weight", None)
         if isinstance(weight, Tensor) and weight.is_floating_point():
             x = x.to(weight.dtype)
-        return wide(linear(x)[..., rows])
-    bias = None if linear.bias is None else wide(linear.bias[rows])
-    return F.linear(wide(x), wide(linear.weight[rows]), bias)
+        return at_least_float32(linear(x)[..., rows])
+    bias = None if linear.bias is None else at_least_float32(linear.bias[rows])
+    return F.linear(at_least_float32(x), at_least_float32(linear.weight[rows]), bias)
 
 
 def convolve(
@@ -43,10 +39,11 @@ def convolve(
     reverse: bool = False,
     seq_idx: Tensor | None = None,
 ) -> Tensor:
-    """Those channels of a causal depthwise convolution, then the activation (a name or a callable)."""
-    bias = None if conv.bias is None else wide(conv.bias[rows])
+    """Some channels of a causal depthwise convolution, then the activation (a name or a callable)."""
+    weight, bias = at_least_float32(conv.weight[rows, 0]), conv.bias
+    bias = None if bias is None else at_least_float32(bias[rows])
     fused = act in ("silu", "swish")
-    y = causal_conv1d(wide(x), wide(conv.weight[rows, 0]), bias, silu=fused, reverse=reverse, seq_idx=seq_idx)
+    y = causal_conv1d(at_least_float32(x), weight, bias, silu=fused, reverse=reverse, seq_idx=seq_idx)
     return y if fused else act(y)
 
 
@@ -94,9 +91,9 @@ def selective_inputs(
     projected = project(x_proj, u)
     parts = torch.split(projected, [projected.shape[-1] - 2 * n, n, n], dim=-1)
     dt, B, C = (part if norm is None else norm(part) for part, norm in zip(parts, norms, strict=True))
-    delta = F.linear(wide(dt), wide(dt_proj.weight))
-    bias = None if dt_proj.bias is None else wide(dt_proj.bias)
-    return ScanInputs(u, delta, -torch.exp(wide(A_log)), B, C, delta_bias=bias, delta_softplus=True)
+    delta = F.linear(at_least_float32(dt), at_least_float32(dt_proj.weight))
+    bias = None if dt_proj.bias is None else at_least_float32(dt_proj.bias)
+    return ScanInputs(u, delta, -torch.exp(at_least_float32(A_log)), B, C, delta_bias=bias, delta_softplus=True)
 
 
 def state_space(
@@ -137,13 +134,13 @@ def selective_parameters(
     for conv, x_proj, dt_proj, A_log in directions:
         n, weight = A_log.shape[-1], x_proj.weight
         rank = len(weight) - 2 * n
-        rows += [(A_log, None), *_all(dt_proj)]
+        rows += [(A_log, None), *_rows(dt_proj)]
         rows += (
             [(weight, slice(0, rank)), (weight, slice(rank + n, None))] if which == "AC-direct" else [(weight, None)]
         )
         if which == "ABC-full":
-            rows += _all(conv)
-    rows += [row for norm in (norms[::2] if which == "AC-direct" else norms) if norm is not None for row in _all(norm)]
+            rows += _rows(conv)
+    rows += [row for norm in (norms[::2] if which == "AC-direct" else norms) if norm is not None for row in _rows(norm)]
     if which == "ABC-full":
         rows += _rows(in_proj, slice(0, len(in_proj.weight) // 2))
     return rows
@@ -166,9 +163,6 @@ def head_parameters(which: str, mixer: Any, groups: int, n: int) -> list[StateRo
     return rows + _rows(mixer.conv1d, slice(channels - width, channels))
 
 
-def _rows(module: Any, rows: slice | None) -> list[StateRows]:
-    return [(parameter, rows) for parameter in (module.weight, module.bias) if isinstance(parameter, nn.Parameter)]
-
-
-def _all(module: Any) -> list[StateRows]:
-    return [(p, None) for p in (module.weight, getattr(module, "bias", None)) if isinstance(p, nn.Parameter)]
+def _rows(module: Any, rows: slice | None = None) -> list[StateRows]:
+    """Those rows of a layer's weight and bias, as far as it has them."""
+    return [(p, rows) for p in (module.weight, getattr(module, "bias", None)) if isinstance(p, nn.Parameter)]

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from infssm.models import StateRows
+from infssm.models.mixer import at_least_float32
 from infssm.ops import ScanInputs
 from infssm.ssm.probe import MixerInputs, register_probe
-from infssm.ssm.probes.selective import convolve, head_parameters, head_rows, masked, project, state_space, wide
+from infssm.ssm.probes.selective import convolve, head_parameters, head_rows, masked, project, state_space
 from infssm.ssm.probes.transformers_mamba import mixer_input
 from infssm.ssm.space import StateSpace
 
@@ -48,5 +49,5 @@ def head_inputs(
 ) -> ScanInputs:
     """Mamba-2's scan without its input: bc: [batch, tokens, 2 groups n]; dt: [batch, tokens, heads]."""
     B, C = (torch.unflatten(part, -1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
-    A = -torch.exp(wide(A_log)).unsqueeze(-1)
-    return ScanInputs(dt, dt, A, B, C, delta_bias=wide(dt_bias), delta_softplus=True)
+    A = -torch.exp(at_least_float32(A_log)).unsqueeze(-1)
+    return ScanInputs(dt, dt, A, B, C, delta_bias=at_least_float32(dt_bias), delta_softplus=True)

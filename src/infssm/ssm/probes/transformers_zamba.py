@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from infssm.models import StateRows
+from infssm.models.mixer import at_least_float32
 from infssm.ops import ScanInputs
 from infssm.ssm.probe import MixerInputs, register_probe
-from infssm.ssm.probes.selective import convolve, masked, project, state_space, wide
+from infssm.ssm.probes.selective import convolve, masked, project, state_space
 from infssm.ssm.probes.transformers_mamba import mixer_input
 from infssm.ssm.space import StateSpace
 
@@ -33,9 +34,10 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
     u = masked(convolve(mixer.conv1d, x, act=act, seq_idx=seq_idx), mask)
     heads, n = mixer.n_mamba_heads, mixer.ssm_state_size
-    projected = torch.einsum("bthd,hrd->bthr", torch.unflatten(u, -1, (heads, -1)), wide(mixer.x_proj_weight))
+    x_proj = at_least_float32(mixer.x_proj_weight)
+    projected = torch.einsum("bthd,hrd->bthr", torch.unflatten(u, -1, (heads, -1)), x_proj)
     dt, B, C = torch.split(projected, [mixer.time_step_rank, n, n], dim=-1)
-    delta = torch.einsum("bthr,hdr->bthd", dt, wide(mixer.dt_proj_weight)).flatten(2)
-    A = -torch.exp(wide(mixer.A_log)).flatten(0, 1)
-    scan = ScanInputs(u, delta, A, B, C, delta_bias=wide(mixer.dt_proj_bias).flatten(), delta_softplus=True)
+    delta = torch.einsum("bthr,hdr->bthd", dt, at_least_float32(mixer.dt_proj_weight)).flatten(2)
+    A = -torch.exp(at_least_float32(mixer.A_log)).flatten(0, 1)
+    scan = ScanInputs(u, delta, A, B, C, delta_bias=at_least_float32(mixer.dt_proj_bias).flatten(), delta_softplus=True)
     return [state_space(scan, inputs.options, mask=mask)]

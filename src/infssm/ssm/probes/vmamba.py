@@ -10,9 +10,10 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.models import StateRows
+from infssm.models.mixer import at_least_float32
 from infssm.ops import ScanInputs
 from infssm.ssm.probe import MixerInputs, register_probe
-from infssm.ssm.probes.selective import state_space, wide
+from infssm.ssm.probes.selective import state_space
 from infssm.ssm.space import StateSpace
 
 DIRECTIONS = 4
@@ -56,13 +57,13 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     x_weight, x_bias, dt_weight = _projections(mixer)
     channels, n = len(mixer.A_logs) // DIRECTIONS, mixer.A_logs.shape[-1]
     u = _features(mixer, inputs.get(0, "x"), channels)
-    projected = torch.einsum("btd,kcd->kbtc", u, wide(x_weight).view(DIRECTIONS, -1, channels))
+    projected = torch.einsum("btd,kcd->kbtc", u, at_least_float32(x_weight).view(DIRECTIONS, -1, channels))
     if x_bias is not None:
-        projected = projected + wide(x_bias).view(DIRECTIONS, 1, 1, -1)
+        projected = projected + at_least_float32(x_bias).view(DIRECTIONS, 1, 1, -1)
     dt, B, C = torch.split(projected, [projected.shape[-1] - 2 * n, n, n], dim=-1)
-    delta = torch.einsum("kbtr,kdr->kbtd", dt, wide(dt_weight).view(DIRECTIONS, channels, -1))
-    A = -torch.exp(wide(mixer.A_logs)).view(DIRECTIONS, channels, n)
-    dt_bias = wide(mixer.dt_projs_bias).view(DIRECTIONS, channels)
+    delta = torch.einsum("kbtr,kdr->kbtd", dt, at_least_float32(dt_weight).view(DIRECTIONS, channels, -1))
+    A = -torch.exp(at_least_float32(mixer.A_logs)).view(DIRECTIONS, channels, n)
+    dt_bias = at_least_float32(mixer.dt_projs_bias).view(DIRECTIONS, channels)
     scans = (ScanInputs(u, delta[k], A[k], B[k], C[k], delta_bias=dt_bias[k]) for k in range(DIRECTIONS))
     return [state_space(scan._replace(delta_softplus=True), inputs.options) for scan in scans]
 
@@ -72,10 +73,10 @@ def _features(mixer: Any, x: Tensor, width: int) -> Tensor:
     channel_first = getattr(mixer, "channel_first", False)
     if channel_first:
         x = x.permute(0, 2, 3, 1)
-    bias = None if mixer.in_proj.bias is None else wide(mixer.in_proj.bias[:width])
+    bias = None if mixer.in_proj.bias is None else at_least_float32(mixer.in_proj.bias[:width])
     # Linear2d of channels-first models keeps its weight as a Linear does.
-    y = F.linear(wide(x), wide(mixer.in_proj.weight[:width]), bias).permute(0, 3, 1, 2)
+    y = F.linear(at_least_float32(x), at_least_float32(mixer.in_proj.weight[:width]), bias).permute(0, 3, 1, 2)
     if (conv := getattr(mixer, "conv2d", None)) is not None:
-        bias = None if conv.bias is None else wide(conv.bias)
-        y = F.conv2d(y, wide(conv.weight), bias, padding=conv.padding, groups=conv.groups)
+        bias = None if conv.bias is None else at_least_float32(conv.bias)
+        y = F.conv2d(y, at_least_float32(conv.weight), bias, padding=conv.padding, groups=conv.groups)
     return mixer.act(y).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]

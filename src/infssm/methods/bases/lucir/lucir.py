@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from infssm._modality import raw_images
 from infssm._processes import sum_over_processes, this_share
 from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.methods.core.build import register_method
@@ -26,7 +27,7 @@ from infssm.methods.core.step import train_step
 from infssm.methods.heads.cosine import CosineClassifier
 from infssm.methods.replay.buffers import BalancedBuffer
 from infssm.methods.replay.gathering import gather_rows, process_slice
-from infssm.methods.replay.rehearsal import Replay, ReplayConfig, raw_images
+from infssm.methods.replay.rehearsal import Replay, ReplayConfig
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
 from infssm.ssm import unwrap

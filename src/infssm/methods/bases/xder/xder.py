@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from infssm._modality import raw_images
 from infssm.errors import ConfigError
 from infssm.methods.bases.xder import _losses as losses
 from infssm.methods.core.build import register_method
@@ -17,7 +18,7 @@ from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Lo
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.methods.replay.buffers import BalancedBuffer
 from infssm.methods.replay.gathering import gather_in_graph, gather_rows, process_slice
-from infssm.methods.replay.rehearsal import Replay, ReplayConfig, Replayed, raw_images
+from infssm.methods.replay.rehearsal import Replay, ReplayConfig, Replayed
 from infssm.ssm import logits_of
 
 

@@ -1,0 +1,1 @@
+"""docs/results/auto.md: the automatic weight."""

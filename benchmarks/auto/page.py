@@ -1,0 +1,191 @@
+"""docs/results/auto.md from what benchmarks.auto and benchmarks.sequences stored."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.auto.language import DOMAINS
+from benchmarks.auto.regimes import GROUPS
+from benchmarks.auto.text import ANSWER, EXPLAINED, HEADINGS, LANGUAGE, ORDERS, SEQUENCES, TEXT
+from benchmarks.sequences.page import Point
+
+BOUND, PERPLEXITY = -1.0, 3.0
+"""Points of AA that may be lost, and percent of perplexity that may be added."""
+
+
+class Row(NamedTuple):
+    """A measure of a regime by seed, without a penalty and with auto, and the same of a second measure."""
+
+    label: str
+    plain: list[float]
+    auto: list[float]
+    beside: list[float]
+    """Differences of the second measure."""
+
+    @property
+    def gains(self) -> list[float]:
+        return [b - a for a, b in zip(self.plain, self.auto, strict=True)]
+
+
+def page(known: Mapping[str, Any]) -> str:
+    """The whole page."""
+    sequences = known["sequences"]
+    groups = {group: list(_rows(known.get(group, {}), *measures)) for group, (_, *measures) in HEADINGS.items()}
+    groups["sequences"] = list(_speech(sequences))
+    texts = list(_texts(sequences))
+    verdicts = Counter(_verdict(row.gains) for rows in groups.values() for row in rows)
+    verdicts.update(_verdict(changes, PERPLEXITY) for _, changes, _ in texts)
+    counts = {word: verdicts[word] for word in ("holds", "broken", "open")}
+    pairs = [gain for rows in groups.values() for row in rows for gain in row.gains]
+    lines = [ANSWER.format(total=verdicts.total(), pairs=len(pairs), gain=_mean(pairs, "+"), **counts)]
+    lines += ["", *_summary(groups, texts), "", EXPLAINED, ""]
+    for group, (heading, first, second) in HEADINGS.items():
+        lines += [heading, "", *_table(groups[group], first, second), ""]
+        if missing := [label for label in GROUPS[group] if label not in known.get(group, {})]:
+            lines += [f"Not measured: {'; '.join(missing)}.", ""]
+    lines += [SEQUENCES, "", *_table(groups["sequences"], "AA", "newest task"), "", TEXT, "", *_text_table(texts), ""]
+    lines += [LANGUAGE, "", *_language(known["language"]["seeds"]), ""]
+    if orders := known["language"].get("orders"):
+        lines += [ORDERS, "", *_orders(orders), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+_GROUPS = {
+    "digits": "digits",
+    "digits-replay": "digits, with replay",
+    "cifar": "a part of CIFAR-100",
+    "heads": "heads of class statistics",
+    "sequences": "speech and pixels",
+}
+
+
+def _summary(groups: Mapping[str, Sequence[Row]], texts: Sequence[tuple[str, list[float], Any]]) -> list[str]:
+    """One line per group of regimes."""
+    lines = ["| regimes | number | mean difference | smallest | largest | bound holds | broken | open |"]
+    lines.append("|---" + "|---:" * 7 + "|")
+    for group, title in _GROUPS.items():
+        means = [statistics.mean(row.gains) for row in groups[group]]
+        found = Counter(_verdict(row.gains) for row in groups[group])
+        cells = [f"{v:+.1f}" for v in (statistics.mean(means), min(means), max(means))]
+        cells += [str(found[word]) for word in ("holds", "broken", "open")]
+        lines.append(f"| {title} | {len(means)} | {' | '.join(cells)} |")
+    found = Counter(_verdict(changes, PERPLEXITY) for _, changes, _ in texts)
+    counts = " | ".join(str(found[word]) for word in ("holds", "broken", "open"))
+    return [*lines, f"| language | {len(texts)} | - | - | - | {counts} |"]
+
+
+def _rows(regimes: Mapping[str, Any], first: str, second: str) -> Iterator[Row]:
+    for label, seeds in regimes.items():
+        pairs = list(seeds.values())
+        plain, auto = ([pair[arm][first] for pair in pairs] for arm in (0, 1))
+        yield Row(label, plain, auto, [pair[1][second] - pair[0][second] for pair in pairs])
+
+
+def pairs_of(sequences: Mapping[str, Any]) -> dict[str, Any]:
+    """Streams of the sequences page that have auto: plain training at the same rate, and auto, by seed."""
+    found: dict[str, Any] = {}
+    for name, stream in sequences.items():
+        arms = stream.get("arms", {})
+        if "output auto" in arms:
+            auto, plain = arms["output auto"]["points"], next(iter(arms.values()))["points"]
+            seeds = {seed: [plain[seed], auto[seed]] for seed in auto if seed in plain}
+            found[name] = {"bits": stream["bits"], "seeds": seeds}
+    return found
+
+
+def _arms(sequences: Mapping[str, Any], *, bits: bool) -> Iterator[tuple[str, list[tuple[Point, Point]]]]:
+    for name, stream in sequences.items():
+        if stream["bits"] == bits:
+            yield name, [(Point(*plain), Point(*auto)) for plain, auto in stream["seeds"].values()]
+
+
+def _speech(sequences: Mapping[str, Any]) -> Iterator[Row]:
+    for name, pairs in _arms(sequences, bits=False):
+        plain, auto = ([100 * pair[arm].mean for pair in pairs] for arm in (0, 1))
+        yield Row(name, plain, auto, [100 * (b.newest - a.newest) for a, b in pairs])
+
+
+def _texts(sequences: Mapping[str, Any]) -> Iterator[tuple[str, list[float], list[tuple[Point, Point]]]]:
+    """Of a language stream: by how many percent the newest domain's perplexity is larger with auto, by seed."""
+    for name, pairs in _arms(sequences, bits=True):
+        yield name, [100 * (2 ** (b.newest - a.newest) - 1) for a, b in pairs], pairs
+
+
+def _error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def _mean(values: Sequence[float], sign: str = "") -> str:
+    """Mean ± standard error; of one seed its value."""
+    mean = f"{statistics.mean(values):{sign}.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {_error(values):.1f}"
+
+
+def _verdict(differences: Sequence[float], bound: float = BOUND) -> str:
+    """Whether a mean stays on the better side of a bound, by a standard error; one seed cannot tell."""
+    if len(differences) == 1:
+        return "open"
+    margin = (statistics.mean(differences) - bound) * (1 if bound < 0 else -1)
+    error = _error(differences)
+    return "holds" if margin >= error else "broken" if margin < -error else "open"
+
+
+def _table(rows: Sequence[Row], first: str, second: str) -> list[str]:
+    lines = [f"| regime | seeds | {first}, no penalty | auto | difference | bound | difference in {second} |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for row in rows:
+        cells = [_mean(row.plain), _mean(row.auto), _mean(row.gains, "+"), _verdict(row.gains), _mean(row.beside, "+")]
+        lines.append(f"| {row.label} | {len(row.plain)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _text_table(texts: Sequence[tuple[str, list[float], list[tuple[Point, Point]]]]) -> list[str]:
+    heads = (
+        "stream",
+        "seeds",
+        "newest, no penalty",
+        "auto",
+        "its perplexity",
+        "bound",
+        "forgetting, no penalty",
+        "auto",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, changes, pairs in texts:
+        newest, lost = ([[getattr(p[arm], key) for p in pairs] for arm in (0, 1)] for key in ("newest", "forgetting"))
+        cells = [*(f"{statistics.mean(v):.3f}" for v in newest), f"{_mean(changes, '+')} %"]
+        cells += [_verdict(changes, PERPLEXITY)]
+        cells += [f"{statistics.mean(v):.3f}" for v in lost]
+        lines.append(f"| {name} | {len(pairs)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _language(seeds: Mapping[str, list[list[list[float]]]]) -> list[str]:
+    lines = [
+        "| after | domain | no penalty, mean | auto, mean | ratio, median | geometric mean | smallest to largest |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for task in range(1, len(DOMAINS)):
+        for seen in range(task + 1):
+            plain, auto = ([arms[arm][task][seen] for arms in seeds.values()] for arm in (0, 1))
+            ratios = [b / a for a, b in zip(plain, auto, strict=True)]
+            lines.append(
+                f"| {DOMAINS[task]} | {DOMAINS[seen]} ({'new' if seen == task else 'old'}) "
+                f"| {statistics.mean(plain):.2f} | {statistics.mean(auto):.2f} "
+                f"| {statistics.median(ratios):.3f} | {statistics.geometric_mean(ratios):.3f} "
+                f"| {min(ratios):.3f} to {max(ratios):.3f} |"
+            )
+    return [*lines, "", f"Seeds {', '.join(seeds)}."]
+
+
+def _orders(orders: Mapping[str, list[list[list[float]]]]) -> list[str]:
+    lines = [f"| order | {' | '.join(f'{domain}: no penalty, auto' for domain in DOMAINS)} |"]
+    lines.append("|---" * (len(DOMAINS) + 1) + "|")
+    for order, (plain, auto) in orders.items():
+        lines.append(
+            f"| {order} | {' | '.join(f'{a:.2f}, {b:.2f}' for a, b in zip(plain[-1], auto[-1], strict=True))} |"
+        )
+    return lines

@@ -1,0 +1,1 @@
+"""docs/results/heads.md: features and heads without stored images."""

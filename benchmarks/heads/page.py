@@ -1,0 +1,222 @@
+"""docs/results/heads.md and its figure, from the numbers in heads.json."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.heads.search import ARMS, REPLAY
+from benchmarks.heads.text import ANSWER, CONDITIONS, FINDINGS, PROTOCOL_TEXT, TERMS, TRIED, VIEWS_TEXT
+
+SHOWN = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac", "ncm", "linear, aligned", "linear")
+COMPARED = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac")
+TITLES = {
+    "b50-5": "CIFAR-100, 50 classes and then five times 10",
+    "digits": "Digits, from scratch",
+    "digits-omniglot": "Digits, from the Omniglot start",
+}
+
+Arms = Mapping[str, Mapping[str, Any]]
+
+
+def page(known: Mapping[str, Any]) -> str:
+    """The page as Markdown."""
+    lines = [*_top(known), "", "## Details", "", TERMS, "", "![AA against accuracy over all classes](heads.svg)"]
+    lines += ["", FINDINGS]
+    for name in (name for name in TITLES if name in known):
+        arms, unequal = known[name]["arms"], name == "b50-5"
+        shown = [h for h in SHOWN if any(h in arm["heads"] for arm in arms.values())]
+        if not unequal:  # with tasks of one size both priors are the same
+            shown = [h for h in shown if "prior" not in h]
+        lines += ["", f"### {TITLES[name]}", "", PROTOCOL_TEXT[name], "", *_scores(arms, shown, both=unequal)]
+        lines += _left_out(known[name])
+        lines += ["", "#### Against the frozen backbone with the same head", ""]
+        compared = [h for h in COMPARED if h in shown]
+        lines += [_PAIRED, "", *_differences(arms, compared, both=unequal)]
+        if "views" in known[name]:
+            lines += [
+                "",
+                "#### Several views, several models",
+                "",
+                VIEWS_TEXT,
+                "",
+                *_views(known[name]["views"]),
+            ]
+        lines += ["", "#### The search", "", _SEARCH, "", *_searched(known[name]["search"])]
+    if "costs" in known:
+        lines += ["", "### Cost of a step", "", _COST, "", *_costs(known["costs"])]
+    lines += ["", "### What was tried to beat it", "", TRIED]
+    lines += ["", "### Where this was measured", "", *_environments(known)]
+    return "\n".join(lines) + "\n"
+
+
+def _top(known: Mapping[str, Any]) -> list[str]:
+    """The answer and the table that shows it: the best of each kind on b50-5."""
+    arms, views = known["b50-5"]["arms"], known["b50-5"]["views"]
+    every = views["class token and mean token, mirrored"]
+    rows = {
+        "`frozen+gda`, task prior, two views (the preset)": every["frozen"]["task"],
+        "the same, averaged with a model that goes on learning": every["frozen and lwf-f"]["task"],
+        "`frozen+gda`, task prior": arms["frozen"]["heads"]["gda, task prior"],
+        "`frozen+lda`": arms["frozen"]["heads"]["lda"],
+        "`inf-ssm-exact+gda`, task prior": arms["output"]["heads"]["gda, task prior"],
+        "plain training, linear classifier, aligned": arms["plain"]["heads"]["linear, aligned"],
+        "`er`, 2,000 images, linear classifier, aligned": arms["er, 2000 images"]["heads"]["linear, aligned"],
+        "`x-der`, 2,000 images, `gda`, task prior": arms["x-der, 2000 images"]["heads"]["gda, task prior"],
+    }
+    lost = gain(every["frozen"]["task"], every["frozen and lwf-f"]["task"], "all")
+    answer = ANSWER.format(
+        digits=_spread([s["aa"] for s in known["digits"]["arms"]["frozen"]["heads"]["gda"]]),
+        two=_spread([s["aa"] for s in every["frozen"]["task"]]),
+        both=_spread([s["aa"] for s in every["frozen and lwf-f"]["task"]]),
+        lost=lost.removeprefix("+"),
+    )
+    cells = [[name, *(_spread([s[key] for s in scores]) for key in ("aa", "all"))] for name, scores in rows.items()]
+    return [
+        answer,
+        "",
+        *_table(["CIFAR-100, 50 classes and then five times 10", "AA", "all classes"], cells),
+        "",
+        CONDITIONS,
+    ]
+
+
+def _left_out(protocol: Mapping[str, Any]) -> list[str]:
+    """What the command measures and the numbers at hand do not have."""
+    there = {arm.split(", ")[0] for arm in protocol["arms"]}
+    missing = [arm for arm in [*ARMS, *REPLAY] if arm not in there]
+    searched = [arm for arm in missing if arm in protocol["search"]]
+    others = [arm for arm in missing if arm not in searched]
+    lines = ["", f"Searched alone, see below: {', '.join(searched)}."] if searched else []
+    return [*lines, "", f"Not measured here: {', '.join(others)}."] if others else lines
+
+
+_PAIRED = "Paired over the seeds, mean ± standard error, in points."
+_SEARCH = """On the base, or seed, 0 alone and its validation images: AA / accuracy over all classes, with the
+better prior, α and β of `gda` (replay: with the linear head, aligned or not). An arm's setting is the one with the
+largest mean of both (in bold)."""
+_COST = """Processor time of a step relative to plain training, the arms in turn, step by step (median of the
+steps)."""
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def _cell(scores: Sequence[Mapping[str, float]] | None, *, both: bool) -> str:
+    if not scores:
+        return "-"
+    aa = _spread([s["aa"] for s in scores])
+    return f"{aa} / {_spread([s['all'] for s in scores])}" if both else aa
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    names = list(header)
+    lines = [names, ["---"] * len(names), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _scores(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
+    rows = []
+    for name, arm in arms.items():
+        setting = "-" if arm["lr"] is None else f"{arm['lr']:g}" + (f", {arm['weight']:g}" if arm["weight"] else "")
+        cells = [_cell(arm["heads"].get(head), both=both) for head in shown]
+        rows.append([name, setting, f"{statistics.mean(arm['drift']):.2f}", *cells])
+    return _table(["arm", "learning rate, weight", "drift", *shown], rows)
+
+
+def _differences(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
+    rows = []
+    for name, arm in arms.items():
+        if name == "frozen" or not any(head in arm["heads"] for head in shown):
+            continue
+        cells = []
+        for head in shown:
+            mine, other = arm["heads"].get(head), arms["frozen"]["heads"].get(head)
+            keys = ("aa", "all") if both else ("aa",)
+            cells.append(" / ".join(gain(mine, other, key) for key in keys) if mine and other else "-")
+        rows.append([name, *cells])
+    return _table(["arm", *(f"{head}: AA{' / all classes' if both else ''}" for head in shown)], rows)
+
+
+def gain(mine: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], key: str) -> str:
+    """Paired difference, mean ± standard error."""
+    values = [a[key] - b[key] for a, b in zip(mine, other, strict=True)]
+    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+
+def _views(views: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    rows = []
+    for (view, models), prior in itertools.product(views.items(), ("task", "class")):
+        for name, scores in models.items():
+            mine, other = scores[prior], models["frozen"][prior]
+            gains = " / ".join(gain(mine, other, key) for key in ("aa", "all")) if name != "frozen" else "-"
+            rows.append([view, "gda, task prior" if prior == "task" else "gda", name, _cell(mine, both=True), gains])
+    return _table(["features", "head", "model", "AA / all classes", "against frozen, same features and head"], rows)
+
+
+def _searched(search: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    rates = sorted({run["lr"] for runs in search.values() for run in runs})
+    rows = []
+    for name, runs in search.items():
+        best = max(runs, key=lambda run: run["both"])
+        for weight in sorted({run["weight"] for run in runs}, key=lambda w: w or 0):
+            cells = []
+            for rate in rates:
+                run = next((r for r in runs if r["lr"] == rate and r["weight"] == weight), None)
+                text = "-" if run is None else f"{run['aa']:.1f} / {run['all']:.1f}"
+                cells.append(f"**{text}**" if run is best else text)
+            rows.append([name, "-" if weight is None else f"{weight:g}", *cells])
+    return _table(["arm", "weight", *(f"lr {rate:g}" for rate in rates)], rows)
+
+
+def _costs(costs: Mapping[str, float]) -> list[str]:
+    return _table(["arm", "step"], [[name, f"x{value:.2f}"] for name, value in costs.items()])
+
+
+def _environments(known: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name in (name for name in TITLES if name in known):
+        found = known[name]["environment"]
+        versions = f"Python {found['python']}, torch {found['packages']['torch']}"
+        lines.append(
+            f"- {TITLES[name]}: commit `{found['commit'][:12]}`, {versions}, {found['cpu']}, {found['cores']} cores"
+        )
+    return lines
+
+
+def figure(known: Mapping[str, Any], path: Path) -> None:
+    """AA against accuracy over all classes on b50-5: one point per arm and head, bars are standard errors."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "infssm"
+    import matplotlib.pyplot as plt
+
+    marks = {"gda, task prior": "o", "gda": "s", "lda": "^", "ranpac": "D", "linear, aligned": "v", "linear": "x"}
+    canvas, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
+    for index, (name, arm) in enumerate(known["b50-5"]["arms"].items()):
+        for head, mark in marks.items():
+            scores = arm["heads"].get(head)
+            if scores and (head != "linear" or "images" in name):
+                x, y = ([s[key] for s in scores] for key in ("all", "aa"))
+                errors = [statistics.stdev(v) / len(v) ** 0.5 for v in (x, y)]
+                place = {"x": statistics.mean(x), "y": statistics.mean(y), "xerr": errors[0], "yerr": errors[1]}
+                axes.errorbar(**place, fmt=mark, ms=5, color=f"C{index % 10}", mfc=_fill(index))
+        axes.plot([], [], "o", color=f"C{index % 10}", mfc=_fill(index), label=name)
+    for head, mark in marks.items():
+        axes.plot([], [], mark, color="black", mfc="none", label=f"head: {head}")
+    axes.set_xlabel("accuracy over all 100 classes, %")
+    axes.set_ylabel("AA over 6 tasks, %")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
+    axes.grid(alpha=0.3)
+    canvas.savefig(path, metadata={"Date": None})
+    plt.close(canvas)
+
+
+def _fill(index: int) -> str:
+    """Ten colours, then again with white inside."""
+    return f"C{index}" if index < 10 else "white"

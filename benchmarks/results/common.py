@@ -1,0 +1,211 @@
+"""What the pages on small streams share: the runs of a stream, the search for weights, tables."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = (0, 10, 100)
+
+Run = tuple[str, dict[str, Any], int]
+"""Method name, its options, seed."""
+
+
+class Outcome(NamedTuple):
+    """What one run gave, in percent.
+
+    ``ti`` is task-incremental AA; ``new`` and ``new_ti`` the mean accuracy on each later task right after it was
+    learned, class- and task-incremental; ``val`` AA on validation images; ``weight`` what ``auto`` chose.
+    """
+
+    aa: float
+    aia: float
+    fm: float
+    ti: float
+    new: float
+    new_ti: float
+    val: float
+    seconds: float
+    weight: float | None
+
+
+class Bench:
+    """Runs of one stream, each from the task-0 model that seq trained with the same seed."""
+
+    def __init__(self, name: str, base: Mapping[str, Any], out: Path, workers: int) -> None:
+        self.name, self.base, self.out, self.workers = name, base, out, workers
+
+    def config(self, run: Run) -> Any:
+        from infssm.bench.running import run_path
+        from infssm.learner.config.load import load_config, merge
+
+        method, options, seed = run
+        common = {"seed": seed, "out": str(self.out), "train": {"threads": 1}}
+        first = load_config(merge(merge(self.base, common), {"method": "seq"}))
+        if method == "seq" and not options:
+            return first
+        values = merge(merge(self.base, common), {"method": {"name": method, **options}})
+        start = str(run_path(first) / "checkpoints" / "task_00.safetensors")
+        if method.startswith("l2p-r"):  # its queries need a trained model
+            values = merge(values, {"model": {"weights": start}})
+        elif not _trains_task0(method):
+            values = merge(values, {"train": {"task0": start}})
+        return load_config(values)
+
+    def go(self, runs: Iterable[Run]) -> list[Outcome]:
+        """Carry all out, ``workers`` at once; outcomes in order."""
+        import torch
+
+        torch.set_num_threads(1)
+        runs = list(runs)
+        self._carry_out([("seq", {}, seed) for seed in {seed for *_, seed in runs}])  # their task 0 serves the others
+        results = self._carry_out(runs)
+        return [self._outcome(run, result) for run, result in zip(runs, results, strict=True)]
+
+    def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
+        from infssm.bench.executors import Experiment, LocalProcesses, gather, results
+        from infssm.bench.running import run_path
+
+        configs = [self.config(run) for run in runs]
+        jobs = {run_path(config): Experiment.of(config) for config in configs}
+        found = dict(zip(jobs, results(gather(LocalProcesses(self.workers), jobs.values(), quiet=True)), strict=True))
+        return [found[run_path(config)] for config in configs]
+
+    @staticmethod
+    def _outcome(run: Run, result: Any) -> Outcome:
+        """What a run gave, tested on validation images too; remembered in its directory."""
+        cached = result.path / "outcome.json"
+        if not cached.exists():
+            views = (result.matrix.class_incremental, result.matrix.task_incremental)
+            outcome = Outcome(
+                *(100 * v for v in (result.aa, result.aia, result.fm, result.matrix.task_incremental.aa)),
+                *(100 * float(m.values.diagonal()[1:].mean()) for m in views),
+                100 * _validation_aa(result.path),
+                result.seconds,
+                _auto_weight(result.path),
+            )
+            cached.write_text(json.dumps(outcome))
+            print(f"{run[0]} {run[1]} seed {run[2]}: AA {outcome.aa:.1f} val {outcome.val:.1f}", flush=True)
+        return Outcome(*json.loads(cached.read_text()))
+
+
+def _trains_task0(method: str) -> bool:
+    """Methods whose heads, encoders or measurements must be there from task 0 on."""
+    return method.split("+")[0] in ("lucir", "clfd", "joint", "si", "ucl")
+
+
+def _validation_aa(path: Path) -> float:
+    from infssm.bench.studies.run import TrainedRun, _fabric
+    from infssm.learner.evaluate import evaluate
+    from infssm.learner.setup import load_weights
+
+    run = TrainedRun.open(path)
+    load_weights(run.setup.method, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")
+    stream = run.setup.stream
+    seen = stream[run.tasks - 1].classes.stop
+    values = [evaluate(_fabric(), run.setup, stream[t], seen=seen, part="val") for t in range(run.tasks)]
+    return sum(v.class_incremental for v in values) / len(values)
+
+
+def _auto_weight(path: Path) -> float | None:
+    from infssm.learner.saving.checkpoint import load_newest
+
+    state, _ = load_newest(path / "checkpoints" / "last.ckpt")
+    components = state["method"]["components"]
+    weights = [c["weight"] for c in components.values() if isinstance(c, dict) and "weight" in c]
+    return weights[0] if weights else None
+
+
+Candidate = tuple[str, dict[str, Any], str, float]
+"""Method name, fixed options, name of the weight, scale of its grid (1 for all but UCL's β)."""
+
+COARSE = (1e0, 1e2, 1e4, 1e6, 1e8)
+
+
+class Found(NamedTuple):
+    """The weight with the best mean validation AA, and the outcomes of every weight tried, by seed."""
+
+    weight: float
+    grid: dict[float, list[Outcome]]
+
+
+def search(bench: Bench, candidates: Mapping[str, Candidate]) -> dict[str, Found]:
+    """The same search for all: five weights two decades apart, then both neighbours of the best by a decade."""
+    grids: dict[str, dict[float, list[Outcome]]] = {label: {} for label in candidates}
+
+    def measure(wanted: Mapping[str, Sequence[float]]) -> None:
+        pairs = [(label, weight) for label, weights in wanted.items() for weight in weights]
+        runs = [_with_weight(candidates[label], weight, seed) for label, weight in pairs for seed in SEEDS]
+        outcomes = bench.go(runs)
+        for i, (label, weight) in enumerate(pairs):
+            grids[label][weight] = outcomes[len(SEEDS) * i :][: len(SEEDS)]
+
+    def best(label: str) -> float:
+        grid = grids[label]
+        return max(grid, key=lambda weight: statistics.mean(outcome.val for outcome in grid[weight]))
+
+    measure({label: [scale * weight for weight in COARSE] for label, (*_, scale) in candidates.items()})
+    measure({label: [best(label) / 10, best(label) * 10] for label in candidates})
+    return {label: Found(best(label), dict(sorted(grid.items()))) for label, grid in grids.items()}
+
+
+def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
+    method, options, key, _ = candidate
+    return method, {**options, key: weight}, seed
+
+
+def machine() -> dict[str, Any]:
+    """Versions, commit and processor, without anything about where files lie."""
+    from infssm.learner.store.env import commit_of, environment
+
+    found = environment()
+    found["commit"] = found["commit"] or commit_of(Path(__file__).resolve())  # of an installed copy nobody knows it
+    return {key: found[key] for key in ("python", "packages", "commit", "cpu", "cores", "threads")}
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task": "new", "new, task-inc.": "new_ti"}
+
+LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads, because a low learning rate or a very large
+weight lowers it too. Read it beside task-incremental AA (accuracy inside a task's own classes: what the
+features still know) and beside the accuracy on each later task right after it was learned ("new task":
+what plasticity is left). Seconds are wall time with two runs at a time on a machine that was also doing
+other things."""
+
+
+def outcomes(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Outcome]]:
+    """Rows as the JSON file has them."""
+    return {label: [Outcome(**run) for run in runs] for label, runs in rows.items()}
+
+
+def short_table(rows: Mapping[str, Sequence[Outcome]], shown: Mapping[str, str]) -> list[str]:
+    """The rows that answer the question; ``shown`` are their labels and what the page calls them."""
+    columns = {"AA": "aa", "FM": "fm", "task-inc. AA": "ti"}
+    lines = [f"| method | {' | '.join(columns)} |", "|---" + "|---:" * len(columns) + "|"]
+    for label, name in shown.items():
+        lines.append(
+            f"| {name} | {' | '.join(spread([getattr(o, k) for o in rows[label]]) for k in columns.values())} |"
+        )
+    return lines
+
+
+def table(rows: Mapping[str, Sequence[Outcome]], weights: Mapping[str, str]) -> list[str]:
+    lines = [f"| method | weight | {' | '.join(COLUMNS)} | s per run |", "|---" * (len(COLUMNS) + 3) + "|"]
+    for label, outcomes in rows.items():
+        cells = [spread([getattr(o, k) for o in outcomes]) for k in COLUMNS.values()]
+        seconds = statistics.mean(o.seconds for o in outcomes)
+        lines.append(f"| {label} | {weights.get(label, '-')} | {' | '.join(cells)} | {seconds:.0f} |")
+    return lines
+
+
+def gain(rows: Sequence[Outcome], base: Sequence[Outcome], key: str) -> str:
+    """Paired difference over the seeds: mean ± standard error."""
+    values = [getattr(x, key) - getattr(y, key) for x, y in zip(rows, base, strict=True)]
+    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"

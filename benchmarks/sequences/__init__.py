@@ -1,0 +1,1 @@
+"""docs/results/sequences.md: language, speech and pixels."""

@@ -1,0 +1,121 @@
+"""docs/results/sequences.md: language one domain after the other, spoken digits, pixels; every arm on one search.
+
+    python -m benchmarks.sequences.manpages --out MANUALS                    # manual pages in three languages
+    python -m benchmarks.sequences --out RUNS --data-root DIR --manuals MANUALS --pretrained WEIGHTS
+    python -m benchmarks.sequences page                            # from sequences.json alone
+
+RUNS keeps the run directories: what is there is not trained again. All arms of a seed start from the task-0 model
+that plain training made. Every setting is run with every seed; which one of a family is put forward is decided on
+validation samples, the figures are of test samples. DIR holds the spoken digits and cifar100.npz, WEIGHTS the public
+S4D weights; what is not given is left out, and the page keeps what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.results.common import machine
+from benchmarks.sequences.arms import (
+    MANUALS,
+    SPEECH_MODELS,
+    SPEECH_STREAMS,
+    STDLIB,
+    Arm,
+    Stream,
+    pixel_stream,
+    speech_stream,
+    text_stream,
+)
+from benchmarks.sequences.page import FOLDER, Point, write_page
+from infssm.bench.running import run, run_path
+from infssm.data import Split
+from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.devices import launch
+from infssm.learner.evaluate import evaluate_seen
+from infssm.learner.setup import build, load_weights
+from infssm.learner.store.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+SEEDS = [0, 10, 100]
+
+
+def configs(stream: Stream, seed: int, out: Path) -> list[tuple[Arm, RunConfig]]:
+    """The runs of a seed; the first makes the task-0 model that the others start from."""
+    common = merge(stream.base, {"seed": seed, "out": str(out)})
+    if stream.weights:
+        common = merge(common, {"model": {"weights": str(stream.weights[SEEDS.index(seed) % len(stream.weights)])}})
+    found: list[tuple[Arm, RunConfig]] = []
+    for arm in stream.arms:
+        values = merge(common, {"method": arm.method, "train": {"lr": arm.lr, "min_lr": arm.lr / 10}})
+        if found:
+            start = run_path(found[0][1]) / "checkpoints" / "task_00.safetensors"
+            values = merge(values, {"train": {"task0": str(start)}})
+        found.append((arm, load_config(values)))
+    return found
+
+
+def point(config: RunConfig) -> Point:
+    """Train, unless the run is there; what it ended with, and what its last model has on validation samples."""
+    result = run(config, quiet=True)
+    path = run_path(config)
+    kept = path.with_suffix(".validation-tasks.json")
+    if not kept.exists():
+        validation = load_config(merge(RunDirectory.open(path).config(), {"data": {"evaluate": "val"}}))
+        kept.write_text(json.dumps(launch(validation.train, _validated, validation, path)))
+    last = float(result.matrix.values[-1, -1])
+    return Point(result.aa, result.fm, last, json.loads(kept.read_text()), result.seconds)
+
+
+def _validated(fabric: Fabric, config: RunConfig, path: Path) -> list[float]:
+    """The last model's value on validation samples of each task."""
+    directory = RunDirectory.open(path)
+    last = directory.saved_task(None)
+    setup = build(config, fabric.device, Split.load(directory.split_path), weights=False)
+    load_weights(setup.method, directory.weights_path(last))
+    return [score.value for score in evaluate_seen(fabric, setup, last)]
+
+
+def streams(args: argparse.Namespace) -> list[Stream]:
+    """What can be run with what was given, in the order that was asked for."""
+    found = [text_stream("stdlib-text", STDLIB)]
+    if args.manuals:
+        found.append(text_stream("manuals", merge(MANUALS, {"data": {"name": f"text:{args.manuals}"}})))
+    if args.data_root:
+        found += [speech_stream(kind, model, args.data_root) for kind in SPEECH_STREAMS for model in SPEECH_MODELS]
+    if args.data_root and args.pretrained:
+        found.append(pixel_stream(args.data_root, args.pretrained, args.out))
+    return [stream for name in args.only for stream in found if stream.name.startswith(name)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only_page", nargs="?", choices=["page"], help="write the page again and train nothing")
+    parser.add_argument("--out", default=Path("runs"), type=Path, help="folder for run directories")
+    parser.add_argument("--data-root", help="folder that holds the spoken digits and cifar100.npz")
+    parser.add_argument("--manuals", help="folder that python -m benchmarks.sequences.manpages made")
+    parser.add_argument("--pretrained", help="folder with the public S4D weights, *.pth")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--only", nargs="+", default=[""], help="streams whose names begin so, such as 'digits, s4d'")
+    args = parser.parse_args()
+    args.out = args.out.resolve()
+    path = FOLDER / "sequences.json"
+    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for seed in () if args.only_page else args.seeds:
+        for stream in streams(args):
+            rows = stored.setdefault(stream.name, {"arms": {}, "bits": stream.bits})
+            for arm, config in configs(stream, seed, args.out):
+                found = point(config)
+                rows["arms"].setdefault(arm.label, {"family": arm.family, "points": {}})["points"][str(seed)] = found
+                print(f"{stream.name} seed {seed} {arm.label}: {found}", flush=True)
+                path.write_text(json.dumps({**stored, "machine": machine()}, indent=1) + "\n")
+    write_page(stored)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""`Experiment`: one run with every setting decided before it is hashed.
+
+A setting has its value from one of five sources, the later ones first: this machine (:func:`resolve`, only what is left
+open), the command line, a config file, a preset (of a benchmark, or the one that fits the data), the defaults of
+:class:`~infssm.learner.config.RunConfig`. The result is stored in ``config.yaml``, and nothing changes it afterwards:
+the same settings have the same hash and give the same weights, alone or in a grid, on one process or many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from infssm.learner.config.fields import LogConfig, MethodConfig, RunConfig
+from infssm.learner.config.load import config_hash, to_dict
+from infssm.learner.optim.schedule import task_lr
+from infssm.learner.precision import settle_precision
+from infssm.learner.store.directory import RunDirectory
+from infssm.learner.store.names import TASK0
+from infssm.learner.store.settings import flatten
+from infssm.methods import method_options, parse_name
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One run to carry out. Two experiments are the same only if they are one object.
+
+    Attributes:
+        config: all settings; see :func:`resolve`.
+        label: what distinguishes it from the other experiments of its plan; empty: method and seed.
+        task0_only: whether it ends with the model after task 0, which other experiments start from.
+    """
+
+    config: RunConfig
+    label: str = ""
+    task0_only: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig | Experiment) -> Experiment:
+        """The experiment of a configuration, whose open settings are decided for this machine."""
+        return config if isinstance(config, Experiment) else cls(resolve(config))
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return self.label or f"{self.config.method.name} seed {self.config.seed}"
+
+    @cached_property
+    def path(self) -> Path:
+        """Its folder, ``<out>/<benchmark>/<method>/<model>/seed<k>-<hash>``; of task 0 ``.../task0/seed<k>-<hash>``."""
+        config = self.config
+        name = f"seed{config.seed}-{config_hash(config)}"
+        benchmark = Path(config.out).expanduser() / config.benchmark_name
+        if self.task0_only:
+            return benchmark / TASK0 / name
+        return benchmark / config.method.name / config.model.name.rstrip("/").split("/")[-1] / name
+
+    @cached_property
+    def task0(self) -> Experiment | None:
+        """The experiment that makes the task-0 model this one starts from; None where it needs none.
+
+        It has plain training for its method, and of the settings of ``train`` only those that act on task 0, so all
+        experiments that agree in these have the same one. It reads no test data.
+        """
+        config, train = self.config, self.config.train
+        if train.task0 != "plain":
+            return None
+        own = {
+            "task0": "own",
+            "epochs": train.task0_epochs or train.epochs,
+            "task0_epochs": None,
+            "lr": task_lr(train, 0),
+            "lr_scale": 1.0,
+            "lr_scale_variant": "plain",
+        }
+        changes = {
+            "method": MethodConfig(name="seq"),
+            "train": train.model_copy(update=own),
+            "data": config.data.model_copy(update={"evaluate": "val"}),
+            "benchmark": config.benchmark_name,
+            "log": LogConfig(),
+        }
+        return Experiment(config.model_copy(update=changes), f"task 0 seed {config.seed}", task0_only=True)
+
+    @property
+    def task0_weights(self) -> Path | None:
+        """Where the model it starts from is, or will be."""
+        return None if self.task0 is None else RunDirectory(self.task0.path).weights_path(0)
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Decide what a configuration leaves to the machine and the method: threads, precision, how task 0 is made.
+
+    Sums depend on the number of threads in their last digits, so it must not depend on what else is running: models
+    called ``..._nano`` get one, in which they are fastest, others all that torch has here.
+    """
+    train = config.train
+    threads = train.threads or (1 if config.model.name.endswith("_nano") else torch.get_num_threads())
+    task0 = train.task0
+    if task0 == "train":
+        task0 = "plain" if _starts_anywhere(config.method) else "own"
+    changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
+    return config.model_copy(update={"train": train.model_copy(update=changes)})
+
+
+def _starts_anywhere(method: MethodConfig) -> bool:
+    """Whether a method can start from a task-0 model that was trained by cross-entropy alone."""
+    if any(component.own_first_task for component in parse_name(method.name).classes):
+        return False
+    plain = method_options(method.name, method.options).get("seq")
+    return getattr(plain, "mask", "current") != "full"  # the logits of later classes, in task 0 too
+
+
+def make_plan(configs: Iterable[RunConfig]) -> list[Experiment]:
+    """Experiments of configurations; those that come to the same are carried out once."""
+    unlike = {experiment.path: experiment for experiment in map(Experiment.of, configs)}
+    found = list(unlike.values())
+    return [Experiment(e.config, label) for e, label in zip(found, _labels([e.config for e in found]), strict=True)]
+
+
+def _labels(configs: list[RunConfig]) -> list[str]:
+    """Method and seed of each, and the settings in which those of one method differ; linear in the number of runs."""
+    all_values = [dict(flatten(to_dict(config))) for config in configs]
+    runs = Counter(config.method.name for config in configs)
+    alike = Counter(
+        (config.method.name, key, str(value))
+        for config, values in zip(configs, all_values, strict=True)
+        for key, value in values.items()
+    )
+    labels = []
+    for config, values in zip(configs, all_values, strict=True):
+        name = config.method.name
+        # A setting is shown unless all runs of the method share its value.
+        shown = [f"{k}={v}" for k, v in values.items() if k != "seed" and alike[name, k, str(v)] < runs[name]]
+        labels.append(" ".join([f"{name} seed {config.seed}", *shown]))
+    return labels

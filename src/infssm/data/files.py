@@ -1,0 +1,207 @@
+"""Files of data sets: where they are kept, how they are listed, and how a changed file is noticed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from infssm._files import atomic_file
+from infssm.errors import DataError
+
+Progress = Callable[[int, int], None]
+"""Called with the number of files read so far and the number of files to read."""
+
+_VERSION = 2
+_CHUNK = 1 << 20
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """The folder that holds data sets: ``root``, else ``$INFSSM_DATA``, else ``~/.cache/infssm/data``."""
+    return Path(os.path.expanduser(root or os.environ.get("INFSSM_DATA") or "~/.cache/infssm/data"))
+
+
+def cache_root() -> Path:
+    """The folder for everything that can be computed again: ``$INFSSM_CACHE``, else ``~/.cache/infssm``."""
+    return Path(os.environ.get("INFSSM_CACHE") or "~/.cache/infssm").expanduser()
+
+
+def require_regular(path: Path) -> int:
+    """The size of a regular file in bytes; OSError for anything else.
+
+    Readers call this before they open a path, because opening a pipe or a device can block for ever.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return status.st_size
+
+
+def scan(folder: Path) -> tuple[list[str], list[str]]:
+    """Sorted names of the folders and of the files in a folder; pipes and devices are left out with a warning.
+
+    A folder that cannot be listed, and a name that is not UTF-8, is a DataError: leaving either out would change the
+    data without notice. A broken link counts as a file, so that the file is named when it cannot be read.
+    """
+    folders, files, special = [], [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif entry.is_file() or not os.path.exists(entry.path):
+                    files.append(entry.name)
+                else:
+                    special.append(entry.name)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"cannot list the folder {folder}: {reason}; make it readable or move it away") from error
+    for name in (*folders, *files):
+        if not name.isascii() and name != name.encode(errors="replace").decode():
+            raise DataError(f"{folder} holds the name {os.fsencode(name)!r}, which is not UTF-8: rename it")
+    if special:
+        warnings.warn(f"{folder}: left out, not regular files: {shown(special)}", UserWarning, stacklevel=2)
+    return sorted(folders), sorted(files)
+
+
+def walk(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Paths of all files below a folder, relative to it, with forward slashes.
+
+    Links are followed, except to one of the folders they lie in.
+    """
+    folders, files = scan(folder)
+    yield from files
+    if folders:
+        above |= {os.path.realpath(folder)}
+    for name in folders:
+        if os.path.realpath(folder / name) not in above:
+            yield from (f"{name}/{path}" for path in walk(folder / name, above))
+
+
+def shown(names: list[str], limit: int = 5) -> str:
+    """The first few of a list of names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+class _Known(NamedTuple):
+    """What is remembered about a file for as long as its size and its time of change stay the same."""
+
+    size: int
+    changed: int
+    digest: str
+    readable: bool
+
+
+class Files(ABC):
+    """Samples that are files below one folder.
+
+    Attributes:
+        root: folder the paths start from.
+        paths: relative paths with forward slashes.
+        word: what one sample is called in messages.
+    """
+
+    root: Path
+    paths: tuple[str, ...]
+    word: str
+
+    @abstractmethod
+    def why_unreadable(self, index: int) -> str | None:
+        """Why file ``index`` cannot be read; None when it can."""
+
+    @cached_property
+    def contents(self) -> dict[str, str]:
+        """Digest of every file's bytes by path; empty for a file that cannot be opened.
+
+        Digests are kept in the cache folder, so a file is read again only after its size or time of change differs.
+        """
+        known = self._recall()
+        marks = [self._mark(path) for path in self.paths]
+        new = [n for n, path in enumerate(self.paths) if known.get(path, _NOTHING)[:2] != marks[n]]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing and reading release the interpreter's lock
+            digests = dict(zip(new, pool.map(self._digest, new), strict=True))
+        if digests:
+            known |= {self.paths[n]: _Known(*marks[n], digest, False) for n, digest in digests.items()}
+            self._remember(known)
+        return {path: known[path].digest for path in self.paths}
+
+    def fingerprint(self) -> str:
+        """Digest of the paths and the contents of all files."""
+        digest = hashlib.sha256()
+        for path, content in self.contents.items():
+            digest.update(f"{path}\0{content}\0".encode())
+        return digest.hexdigest()[:16]
+
+    def unreadable(self, progress: Progress | None = None) -> dict[int, str]:
+        """Index and reason of every file that cannot be read; files known to be readable are not read again."""
+        contents, known = self.contents, self._recall()
+        marks = [self._mark(path) for path in self.paths]
+        expected = [_Known(*mark, contents[path], True) for path, mark in zip(self.paths, marks, strict=True)]
+        new = [n for n, path in enumerate(self.paths) if known.get(path) != expected[n]]
+        bad: dict[int, str] = {}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without holding the interpreter's lock
+            for done, (number, reason) in enumerate(zip(new, pool.map(self.why_unreadable, new), strict=True), 1):
+                if reason is not None:
+                    bad[number] = reason
+                if progress is not None:
+                    progress(done, len(new))
+        if len(new) > len(bad):
+            self._remember(known | {self.paths[n]: expected[n] for n in new if n not in bad})
+        return bad
+
+    def _mark(self, path: str) -> tuple[int, int]:
+        try:
+            status = (self.root / path).stat()
+        except OSError:
+            return -1, -1
+        return status.st_size, status.st_mtime_ns
+
+    def _digest(self, index: int) -> str:
+        digest = hashlib.sha256()
+        try:
+            require_regular(self.root / self.paths[index])
+            with open(self.root / self.paths[index], "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        except OSError:
+            return ""
+        return digest.hexdigest()[:16]
+
+    def _store(self) -> Path:
+        name = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:16]
+        return cache_root() / "files" / f"{name}.json"
+
+    def _recall(self) -> dict[str, _Known]:
+        """What is stored; nothing where it is missing, damaged or of another version."""
+        try:
+            stored = json.loads(self._store().read_text(encoding="utf-8"))
+            if stored["version"] != _VERSION:
+                return {}
+            return {
+                str(path): _Known(int(size), int(changed), str(digest), bool(readable))
+                for path, (size, changed, digest, readable) in stored["files"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _remember(self, known: dict[str, _Known]) -> None:
+        """Write the cache, completely or not at all; where it cannot be written, the files are read again next time."""
+        try:
+            self._store().parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(self._store()) as file:
+                file.write(json.dumps({"version": _VERSION, "files": known}).encode())
+        except OSError:
+            return
+
+
+_NOTHING = _Known(-2, -2, "", False)
