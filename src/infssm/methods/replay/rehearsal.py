@@ -54,7 +54,7 @@ class Replay(Base):
         self._begun: int | None = None
 
     def make_buffer(self) -> Buffer:
-        """The buffer, empty."""
+        """Create the empty buffer."""
         return ReservoirBuffer(self.config.buffer_size, self.context.modality.stored_fields, seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
