@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from infssm.cli.importing import Import
+from infssm.cli.options import Quiet
 
 
 def command(
@@ -18,7 +19,7 @@ def command(
             metavar="[KEY=VALUE]...", help="Only what does not change results, such as train.num_workers=4."
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Continue an interrupted run, bit for bit.

@@ -5,15 +5,29 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infssm.cli.importing import Import
+from infssm.cli.options import (
+    Config,
+    DataRoot,
+    Jobs,
+    Out,
+    Preset,
+    PrintConfig,
+    Quiet,
+    Ray,
+    Seeds,
+    Variant,
+    choose_executor,
+    source_of,
+)
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infssm.bench.executors import Executor, Experiment
+    from infssm.bench.executors import Experiment
     from infssm.learner.result import Result
 
 
@@ -21,18 +35,16 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")
     ] = None,
-    preset: Annotated[str | None, typer.Option("-p", "--preset", help="A preset: see `infssm list presets`.")] = None,
-    variant: Annotated[str, typer.Option(help="Follow the 'paper' or the 'authors-code' where they differ.")] = "paper",
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seeds to repeat with: --seed 0 10 100.")] = None,
-    data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", help="Folder for run directories.")] = None,
+    preset: Preset = None,
+    variant: Variant = "paper",
+    config: Config = None,
+    seed: Seeds = None,
+    data_root: DataRoot = None,
+    out: Out = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Repeat runs that are complete instead of showing them.")
     ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings that would run, as YAML.")
-    ] = False,
+    print_config: PrintConfig = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, say what would run, stop.")
     ] = False,
@@ -43,12 +55,9 @@ def command(
             help="Two steps per task: does it work? A preset runs in miniature on generated images.",
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")] = 1,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="auto|ADDRESS", help="Carry runs out on a Ray cluster: this machine's, or at ADDRESS."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    quiet: Quiet = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Train a method on a stream of tasks; without arguments, five methods side by side on digits.
@@ -74,10 +83,10 @@ def command(
     from infssm.bench.executors import gather, results
     from infssm.bench.presets import is_job, plan
 
-    if preset and config:
-        raise ConfigError("give a preset (-p) or a config file (-c), not both")
     benchmark = preset if preset and is_job(preset) else None
-    source: Any = _preset(preset, variant) if preset and benchmark is None else config
+    if benchmark and config:
+        raise ConfigError("give a preset (-p) or a config file (-c), not both")
+    source = source_of(None if benchmark else preset, variant, config)
     where = {"data_root": data_root, "out": out, "job": benchmark}
     todo = plan(source, overrides or (), seeds=seed or None, fast_dev_run=fast_dev_run, **where)
     if fast_dev_run and preset:
@@ -94,19 +103,6 @@ def command(
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
         _conclude([end.result for end in ends if end.result], time.monotonic() - begun)
     results(ends)  # raises where a run failed
-
-
-def choose_executor(jobs: int, ray: str | None = None) -> Executor:
-    """Where runs are carried out: here, in several processes of this machine, or on a Ray cluster."""
-    from infssm.bench.executors import InProcess, LocalProcesses, RayExecutor
-
-    if (jobs > 1 or ray) and "RANK" in os.environ:
-        raise ConfigError("torchrun's processes work on one run together: leave out --jobs and --ray")
-    if jobs > 1 and ray:
-        raise ConfigError("give --jobs or --ray, not both: a cluster carries out as many runs at once as it has cores")
-    if ray:
-        return RayExecutor(ray)
-    return LocalProcesses(jobs) if jobs > 1 else InProcess()
 
 
 def _complete(todo: list[Experiment]) -> bool:
@@ -144,12 +140,6 @@ def _announce(todo: list[Experiment], jobs: int, *, quiet: bool) -> None:
         f"{found.memory / 2**30:.2f} GiB on this CPU{runs}\n"
         f"other choices: model=NAME {'data.image_size=PIXELS ' if pixels else ''}data.num_tasks=N train.epochs=N"
     )
-
-
-def _preset(name: str, variant: str) -> Any:
-    from infssm.bench.presets import load_preset
-
-    return load_preset(name, variant).values
 
 
 def _miniatures(todo: list[Experiment]) -> list[Experiment]:

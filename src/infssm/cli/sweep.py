@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from infssm.cli.importing import Import
+from infssm.cli.options import (
+    Config,
+    DataRoot,
+    Jobs,
+    Out,
+    Preset,
+    PrintConfig,
+    Quiet,
+    Ray,
+    Seeds,
+    Variant,
+    choose_executor,
+    source_of,
+)
 from infssm.errors import ConfigError
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -20,23 +33,19 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, fixed or to search: method.weight=log:1e-2..1e6."),
     ] = None,
-    preset: Annotated[str | None, typer.Option("-p", "--preset", help="A preset: see `infssm list presets`.")] = None,
-    variant: Annotated[str, typer.Option(help="Follow the 'paper' or the 'authors-code' where they differ.")] = "paper",
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings.")] = None,
+    preset: Preset = None,
+    variant: Variant = "paper",
+    config: Config = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Trials in all; 20 without --time.")] = None,
     limit: Annotated[str | None, typer.Option("--time", help="Begin no trial after this long: 90s, 30m, 8h.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seeds of every trial's runs: --seed 0 10 100.")] = None,
+    seed: Seeds = None,
     search_seed: Annotated[int, typer.Option("--search-seed", help="Seed of the search itself.")] = 0,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once on this machine.")] = 1,
-    ray: Annotated[
-        str | None, typer.Option("--ray", help="Carry the runs out on a Ray cluster: 'auto' or its address.")
-    ] = None,
-    data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
-    out: Annotated[str, typer.Option("-o", "--out", help="Folder for the search and its runs.")] = "runs",
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings of the first trial, as YAML.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    data_root: DataRoot = None,
+    out: Out = None,
+    print_config: PrintConfig = False,
+    quiet: Quiet = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Search for the settings with the best average accuracy (AA) on validation images; test images are not read.
@@ -52,17 +61,15 @@ def command(
     A search that was interrupted continues by the same command, and loses nothing. The same command on other machines,
     with the same --out on a shared file system, joins in. It ends with a table, a figure and the winner's command.
     """
-    from infssm.bench.presets import load_preset
     from infssm.bench.sweeps import Sweep
-    from infssm.cli.run import choose_executor
     from infssm.learner.config.load import to_yaml
 
-    if preset and config:
-        raise ConfigError("give a preset (-p) or a config file (-c), not both")
-    source: Any = load_preset(preset, variant).values if preset else config
+    source = source_of(preset, variant, config)
     executor = choose_executor(jobs, ray)
     seconds = None if limit is None else _seconds(limit)
-    sweep = Sweep(source, overrides or (), seeds=seed or [0], search_seed=search_seed, out=out, data_root=data_root)
+    sweep = Sweep(
+        source, overrides or (), seeds=seed or [0], search_seed=search_seed, out=out or "runs", data_root=data_root
+    )
     if print_config:
         typer.echo("---\n".join(to_yaml(job.config) for job in sweep.first_trial()))
         return

@@ -167,6 +167,10 @@ class SoundFiles(Files, Sequences):
     width = 1
     word = "sound"
 
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`."""
+        return SequenceFacts(name, self.kind, self.width, self.rate)
+
     def __len__(self) -> int:
         return len(self.paths)
 
@@ -178,10 +182,6 @@ class SoundFiles(Files, Sequences):
     def sequence(self, index: int) -> Tensor:
         """See :class:`Sequences`; values from -1 to 1."""
         return torch.from_numpy(read_sound(self.root / self.paths[index], self.rate))[:, None]
-
-    def facts(self, name: str) -> SequenceFacts:
-        """See :class:`Sequences`."""
-        return SequenceFacts(name, self.kind, self.width, self.rate)
 
     def why_unreadable(self, index: int) -> str | None:
         """See :class:`~infssm.data.files.Files`."""

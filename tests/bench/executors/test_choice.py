@@ -7,7 +7,7 @@ import pytest
 
 from infssm.bench.executors import InProcess, LocalProcesses, RayExecutor
 from infssm.cli.app import invoke
-from infssm.cli.run import choose_executor
+from infssm.cli.options import choose_executor
 from infssm.errors import ConfigError
 from infssm.learner.config.load import to_yaml
 from tests.learner.tiny import tiny_config

@@ -1,6 +1,7 @@
 """One run after the other: what is shared, what is asked, what fails."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from infssm.bench.executors import Experiment, Finished, InProcess, StoppedError
 from infssm.bench.reports.tables import write_comparison
 from infssm.bench.running import resume, run
 from infssm.errors import ConfigError, InfssmError
+from infssm.learner.display import Display
 from infssm.learner.result import Result
 from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory, find_runs
@@ -54,6 +56,29 @@ def test_a_task_0_that_was_interrupted_is_continued_by_another_run(er_alone: Res
     assert [path.name for path in (first / "checkpoints").iterdir()] == ["task_00.safetensors"]
     with pytest.raises(ConfigError, match="task-0 model of other runs"):
         resume(first)
+
+
+def test_a_task_0_that_another_process_trains_is_waited_for(er_alone: Result, tmp_path: Path) -> None:
+    experiment, notes, other = Experiment.of(tiny_config(tmp_path, "er")), [], ExitStack()
+    assert experiment.task0 is not None
+    first = RunDirectory(experiment.task0.path)
+    first.make()
+    other.enter_context(first.lock())
+
+    class Leaving(Display):
+        """The other process leaves when it is waited for."""
+
+        def note(self, text: str) -> None:
+            notes.append(text)
+            other.close()
+
+    class Stopping(Display):
+        stopping = True
+
+    with pytest.raises(Interrupted, match="infssm resume"):
+        run(experiment, display=Stopping())
+    assert_same(run(experiment, display=Leaving()), er_alone)
+    assert notes[0].startswith("waiting for the task-0 model that another process trains")
 
 
 def test_overwriting_trains_task_0_once_more(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from infssm.bench.experiment import resolve
 from infssm.bench.presets import list_presets, load_preset, plan
 from infssm.data import write_synthetic
 from infssm.errors import ConfigError
@@ -111,7 +112,7 @@ def test_the_main_job_is_a_benchmark_too():
     names = [name for name in list_presets() if name.startswith("digits/")]
     configs = [job.config for job in plan(None)]
     for name, config in zip(names, configs, strict=True):
-        preset = to_dict(load_config(load_preset(name).values))
+        preset = to_dict(resolve(load_config(load_preset(name).values)))
         mine = to_dict(config)
         method = mine.pop("method")
         assert preset.pop("method").items() >= method.items()

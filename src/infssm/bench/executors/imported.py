@@ -1,8 +1,10 @@
-"""Imported by the process that processes for runs are forked from: what a run imports, so that each need not."""
+"""Preloaded by the fork server so that worker processes start quickly: what a run imports."""
 
 import contextlib
 import importlib
 
 for _name in ("infssm.bench.executors.local", "lightning_fabric", "sklearn.datasets"):
-    with contextlib.suppress(Exception):  # here an error would end that process, and the one that waits for it hang
+    with contextlib.suppress(
+        Exception
+    ):  # an error would end the fork server, and the process that waits for it would hang
         importlib.import_module(_name)

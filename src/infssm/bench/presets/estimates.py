@@ -87,6 +87,8 @@ def estimate(config: RunConfig) -> Estimate:
 
 def _measure(config: RunConfig) -> Estimate:
     shorter = merge(to_dict(config), {"method": shorter_measurements(config)})
+    if config.train.task0 == "plain":  # a shared model has to be trained too, at least once
+        shorter["train"]["task0"] = "own"
     setup = build(load_config(shorter), torch.device("cpu"))
     stream, train = setup.stream, config.train
     tasks = [setup.task(index) for index in range(stream.num_tasks)]

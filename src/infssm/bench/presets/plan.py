@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,19 @@ def plan(
     or those of the benchmark ``job``. Data without a model get one that fits (see
     :func:`~infssm.learner.config.fitting.fitted`).
     """
-    fixed: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if out is not None:
-        fixed["out"] = out
+        options["out"] = out
     if data_root is not None:
-        fixed["data"] = {"root": data_root}
+        options["data"] = {"root": data_root}
     if fast_dev_run:
-        fixed["train"] = FAST
+        options["train"] = FAST
     fits = _remembering(partial(fitted, data_root=data_root))
     configs = []
     for seed in [None] if seeds is None else seeds:
-        settled = fixed if seed is None else {**fixed, "seed": seed}
         for chosen in expand_overrides(overrides):
-            configs += _configs(source, parse_overrides(chosen), settled, fits, job)
+            command = merge(parse_overrides(chosen), options if seed is None else {**options, "seed": seed})
+            configs += _configs(source, command, fits, job)
     return make_plan(configs)
 
 
@@ -74,23 +74,23 @@ def _remembering(fits: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callabl
 
 def _configs(
     source: Mapping[str, Any] | Path | None,
-    changes: Mapping[str, Any],
-    fixed: Mapping[str, Any],
+    command: Mapping[str, Any],
     fits: Callable[[Mapping[str, Any]], dict[str, Any]],
     job: str | None,
 ) -> list[RunConfig]:
-    """The configuration of one choice, or one for each of the main job's methods."""
-    named = {} if job is None else {"name": job}
-    base, methods = main_job(changes, **named) if source is None else ({}, ())
-    given = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
-    chosen = merge(given, changes)
-    load_config(chosen)  # what is wrong in it is told before data are looked at
-    base = merge(merge(base, fits(chosen) if job is None else {}), given)
-    methods = tuple(method for method in methods if _suits(method["name"], base))
+    """The configuration of one choice, or one for each of the main job's methods.
+
+    Later layers go before earlier ones: the preset (of a job, or what fits the data), the file, the command line.
+    """
+    preset, methods = ({}, ()) if source is not None else main_job(command) if job is None else main_job(command, job)
+    file = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
+    load_config(merge(file, command))  # what is wrong in it is told before data are looked at
+    if job is None:
+        preset = merge(preset, fits(merge(file, command)))
+    chosen = [{"method": method} for method in methods if "method" not in command and _suits(method["name"], preset)]
     configs = []
-    for method in methods if methods and "method" not in changes else (None,):
-        values = base if method is None else {**base, "method": method}
-        configs.append(load_config(merge(merge(values, changes), fixed)))
+    for method in chosen or [{}]:
+        configs.append(load_config(reduce(merge, (preset, method, file, command))))
         check_config(configs[-1])
     return configs
 
@@ -113,6 +113,8 @@ def describe(config: RunConfig) -> str:
     sizes = {part: sum(len(getattr(task, part)) for task in setup.stream) for part in ("train", "val", "test")}
     parameters = sum(p.numel() for p in setup.method.module.parameters())
     epochs = [setup.epochs(t) for t in range(setup.stream.num_tasks)]
+    if config.train.task0 == "plain":
+        epochs[0] = config.train.task0_epochs or config.train.epochs
     return (
         f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks {_of(setup.stream)}, "
         f"{sizes['train']:,} / {sizes['val']:,} / {sizes['test']:,} {setup.stream.facts.modality.word}, "

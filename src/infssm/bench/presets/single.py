@@ -27,8 +27,8 @@ def run(
 
     what: the name of a preset (``"cifar100/5-task/inf-ssm"``), the path of a YAML config, or a nested mapping.
     data_root: folder that holds the data (default ``$INFSSM_DATA``, else ``~/.cache/infssm/data``).
-    out: folder for run directories (default ``"runs"``). seed: default 0. Both, and ``data_root``, go before what the
-    mapping, file or overrides say, and leave it alone where they are not given.
+    out: folder for run directories (default ``"runs"``). seed: default 0. Where given, ``out``, ``seed`` and
+    ``data_root`` take precedence over the mapping, the file and the overrides.
     variant: ``"paper"`` or ``"authors-code"``, for presets. overrides: ``"train.epochs=10"`` and the like.
     A run that was interrupted continues where it stopped.
     """

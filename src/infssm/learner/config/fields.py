@@ -24,18 +24,18 @@ from infssm.methods import canonical_name
 
 
 def _path(text: str) -> str:
-    """Refuse what no file system takes: Linux, macOS and Windows hold 255 bytes a name, Linux 4,096 in all."""
+    """Refuse paths that no file system accepts: names may have 255 bytes (Linux, macOS, Windows), paths 4,096."""
     if not text.strip():
         raise ValueError("is empty")
     if len(os.fsencode(text)) > 4000 or any(len(os.fsencode(part)) > 255 for part in text.split("/")):
         raise ValueError("is longer than any path can be")
     if os.path.expanduser(text).startswith("~"):
-        raise ValueError("begins with the home of a user who is not there")
+        raise ValueError("starts with ~name, but there is no such user")
     return text
 
 
 def _name_of_folder(text: str) -> str:
-    """Refuse a folder name that leads elsewhere."""
+    """Refuse a folder name that points outside its parent."""
     if text.startswith(("/", "~")) or ".." in text.split("/"):
         raise ValueError("leads out of the folder `out`")
     return text
@@ -51,7 +51,7 @@ Size = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen; unknown fields, infinities and true or false for a number are errors."""
+    """Base of all sections. Frozen; unknown fields, infinities, and booleans in place of numbers are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -60,7 +60,7 @@ class Section(BaseModel):
     def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None and field.annotation is not bool:
-            raise ValueError("true or false is no value here")
+            raise ValueError("must not be true or false")
         return value
 
 
@@ -98,8 +98,8 @@ class DataConfig(_Named):
     by: str | None = Field(
         default=None,
         description="what makes tasks: 'class'; or 'domain' (or the data's own word, such as 'speaker'; of hf: data "
-        "any column), the same classes or language in a new domain each time, and what is said of classes above is "
-        "said of domains; null: 'class', for text 'domain'",
+        "any column): the same classes or language, in a new domain each time; the settings above then count domains "
+        "instead of classes; null: 'class', for text 'domain'",
     )
     class_order_seed: int | Literal["run"] | None = Field(
         default=None,

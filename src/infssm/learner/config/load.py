@@ -19,7 +19,7 @@ from infssm.learner.config.values import plain, read_yaml
 from infssm.learner.store.settings import counting
 
 _DEEPEST = 12
-"""Dots of an override that lead deeper; no setting is so deep."""
+"""Nesting depth at which an override is cut off; no setting is nested as deeply."""
 
 
 def load_config(

@@ -1,4 +1,4 @@
-"""What an executor is given, and what it gives back."""
+"""What an executor is: experiments in, their ends out."""
 
 from __future__ import annotations
 
