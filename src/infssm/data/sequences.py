@@ -167,10 +167,6 @@ class SoundFiles(Files, Sequences):
     width = 1
     word = "sound"
 
-    def facts(self, name: str) -> SequenceFacts:
-        """See :class:`Sequences`."""
-        return SequenceFacts(name, self.kind, self.width, self.rate)
-
     def __len__(self) -> int:
         return len(self.paths)
 
