@@ -54,7 +54,9 @@ def run(
     train = experiment.config.train
     if train.devices > 1:  # it would have to go to other processes
         display = None
-    return Result.load(launch(train, _work, experiment, experiment.path, overwrite, quiet, display))
+    return Result.load(
+        launch(train, _work, experiment.config, experiment.label, experiment.path, overwrite, quiet, display)
+    )
 
 
 def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet: bool = False) -> Result:
@@ -68,7 +70,7 @@ def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet
     if config_hash(config) != config_hash(stored) or config.seed != stored.seed:
         changed = "; ".join(differences(to_dict(stored), to_dict(config)))
         raise ConfigError(f"a run cannot be resumed with another configuration ({changed}): start a new run instead")
-    return Result.load(launch(config.train, _work, Experiment(config), directory.path, False, quiet, None))
+    return Result.load(launch(config.train, _work, config, "", directory.path, False, quiet, None))
 
 
 def run_path(config: RunConfig) -> Path:
@@ -84,13 +86,13 @@ def forget_task0(experiment: Experiment) -> None:
 
 
 def _work(
-    fabric: Fabric, experiment: Experiment, path: Path, overwrite: bool, quiet: bool, given: Display | None
+    fabric: Fabric, config: RunConfig, label: str, path: Path, overwrite: bool, quiet: bool, given: Display | None
 ) -> Path:
-    """The run, on each process."""
+    """The run, on each process. Fabric refuses frozen dataclasses as arguments of processes that it starts."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(experiment.config.train.threads or threads)
+    torch.set_num_threads(config.train.threads or threads)
     try:
-        return _carry_out(fabric, experiment, path, overwrite, quiet, given)
+        return _carry_out(fabric, Experiment(config, label), path, overwrite, quiet, given)
     finally:
         torch.set_num_threads(threads)  # what comes next may leave the number to the machine
 
