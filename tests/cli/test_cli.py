@@ -86,7 +86,7 @@ def test_main_job_ends_with_table_sentence_and_report(infssm: Any, tmp_path: Pat
 def test_run_resume_eval_report(infssm: Any, tmp_path: Path, tiny_yaml: Path) -> None:
     done = infssm("run", "-c", tiny_yaml, "--seed", "0", "10", "-o", tmp_path, "method=lwf-ac", "-q")
     assert done.code == 0
-    runs = sorted(tmp_path.rglob("config.yaml"))
+    runs = sorted(tmp_path.glob("*/lwf-ac/**/config.yaml"))
     assert [load_config(p).seed for p in runs] == [0, 10]
     assert "±" in done.out
     run = runs[0].parent

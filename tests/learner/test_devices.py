@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from infssm._seeding import seed_all
+from infssm.bench.experiment import resolve
 from infssm.bench.running import run
 from infssm.data import ImageLoader, Task
 from infssm.errors import ConfigError, DivergedError
@@ -147,7 +148,7 @@ def whole_run(fabric: Any, config: RunConfig) -> tuple[list[list[float]], list[l
     loops: list[Loop] = []
     train = Loop.train
     Loop.train = lambda self: (loops.append(self), train(self))[1]  # type: ignore[assignment,func-returns-value,return-value]
-    running._work(fabric, config, running.run_path(config), overwrite=False, quiet=True, given=None)
+    running._work(fabric, resolve(config), "", running.run_path(config), overwrite=False, quiet=True, given=None)
     method = loops[0].setup.method
     buffer: Any = method.base.buffer
     digest = torch.stack(

@@ -61,7 +61,9 @@ def run(
     train = experiment.config.train
     if train.devices > 1:  # it would have to go to other processes
         listen = control = None
-    return Result.load(launch(train, _work, experiment, experiment.path, overwrite, quiet, listen, control))
+    return Result.load(
+        launch(train, _work, experiment.config, experiment.label, experiment.path, overwrite, quiet, listen, control)
+    )
 
 
 def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet: bool = False) -> Result:
@@ -75,7 +77,7 @@ def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet
     if config_hash(config) != config_hash(stored) or config.seed != stored.seed:
         changed = "; ".join(differences(to_dict(stored), to_dict(config)))
         raise ConfigError(f"a run cannot be resumed with another configuration ({changed}): start a new run instead")
-    return Result.load(launch(config.train, _work, Experiment(config), directory.path, False, quiet, None, None))
+    return Result.load(launch(config.train, _work, config, "", directory.path, False, quiet, None, None))
 
 
 def run_path(config: RunConfig) -> Path:
@@ -92,18 +94,19 @@ def forget_task0(experiment: Experiment) -> None:
 
 def _work(
     fabric: Fabric,
-    experiment: Experiment,
+    config: RunConfig,
+    label: str,
     path: Path,
     overwrite: bool,
     quiet: bool,
     given: Listener | None,
     control: Control | None,
 ) -> Path:
-    """The run, on each process."""
+    """The run, on each process. Fabric refuses frozen dataclasses as arguments of processes that it starts."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(experiment.config.train.threads or threads)
+    torch.set_num_threads(config.train.threads or threads)
     try:
-        return _carry_out(fabric, experiment, path, overwrite, quiet, given, control)
+        return _carry_out(fabric, Experiment(config, label), path, overwrite, quiet, given, control)
     finally:
         torch.set_num_threads(threads)  # what comes next may leave the number to the machine
 
