@@ -14,7 +14,7 @@ from infssm.data import ArrayImages, ArraySequences, FileImages, SoundFiles, loa
 from infssm.data.files import Files
 from infssm.errors import DataError
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.display import Display
+from infssm.learner.events import Note
 from infssm.learner.signals import Interrupted
 from tests.data.test_unreadable import make_folder
 from tests.learner.tiny import TINY
@@ -106,19 +106,10 @@ def test_an_unfinished_run_does_not_go_on_with_other_data(tmp_path, monkeypatch)
         resume(path.parent.parent, quiet=True)
 
 
-class Notes(Display):
-    """Keeps what a user is told."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def test_one_class_per_task_warns(tmp_path):
     make_folder(tmp_path / "photos", per_class=12)
-    notes = Notes()
-    run(photos(tmp_path, data={"num_tasks": 2}), display=notes)
-    assert notes.notes[0].startswith("warning: 2 of 2 tasks have a single class")
-    assert notes.notes[0].endswith("lower data.num_tasks")
+    events = []
+    run(photos(tmp_path, data={"num_tasks": 2}), listen=events.append)
+    note = next(event.text for event in events if isinstance(event, Note))
+    assert note.startswith("warning: 2 of 2 tasks have a single class")
+    assert note.endswith("lower data.num_tasks")
