@@ -1,1 +1,1 @@
-"""Kernels and distances side by side with other implementations: `python -m benchmarks`."""
+"""One folder per topic, each of which makes a page of docs/results; ``python -m benchmarks`` measures the kernels."""

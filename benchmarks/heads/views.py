@@ -1,4 +1,4 @@
-"""More than one look at an image: what docs/results/heads.md gains by features that cost no training.
+"""Several views of an image: what docs/results/heads.md gains by features that cost no training.
 
 The features so far are the class token of the image. Here the mean over all tokens is set beside it (``tokens``), the
 features of the image and of its mirror image are averaged (``mirror``), both when statistics are taken and when images
@@ -51,7 +51,7 @@ def _looks(setup: Setup, model: Any, rows: Tensor) -> Tensor:
 
 
 def looks(spec: Spec, place: Place) -> dict[str, Any]:
-    """All looks at the images of a run under its models, from its file; kept beside it."""
+    """All views of the images of a run under its models, from its file; kept beside it."""
     path = place.file(spec).with_suffix(".looks")
     if path.exists():
         known: dict[str, Any] = torch.load(path, weights_only=True)

@@ -1,4 +1,4 @@
-"""One step's worth of training data."""
+"""A batch of training data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-"""Target of a step that is not predicted; cross-entropy leaves it out."""
+"""Target of a token that is not predicted; cross-entropy ignores it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples and targets of one step; ``x, y = batch`` takes the first two.
+    """Samples and targets of one step; ``x, y = batch`` unpacks the first two.
 
     Attributes:
         x: images float32 [n, channels, height, width], augmented and mixed; or sequences float32 [n, time, width], or

@@ -1,4 +1,4 @@
-"""What methods say of themselves, read from their sources: a list in a moment, without importing torch."""
+"""Names and docstrings of the methods, read from their source files: listing them does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Text(NamedTuple):
 
     @classmethod
     def of(cls, docstring: str | None) -> Text:
-        """Take a docstring apart."""
+        """Parse a docstring."""
         first, *rest = [" ".join(part.split()) for part in inspect.cleandoc(docstring or "").split("\n\n")]
         papers = [part.removeprefix("Paper: ") for part in rest if part.startswith("Paper: ")]
         details = " ".join(part for part in rest if not part.startswith("Paper: "))
@@ -28,7 +28,7 @@ class Text(NamedTuple):
 
 
 def read_methods() -> dict[str, Text] | None:
-    """Every method of this package by name; None where other packages add some, which only importing can tell."""
+    """Every method of this package by name; None where plugins add methods, which must be imported to be listed."""
     spec = find_spec("infssm.methods")
     if spec is None or spec.origin is None or entry_points(group="infssm.methods"):
         return None

@@ -8,7 +8,7 @@ use the methods and models of a kind that exists.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -65,9 +65,9 @@ class Modality(ABC):
         """Options of ``create_model`` that follow from the data."""
         return {self.input_option: size, "num_classes": num_classes}
 
-    def targets(self, x: Tensor, mask: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002 - language predicts x itself
-        """Targets of a padded batch ``x: [n, time, ...]`` with ``mask: [n, time]`` and ``labels: [n]``."""
-        return labels
+    @abstractmethod
+    def collate(self, samples: Sequence[Tensor], labels: Tensor) -> Batch:
+        """One batch of samples, each a tensor without the batch dimension, with their ``labels: [n]``."""
 
     @property
     @abstractmethod
@@ -91,6 +91,10 @@ class _Images(Modality):
     input_option = "in_chans"
     field = "image"
     stored_fields = ("image", "label")
+
+    def collate(self, samples: Sequence[Tensor], labels: Tensor) -> Batch:
+        """Images of one size ``[channels, height, width]``."""
+        return Batch(torch.stack(list(samples)), labels)
 
     def rows(self, batch: Any, method: str) -> dict[str, Tensor]:
         """Images before augmentation: uint8 ``[n, channels, height, width]``."""
@@ -120,13 +124,17 @@ class Sequential(Modality):
         device = batch.x.device
         own = [x[:length] for x, length in zip(batch.x, _lengths(batch).tolist(), strict=True)]
         pairs = zip(stored[self.field], stored["length"].tolist(), strict=True)
-        rows = [*own, *(x[:length].to(device) for x, length in pairs)]
-        x = pad_sequence(rows, batch_first=True)
-        mask = (
-            torch.arange(x.shape[1], device=device) < torch.tensor([len(row) for row in rows], device=device)[:, None]
-        )
         labels = torch.cat((batch.y, stored["label"].to(device))) if batch.y.ndim == 1 else batch.y
+        return self.collate([*own, *(x[:length].to(device) for x, length in pairs)], labels)
+
+    def collate(self, samples: Sequence[Tensor], labels: Tensor) -> Batch:
+        """A batch of sequences ``[length, ...]`` with ``labels: [n]``, padded to the longest of them."""
+        x, mask = pad(samples)
         return Batch(x, self.targets(x, mask, labels), mask=mask)
+
+    def targets(self, x: Tensor, mask: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002 - language predicts x itself
+        """Targets of a padded batch ``x: [n, time, ...]`` with ``mask: [n, time]`` and ``labels: [n]``."""
+        return labels
 
 
 class _Series(Sequential):
@@ -223,6 +231,13 @@ def raw_images(batch: Any, method: str) -> Tensor:
         )
     raw: Tensor = batch.raw
     return raw
+
+
+def pad(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sequences [length, ...] as one tensor [n, time, ...], zeros after their end, and the mask [n, time] of steps."""
+    x = pad_sequence(list(sequences), batch_first=True)
+    lengths = torch.tensor([len(sequence) for sequence in sequences], device=x.device)
+    return x, torch.arange(x.shape[1], device=x.device) < lengths[:, None]
 
 
 def _lengths(batch: Any) -> Tensor:

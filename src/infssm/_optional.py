@@ -1,4 +1,4 @@
-"""Importing a library only when its adapter is used."""
+"""Optional libraries, imported only when they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infssm.errors import ConfigError
 
 
 def made_on_first_use(module: dict[str, Any], name: str, make: Callable[[], Any]) -> Callable[[str], Any]:
-    """A module's ``__getattr__``: makes what it calls ``name`` when it is first asked for, and keeps it."""
+    """A module's ``__getattr__`` that makes the attribute ``name`` when it is first used, and keeps it."""
 
     def __getattr__(asked: str) -> Any:
         if asked != name:
@@ -26,7 +26,7 @@ def made_on_first_use(module: dict[str, Any], name: str, make: Callable[[], Any]
 
 
 def require(*names: str, install: str) -> ModuleType:
-    """The first of these modules that is installed; ConfigError says how to install it where none is."""
+    """The first of these modules that is installed; raises ConfigError with the command to install it if none is."""
     for name in names:
         if find_spec(name.split(".")[0]) is not None:
             mend()

@@ -1,4 +1,4 @@
-"""Names to things: one small registry used by models, methods, distances, data sets and probes."""
+"""A registry of named objects: models, methods, distances, data sets, studies. Plugins are entry points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def shorten(text: str, most: int = 80) -> str:
-    """Text on one line of at most ``most`` characters, for messages that repeat what was given."""
+    """Text on one line of at most ``most`` characters, for messages that repeat user input."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -29,7 +29,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def load_plugins(group: str, known: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Name and object of every entry point of ``group`` that is not ``known`` yet.
 
-    Someone else's package must not take this one down: a plugin that fails to import is left out with a warning.
+    A plugin that fails to import is left out with a warning: a broken package must not stop everything else.
     """
     for point in entry_points(group=group):
         if point.name in known:
@@ -76,7 +76,7 @@ class Registry(Generic[T]):
         return self._items[name]
 
     def describe(self, name: str) -> str:
-        """The first line of what the named thing says about itself."""
+        """The first line of the docstring of a registered object."""
         return (self[name].__doc__ or "").strip().partition("\n")[0]
 
     def __contains__(self, name: object) -> bool:

@@ -1,4 +1,4 @@
-"""Randomness as a function of where it is used, never of what ran before."""
+"""Seeds derived from the place where random numbers are used, never from what ran before."""
 
 from __future__ import annotations
 

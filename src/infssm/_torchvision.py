@@ -1,9 +1,9 @@
-"""This library's only way to torchvision and timm, guarded against a mix of wheels.
+"""Guarded imports of torchvision and timm, which fail where the wheels of torch and torchvision do not match.
 
-A torchvision wheel linked to CUDA cannot load its compiled operations beside a CPU build of torch. Its import then
-stops at ``operator torchvision::nms does not exist``, and timm's with it, although neither needs those operations for
-image transforms. Declaring the missing operators (no implementation) lets the import pass; calling them still fails, as
-it should.
+A torchvision wheel built for CUDA cannot load its compiled operations with a CPU build of torch. Its import then fails
+with ``operator torchvision::nms does not exist``, and timm's with it, although neither needs those operations for image
+transforms. Declaring the missing operators, without an implementation, makes the import succeed; calling them still
+raises.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from infssm.errors import ConfigError
 
 _MISSING = re.compile(r"operator torchvision::(\w+) does not exist")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-
-
 _declared: set[str] = set()
 """Operators declared in this process."""
 
 
 def mend() -> bool:
-    """Make ``import torchvision`` pass where its wheel is for another torch; return whether that was needed.
+    """Make ``import torchvision`` succeed where its wheel is for another torch; return whether that was needed.
 
-    transformers, timm and Lightning import torchvision themselves: call this before them. Nothing happens where
-    torchvision fits, or is not installed.
+    transformers, timm and Lightning import torchvision: call this before importing them. It does nothing if torchvision
+    works or is not installed.
     """
     if find_spec("torchvision") is not None:
         torchvision()
@@ -38,12 +36,12 @@ def mend() -> bool:
 
 
 def torchvision(submodule: str = "") -> ModuleType:
-    """``torchvision``, or ``torchvision.<submodule>``; ConfigError names the extra to install where it is absent."""
+    """``torchvision``, or ``torchvision.<submodule>``; ConfigError names the extra to install if it is absent."""
     return _guarded("torchvision", submodule)
 
 
 def timm(submodule: str = "") -> ModuleType:
-    """``timm``, or ``timm.<submodule>``; ConfigError names the extra to install where it is absent."""
+    """``timm``, or ``timm.<submodule>``; ConfigError names the extra to install if it is absent."""
     torchvision()
     return _guarded("timm", submodule)
 
@@ -59,13 +57,9 @@ def _guarded(package: str, submodule: str, tried: frozenset[str] = frozenset()) 
         operator = _MISSING.search(str(error))
         if operator is None or operator[1] in tried:
             raise
-        _drop(package)
+        # Forget the half-imported modules, so that the next import starts anew.
+        for module in [name for name in sys.modules if name.split(".")[0] in (package, "torchvision")]:
+            del sys.modules[module]
         torch.library.define(f"torchvision::{operator[1]}", _SCHEMA)
         _declared.add(operator[1])
     return _guarded(package, submodule, tried | {operator[1]})
-
-
-def _drop(package: str) -> None:
-    """Forget the half-imported modules, so that the next import starts anew."""
-    for module in [name for name in sys.modules if name.split(".")[0] in (package, "torchvision")]:
-        del sys.modules[module]

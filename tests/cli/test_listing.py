@@ -32,10 +32,10 @@ def test_a_plugin_that_cannot_be_imported_is_named_and_left_out(
     def load() -> None:
         raise ImportError("no module\nnamed yesterday")
 
+    names = list_methods()
     point = SimpleNamespace(name="broken", value="broken.module:Method", load=load)
     for module in (_registry, _catalogue):
         monkeypatch.setattr(module, "entry_points", lambda group: [point] if group == "infssm.methods" else [])
-    names = list_methods()
     monkeypatch.setattr(build.components, "_group", "infssm.methods")
     with pytest.warns(UserWarning, match=r"'broken' .* is left out: ImportError: no module named") as told:
         code = invoke(arguments)

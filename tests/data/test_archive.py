@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from infssm.data.archive import extract
+from infssm.data.fetching import extract
 from infssm.errors import DataError
 
 
@@ -127,3 +127,15 @@ def test_a_file_where_a_folder_is_needed(tmp_path):
     path = tar(tmp_path / "a.tar", ("d", b"x"), ("d/e", b"x"))
     with pytest.raises(DataError, match="cannot unpack"):
         extract(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("local", "central", "value"), [(6, 8, 1), (8, 10, 99)], ids=["encrypted", "compression"])
+def test_zip_files_that_cannot_be_unpacked(tmp_path, local, central, value):
+    """A flag or a compression method that zipfile answers with a RuntimeError."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("one.txt", "1")
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    content[local] = content[content.index(b"PK\1\2") + central] = value
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(DataError, match="truncated or damaged"):
+        extract(tmp_path / "a.zip", tmp_path / "out")

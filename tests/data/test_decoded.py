@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from infssm.data import FileImages, TaskStream, _reading, decoded, load_dataset, make_loader, make_recipe, make_split
+from infssm.data import FileImages, TaskStream, decoded, load_dataset, loader, make_loader, make_recipe, make_split
 from infssm.data.decoded import DecodedStore, open_store
 from infssm.data.images import to_raw
 from tests.compare import identical
@@ -69,13 +69,13 @@ def test_processes_start_where_they_pay(tmp_path, cache, monkeypatch):
     recipe = make_recipe("light", dataset, size=8)
     started = []
 
-    class Counting(_reading.DataLoader):
+    class Counting(loader.DataLoader):
         def __init__(self, *arguments, num_workers, **options):
             started.append(num_workers)
             super().__init__(*arguments, num_workers=num_workers, **options)
 
-    monkeypatch.setattr(_reading, "DataLoader", Counting)
-    monkeypatch.setattr(_reading.sys, "platform", "linux")
+    monkeypatch.setattr(loader, "DataLoader", Counting)
+    monkeypatch.setattr(loader.sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
 
     def epoch(workers=None):
@@ -85,7 +85,7 @@ def test_processes_start_where_they_pay(tmp_path, cache, monkeypatch):
     for file in cache.iterdir():
         file.unlink()
     dataset.images._stores.clear()
-    monkeypatch.setattr(_reading, "_WORTH", 4)
+    monkeypatch.setattr(loader, "_WORTH", 4)
     many, decoded_ones = epoch(), epoch()
     assert started == [0, 2, 0], "none for few images, then two, then none because all are decoded"
     for other in (many, decoded_ones):

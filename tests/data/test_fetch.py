@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from infssm.data import Archive, check, fetch, load_dataset, register_dataset, write_synthetic
-from infssm.data.download import download, verify_file
+from infssm.data.fetching import download, verify_file
 from infssm.data.registry import DATASETS
 from infssm.errors import ConfigError, DataError
 

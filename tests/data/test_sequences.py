@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from infssm._modality import pad
 from infssm._processes import Share
 from infssm.data import (
     ArraySequences,
@@ -22,7 +23,7 @@ from infssm.data import (
     make_sequence_loader,
     make_split,
 )
-from infssm.data.sequence_loader import bucketed_order, pad
+from infssm.data.sequence_loader import bucketed_order
 from infssm.errors import ConfigError, DataError
 from tests.compare import identical
 

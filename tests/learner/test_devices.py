@@ -20,14 +20,13 @@ from infssm.learner import setup as setup_room
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import to_yaml
 from infssm.learner.devices import launch
-from infssm.learner.display import Display
+from infssm.learner.events import Control
 from infssm.learner.loop import Loop
 from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.optim.optimizer import decay_groups
 from infssm.learner.saving.progress import Position, Progress
 from infssm.learner.saving.rng import rng_state
 from infssm.learner.setup import build
-from infssm.learner.signals import Signals
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import Transforms, list_methods, parse_name
 from tests.learner.tiny import tiny_config
@@ -65,7 +64,7 @@ def gradients(fabric: Any, config: RunConfig) -> tuple[list[Tensor], dict[str, f
         patch.setattr(setup_room, "Transforms", plain_transforms)
         setup = build(config, fabric.device)
     state = Progress(Position(), AccuracyMatrix(config.data.num_tasks))
-    loop = Loop(fabric, setup, state, RunDirectory(Path(config.out)), None, Display(), Signals())
+    loop = Loop(fabric, setup, state, RunDirectory(Path(config.out)), None, lambda _: None, Control())
     trained(loop, setup.task(0))
     task = begun(loop, setup.task(1))
     seed_all("noise")

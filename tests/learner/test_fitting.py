@@ -86,7 +86,7 @@ def test_a_file_without_a_model_gets_one_too(tmp_path):
 
 def test_the_library_call_fits_too(tmp_path):
     folder = make_folder(tmp_path / "mine", classes=2, per_class=8)
-    settings = {"data": {"name": str(folder), "num_tasks": 2}, "method": "seq"}
+    settings = {"data": {"name": str(folder), "num_tasks": 1}, "method": "seq"}
     changes = ["train.limit_batches=1", "train.epochs=1", "train.batch_size=4"]
     result = infssm.run(settings, out=tmp_path / "runs", overrides=changes)
     assert (result.config.data.image_size, result.config.model.options["patch_size"]) == (64, 8)

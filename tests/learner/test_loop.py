@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +16,12 @@ from infssm.bench.running import run
 from infssm.errors import CheckpointError, ConfigError
 from infssm.learner import loop as loop_module
 from infssm.learner.evaluate import Accuracy, evaluate_run
+from infssm.learner.events import Control, EpochDone, Event, Note, RunBegan, RunEnded, StepDone, TaskBegan, TaskEnded
 from infssm.learner.loop import Loop
 from infssm.learner.result import Result
 from infssm.learner.saving.checkpoint import load_checkpoint
 from infssm.learner.setup import build
+from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import Method
 from tests.compare import identical
@@ -216,3 +221,31 @@ def test_heads_are_given_training_images_through_the_evaluation_transform(tmp_pa
     raw = setup.stream.dataset.images.pixels[torch.from_numpy(task.train.indices)]
     assert torch.equal(torch.cat([batch.x for batch in batches]), setup.recipe.eval(raw))
     assert not torch.equal(torch.cat([batch.x for batch in setup.eval_loader(task, "train")]), setup.recipe.eval(raw))
+
+
+def test_the_shown_loss_is_refreshed_by_time_and_a_listener_can_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a large ``train.log_every`` the losses that are shown are still those of the step."""
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)), perf_counter=time.perf_counter)
+    monkeypatch.setattr(loop_module, "time", clock)
+    heard: list[Event] = []
+    control = Control()
+
+    def listen(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, TaskEnded):
+            control.stop()
+
+    config = tiny_config(tmp_path, train={"log_every": 1000, "task0": "own"})
+    with pytest.raises(Interrupted):
+        run(config, listen=listen, control=control)
+    shown = [event for event in heard if isinstance(event, StepDone)]
+    assert [event.done for event in shown] == [1, 2, 3, 4, 5, 6]
+    assert len({event.terms["ce"] for event in shown}) == 6
+    kinds = [type(event) for event in heard if not isinstance(event, StepDone | Note)]
+    assert kinds == [RunBegan, TaskBegan, EpochDone, EpochDone, TaskEnded, RunEnded]
+    assert_same(
+        run(config, quiet=True), run(tiny_config(tmp_path / "other", train=config.train.model_dump()), quiet=True)
+    )

@@ -155,7 +155,7 @@ def test_the_first_task_freezes_the_encoder_in_its_last_epoch() -> None:
     x = torch.cat([b.x for b in batches])
     torch.testing.assert_close(base.buffer["features"], base.encoder(x).features.detach().float())
     looks = torch.stack([parts.haar(x[torch.cat([b.y for b in batches]) == c]).ll.sum(0).flatten() for c in (0, 1)])
-    torch.testing.assert_close(base.looks[:2], looks.float())
+    torch.testing.assert_close(base.appearance[:2], looks.float())
     method.end_task(TASKS[0])
     assert base.buffer.seen == 3 * 8
     method.begin_task(TASKS[1])
@@ -193,7 +193,7 @@ def test_a_best_epoch_before_the_encoder_was_final() -> None:
             step(method, batch, optimizer)
         method.end_epoch(epoch, 2)
         saved = saved or (copy.deepcopy(method.module.state_dict()), method.state_dict())
-    looks = base.looks.clone()
+    looks = base.appearance.clone()
     method.load_state_dict(saved[1])
     method.module.load_state_dict(saved[0])
     assert base.frozen is None
@@ -202,7 +202,7 @@ def test_a_best_epoch_before_the_encoder_was_final() -> None:
     method.end_task(TASKS[0], batches)
     expected = base.encoder(torch.cat([b.x for b in batches])).features.detach().float()
     torch.testing.assert_close(base.buffer["features"], expected)
-    torch.testing.assert_close(base.looks, looks)
+    torch.testing.assert_close(base.appearance, looks)
     assert identical(base.encoder.all.weight, saved[0]["encoder.all.weight"])
 
 
@@ -250,7 +250,7 @@ def test_probabilities_follow_the_epochs() -> None:
     for batch in batches:
         step(method, batch, optimizer)
     method.end_epoch(0, 10)
-    looks = F.normalize(base.looks, dim=1)
+    looks = F.normalize(base.appearance, dim=1)
     for label in (2, 3):
         expected = parts.first_probabilities(looks[:2] @ looks[label], old_counts)
         torch.testing.assert_close(base.probabilities[label], expected)

@@ -70,24 +70,23 @@ def sigma_init(initial: dict[str, Tensor], name: str, unit: int) -> float:
 
 def test_mean_term_by_loops() -> None:
     model, _, ucl, initial, old = second_task()
-    parameters = {n: p.detach() for n, p in model.named_parameters()}
-    terms = {}
-    for name in (X_PROJ, DT, A_LOG):
-        value = 0.0
-        for i, j in torch.cartesian_prod(*map(torch.arange, parameters[name].shape)).tolist():
-            strength = sigma_init(initial, name, i) / float(softplus(old[f"{name}/rho"][i, 0]))
-            if name == DT:  # input j of dt_proj is unit j of x_proj
-                strength = max(strength, sigma_init(initial, X_PROJ, j) / float(softplus(old[f"{X_PROJ}/rho"][j, 0])))
-            value += (strength * float(parameters[name][i, j] - old[name][i, j])) ** 2
-        terms[name] = value
-    bias = 0.0
-    for i in range(len(parameters[BIAS])):
-        strength = sigma_init(initial, DT, i) / float(softplus(old[f"{DT}/rho"][i, 0]))
-        bias += (strength * float(parameters[BIAS][i] - old[BIAS][i])) ** 2
-    for name, value in (terms | {BIAS: bias}).items():
-        torch.testing.assert_close(float(ucl._mean_term(name).detach()), value)
-    total = sum(ucl._mean_term(n) for n in (*ucl.weights, *ucl.biases)) / (2 * 8)
-    torch.testing.assert_close(ucl.penalty(None)["mean"], total)
+
+    def strength(name: str, unit: int) -> float:
+        return sigma_init(initial, name, unit) / float(softplus(old[f"{name}/rho"][unit, 0]))
+
+    expected = 0.0
+    for name, parameter in model.named_parameters():
+        weight = name.replace("dt_proj.bias", "dt_proj.weight").replace("dt_proj_b.bias", "dt_proj_b.weight")
+        if weight not in ucl.weights:
+            continue
+        for index in torch.cartesian_prod(torch.arange(len(parameter)), torch.arange(parameter[0].numel())).tolist():
+            i, j = index
+            held = strength(weight, i)
+            if "dt_proj" in name and name == weight:  # input j of dt_proj is unit j of x_proj
+                held = max(held, strength(name.replace("dt_proj", "x_proj"), j))
+            moved = float(parameter[i].detach().flatten()[j] - old[name][i].flatten()[j])
+            expected += (held * moved) ** 2
+    torch.testing.assert_close(float(ucl.penalty(None)["mean"].detach()), expected / (2 * 8))
     assert {n.rpartition(".mixer.")[2] for n in ucl.biases} == {"dt_proj.bias", "dt_proj_b.bias"}
 
 
@@ -140,10 +139,13 @@ def test_first_task_is_plain_unless_asked() -> None:
 
     method, ucl = build(model, first_task=True)
     method.begin_task(TASKS[0])
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     toys.nudge(model)
     terms = method.loss(batch)
     assert set(terms) == {"ce", "ucl/mean", "ucl/width"}
-    moved = sum(ucl._mean_term(n) for n in (*ucl.weights, *ucl.biases)).detach()
+    held = {name: (weight.mean, weight.mask) for name, weight in ucl.weights.items()}
+    held |= {name: (bias.value, bias.mask) for name, bias in ucl.biases.items()}
+    moved = sum((mask * (value.detach() - start[name])).square().sum() for name, (value, mask) in held.items())
     torch.testing.assert_close(terms["ucl/mean"].detach(), ALPHA / (2 * 4) * moved)
 
 

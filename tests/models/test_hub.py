@@ -55,7 +55,3 @@ def test_a_model_far_larger_than_its_weights(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 10**12}))
     with pytest.raises(CheckpointError, match=r"config\.json describes"):
         hub_model(f"hf:{folder}", weights=False)
-
-
-def test_damaged_folders_give_errors_of_one_line() -> None:
-    hub_folders.run(40, seed=0)

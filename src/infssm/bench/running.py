@@ -18,7 +18,8 @@ from infssm.errors import CheckpointError, ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
 from infssm.learner.devices import launch
-from infssm.learner.display import Display, choose_screen
+from infssm.learner.display import choose_screen
+from infssm.learner.events import Control, Listener, Note, RunBegan, RunEnded
 from infssm.learner.log import Log
 from infssm.learner.loop import Loop
 from infssm.learner.metrics import AccuracyMatrix
@@ -26,7 +27,7 @@ from infssm.learner.result import Result
 from infssm.learner.saving.checkpoint import load_newest, previous
 from infssm.learner.saving.progress import Position, Progress, check_belongs, check_best, restore_progress
 from infssm.learner.setup import Setup, build, check_data, load_stream
-from infssm.learner.signals import Interrupted, Signals
+from infssm.learner.signals import Interrupted, stop_on_signals
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.env import environment
@@ -42,20 +43,26 @@ _PATIENCE = 30.0
 
 
 def run(
-    config: RunConfig | Experiment, *, overwrite: bool = False, quiet: bool = False, display: Display | None = None
+    config: RunConfig | Experiment,
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    listen: Listener | None = None,
+    control: Control | None = None,
 ) -> Result:
     """Train and evaluate one method on one stream of tasks.
 
     The run directory follows from the configuration. A complete run there is returned as it is, an unfinished one is
     continued; ``overwrite`` starts over instead (the task-0 model that it shares with others is kept, see
-    :func:`forget_task0`). ``display`` is shown the run where it has one process.
+    :func:`forget_task0`). ``listen`` is called with the events of the run, in the place
+    of a display, and ``control`` can stop it; both need a run of one process.
     """
     experiment = Experiment.of(config)
     train = experiment.config.train
     if train.devices > 1:  # it would have to go to other processes
-        display = None
+        listen = control = None
     return Result.load(
-        launch(train, _work, experiment.config, experiment.label, experiment.path, overwrite, quiet, display)
+        launch(train, _work, experiment.config, experiment.label, experiment.path, overwrite, quiet, listen, control)
     )
 
 
@@ -70,7 +77,7 @@ def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet
     if config_hash(config) != config_hash(stored) or config.seed != stored.seed:
         changed = "; ".join(differences(to_dict(stored), to_dict(config)))
         raise ConfigError(f"a run cannot be resumed with another configuration ({changed}): start a new run instead")
-    return Result.load(launch(config.train, _work, config, "", directory.path, False, quiet, None))
+    return Result.load(launch(config.train, _work, config, "", directory.path, False, quiet, None, None))
 
 
 def run_path(config: RunConfig) -> Path:
@@ -86,31 +93,46 @@ def forget_task0(experiment: Experiment) -> None:
 
 
 def _work(
-    fabric: Fabric, config: RunConfig, label: str, path: Path, overwrite: bool, quiet: bool, given: Display | None
+    fabric: Fabric,
+    config: RunConfig,
+    label: str,
+    path: Path,
+    overwrite: bool,
+    quiet: bool,
+    given: Listener | None,
+    control: Control | None,
 ) -> Path:
     """The run, on each process. Fabric refuses frozen dataclasses as arguments of processes that it starts."""
     threads = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or threads)
     try:
-        return _carry_out(fabric, Experiment(config, label), path, overwrite, quiet, given)
+        return _carry_out(fabric, Experiment(config, label), path, overwrite, quiet, given, control)
     finally:
         torch.set_num_threads(threads)  # what comes next may leave the number to the machine
 
 
 def _carry_out(
-    fabric: Fabric, experiment: Experiment, path: Path, overwrite: bool, quiet: bool, given: Display | None
+    fabric: Fabric,
+    experiment: Experiment,
+    path: Path,
+    overwrite: bool,
+    quiet: bool,
+    given: Listener | None,
+    control: Control | None,
 ) -> Path:
-    display = given if given and fabric.world_size == 1 else choose_screen(quiet or not fabric.is_global_zero).open()
+    listen, control = given, control or Control()
+    if listen is None or fabric.world_size > 1:
+        listen = choose_screen(quiet or not fabric.is_global_zero).open()
     run = RunDirectory(path)
     if fabric.broadcast(run.complete and not overwrite):
         check_data(experiment.config, Split.load(run.split_path))
-        display.note(f"already complete: {path} (repeat it with --overwrite)")
+        listen(Note(f"already complete: {path} (repeat it with --overwrite)"))
         if fabric.is_global_zero and not run.report_path.exists():
             write_report(run)
         return path
     with _alone(fabric, run):
-        saved = _open(fabric, run, experiment.config, overwrite=overwrite, display=display)
-        _train(fabric, experiment, run, saved, display)
+        saved = _open(fabric, run, experiment.config, overwrite=overwrite, listen=listen)
+        _train(fabric, experiment, run, saved, listen, control)
         fabric.barrier()
     return path
 
@@ -120,14 +142,15 @@ def _train(
     experiment: Experiment,
     run: RunDirectory,
     saved: dict[str, Any] | None,
-    display: Display,
+    listen: Listener,
+    control: Control,
     stream: TaskStream | None = None,
 ) -> None:
     """From the checkpoint, or from the beginning, to the result."""
     config = experiment.config
     if stream is None:
         stream = load_stream(config, Split.load(run.split_path) if saved is not None else None)
-    first = None if saved is not None else _ensure_task0(fabric, experiment, run, stream, display)
+    first = None if saved is not None else _ensure_task0(fabric, experiment, run, stream, listen, control)
     setup = build(
         config,
         fabric.device,
@@ -136,7 +159,7 @@ def _train(
         task0=None if first is None else first.weights_path(0),
     )
     for warning in filter(None, (setup.stream.warning, *setup.method.warnings())):
-        display.note(f"warning: {warning}")
+        listen(Note(f"warning: {warning}"))
     if saved is None:
         progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
         if fabric.is_global_zero:
@@ -149,18 +172,18 @@ def _train(
         check_best(run, progress)
     log = _log(run, config, saved) if fabric.is_global_zero else None
     try:
-        with Signals() as signals:
+        with stop_on_signals(control):
             if first is not None:
                 _take_over(first, progress, log)
             steps = _steps(setup, 1 if experiment.task0_only else None)
-            display.start(experiment.name, steps, progress.position.at)
-            loop = Loop(fabric, setup, progress, run, log, display, signals)
+            listen(RunBegan(experiment.name, steps, progress.position.at))
+            loop = Loop(fabric, setup, progress, run, log, listen, control)
             if experiment.task0_only:
                 loop.train_task0()
             else:
                 loop.train()
     finally:
-        display.stop()
+        listen(RunEnded())
         if log is not None:
             log.close()
     if fabric.is_global_zero and not experiment.task0_only:
@@ -168,7 +191,12 @@ def _train(
 
 
 def _ensure_task0(
-    fabric: Fabric, experiment: Experiment, run: RunDirectory, stream: TaskStream, display: Display
+    fabric: Fabric,
+    experiment: Experiment,
+    run: RunDirectory,
+    stream: TaskStream,
+    listen: Listener,
+    control: Control,
 ) -> RunDirectory | None:
     """The folder of the task-0 model that an experiment starts from, trained now where it is not there.
 
@@ -179,11 +207,11 @@ def _ensure_task0(
     first = RunDirectory(experiment.task0.path)
     if not fabric.broadcast(_is_made(first, stream)):
         try:
-            with _alone(fabric, first, wait=display):
+            with _alone(fabric, first, wait=(listen, control)):
                 if not fabric.broadcast(_is_made(first, stream)):  # another process may have made it meanwhile
                     config, other = experiment.task0.config, _has_other_data(first, stream)
-                    saved = _open(fabric, first, config, overwrite=fabric.broadcast(other), display=display)
-                    _train(fabric, experiment.task0, first, saved, display, stream)
+                    saved = _open(fabric, first, config, overwrite=fabric.broadcast(other), listen=listen)
+                    _train(fabric, experiment.task0, first, saved, listen, control, stream)
                     if fabric.is_global_zero:
                         first.drop_checkpoints()
         except Interrupted:
@@ -211,10 +239,10 @@ def _take_over(first: RunDirectory, progress: Progress, log: Log | None) -> None
 
 
 @contextlib.contextmanager
-def _alone(fabric: Fabric, run: RunDirectory, *, wait: Display | None = None) -> Iterator[None]:
+def _alone(fabric: Fabric, run: RunDirectory, *, wait: tuple[Listener, Control] | None = None) -> Iterator[None]:
     """Keep other processes out of the directory; process 0 holds the lock for all of its run.
 
-    Where another process works there, that is an error, or waited for with the display ``wait`` to tell of it.
+    Where another process works there, that is an error, or it is waited for: ``wait`` is told, and can stop that.
     """
     refusal: ConfigError | Interrupted | None = None
     with contextlib.ExitStack() as stack:
@@ -225,7 +253,7 @@ def _alone(fabric: Fabric, run: RunDirectory, *, wait: Display | None = None) ->
                 if wait is None:
                     stack.enter_context(run.lock())
                 else:
-                    _lock_patiently(run, stack, wait)
+                    _lock_patiently(run, stack, *wait)
             except (ConfigError, Interrupted) as error:
                 refusal = error
         refusal = fabric.broadcast(refusal)  # else the others would wait for a process that has left
@@ -235,18 +263,18 @@ def _alone(fabric: Fabric, run: RunDirectory, *, wait: Display | None = None) ->
         yield
 
 
-def _lock_patiently(run: RunDirectory, stack: contextlib.ExitStack, display: Display) -> None:
+def _lock_patiently(run: RunDirectory, stack: contextlib.ExitStack, listen: Listener, control: Control) -> None:
     told = False
-    with Signals() as signals:
+    with stop_on_signals(control):
         while True:
             try:
                 stack.enter_context(run.lock())
                 return
             except InUseError:  # noqa: PERF203
-                if signals.pending or display.stopping:
+                if control.stopping:
                     raise Interrupted("interrupted") from None
                 if not told:
-                    display.note(f"waiting for the task-0 model that another process trains in {run.path}")
+                    listen(Note(f"waiting for the task-0 model that another process trains in {run.path}"))
                     told = True
                 time.sleep(_MOMENT)
 
@@ -267,7 +295,7 @@ def _check_shared(fabric: Fabric, run: RunDirectory) -> None:
 
 
 def _open(
-    fabric: Fabric, run: RunDirectory, config: RunConfig, *, overwrite: bool, display: Display
+    fabric: Fabric, run: RunDirectory, config: RunConfig, *, overwrite: bool, listen: Listener
 ) -> dict[str, Any] | None:
     """Prepare the run directory; the checkpoint to continue from, if there is one."""
     last = run.last_checkpoint
@@ -284,7 +312,7 @@ def _open(
     saved, warning = load_newest(last)
     fabric.barrier()
     if warning and fabric.is_global_zero:
-        display.note(f"warning: {warning}")
+        listen(Note(f"warning: {warning}"))
         if last.exists():
             with contextlib.suppress(OSError):  # kept for a look at it; the next save replaces it otherwise
                 os.replace(last, last.with_name("last.ckpt.damaged"))

@@ -3,9 +3,9 @@
 from infssm._batch import Batch
 from infssm._modality import Modality, Sequential, register_modality
 from infssm.data import sets as sets
-from infssm.data._fetching import CheckReport, check, fetch
-from infssm.data.dataset import Dataset
+from infssm.data.dataset import Dataset, find_unreadable, require_readable
 from infssm.data.facts import ImageFacts, SequenceFacts, StreamFacts
+from infssm.data.fetching import CheckReport, check, fetch
 from infssm.data.files import data_root
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.loader import ImageLoader, make_loader
@@ -28,7 +28,6 @@ from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, make_split
 from infssm.data.stream import Task, TaskData, TaskStream
-from infssm.data.unreadable import find_unreadable, require_readable
 
 __all__ = [
     "Archive",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
+from infssm.data.files import Files, Progress
 from infssm.data.images import ArrayImages, Images
-from infssm.data.sequences import Sequences, SoundFiles
-from infssm.data.spectra import Spectra
+from infssm.data.sequences import Sequences
 from infssm.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
+_SHOWN = 10
+"""Unreadable files that an error names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +31,13 @@ class Dataset:
 
     Attributes:
         name: name it was loaded by.
-        classes: class names; the position is the label. Text without classes has one.
+        classes: class names; the position is the label. Text without classes has a single one.
         samples: images, or sequences (audio, series, tokens).
         labels: int64 [n] label of every sample.
         num_test: how many of the last samples are the official test set; 0 when there is none.
-        stratified: whether each class is divided by itself when a split is drawn; the benchmarks' protocol does not.
-        running: whether samples follow one another, as stretches of a text. One drawn between two that are trained on
-            would be too easy to validate with, so the end of each domain validates; for stratified data.
+        stratified: whether a split divides each class separately; the protocol of the benchmarks does not.
+        running: whether samples follow one another, as pieces of a text do. A validation sample between two training
+            samples would be too easy, so the end of each domain validates. For stratified data only.
         domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
         domain_of: int64 [n] domain of every sample; None where there is one domain.
         domain_word: what a domain is, as ``data.by`` may call it.
@@ -123,7 +126,7 @@ class Dataset:
     @property
     def facts(self) -> ImageFacts | SequenceFacts:
         """What the samples are like."""
-        return _sequence_facts(self.name, self.samples) if isinstance(self.samples, Sequences) else self.image_facts
+        return self.samples.facts(self.name) if isinstance(self.samples, Sequences) else self.image_facts
 
     @property
     def image_facts(self) -> ImageFacts:
@@ -151,8 +154,44 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
-def _sequence_facts(name: str, sequences: Sequences) -> SequenceFacts:
-    bands = sequences.width if isinstance(sequences, Spectra) else None
-    sounds = sequences.sounds if isinstance(sequences, Spectra) else sequences
-    rate = sounds.rate if isinstance(sounds, SoundFiles) else None
-    return SequenceFacts(name, sounds.kind, sequences.width, rate, bands)
+def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[int, str]:
+    """Index and reason of every file that cannot be read; empty for samples in memory.
+
+    Every file is decoded once. That it can be read is kept in the cache folder, and the file is decoded again only
+    when its size or its time of change differs.
+    """
+    return dataset.samples.unreadable(progress) if isinstance(dataset.samples, Files) else {}
+
+
+def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progress: Progress | None = None) -> Dataset:
+    """The data set if every file of it can be read; DataError lists those that cannot.
+
+    Args:
+        dataset: the data.
+        skip_unreadable: return the data set without them instead, with a warning.
+        progress: see :data:`~infssm.data.files.Progress`.
+    """
+    bad = find_unreadable(dataset, progress)
+    if not bad:
+        return dataset
+    files = dataset.samples
+    assert isinstance(files, Files)
+    if skip_unreadable:
+        warnings.warn(f"{dataset.name}: {len(bad)} files cannot be read and are left out", UserWarning, stacklevel=2)
+        keep = np.array([n for n in range(len(dataset)) if n not in bad], dtype=np.int64)
+        return replace(
+            dataset,
+            samples=replace(files, paths=tuple(files.paths[n] for n in keep)),  # type: ignore[type-var]
+            labels=dataset.labels[keep],
+            num_test=int((keep >= len(dataset) - dataset.num_test).sum()),
+            domain_of=None if dataset.domain_of is None else dataset.domain_of[keep],
+        )
+    shown = "\n".join(
+        f"  cannot read the {files.word} {files.root / files.paths[n]}: {reason}"
+        for n, reason in list(bad.items())[:_SHOWN]
+    )
+    more = f"\n  and {len(bad) - _SHOWN} more: infssm data check {files.root} lists all" if len(bad) > _SHOWN else ""
+    raise DataError(
+        f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read\n{shown}{more}\n"
+        "replace or delete them, or go on without them: data.skip_unreadable=true"
+    )

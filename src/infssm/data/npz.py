@@ -17,7 +17,6 @@ from infssm.errors import DataError
 Array = np.ndarray[Any, Any]
 _HEADER = 10_000
 """Bytes of the longest header that numpy reads."""
-_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 def read_npz(path: Path, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Array]:
@@ -30,18 +29,23 @@ def read_npz(path: Path, required: Collection[str], optional: Collection[str] = 
             if missing:
                 raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(names)}")
             wanted = [key for key in (*required, *optional) if key in names]
-            _require_room(path, {key: _claimed_bytes(archive, key) for key in wanted})
-            return {key: _read(archive, key) for key in wanted}
+            _require_memory(path, {key: _claimed_bytes(archive, key) for key in wanted})
+            arrays = {}
+            for key in wanted:
+                with archive.open(f"{key}.npy") as file:
+                    arrays[key] = np.lib.format.read_array(file, allow_pickle=False)
+                if arrays[key].dtype.kind == "U":
+                    arrays[key].tolist()  # raises for code points that do not exist, which would fail later otherwise
+            return arrays
     except DataError:
         raise
     except Exception as error:  # on damaged files zipfile and numpy raise almost anything, SyntaxError included
-        raise DataError(
-            f"cannot read {path}: {error or type(error).__name__}; save it again with numpy.savez"
-        ) from error
+        reason = str(error) or type(error).__name__
+        raise DataError(f"cannot read {path}: {reason}; save it again with numpy.savez") from error
 
 
 def npz_names(path: Path) -> list[str]:
-    """Names of the arrays of a file; none where it is no .npz."""
+    """Names of the arrays of a file; none where it is not an .npz file."""
     try:
         require_regular(path)
         with zipfile.ZipFile(path) as archive:
@@ -51,29 +55,28 @@ def npz_names(path: Path) -> list[str]:
 
 
 def _claimed_bytes(archive: zipfile.ZipFile, key: str) -> int:
-    """Bytes of an array by its header, which must be the bytes that follow it."""
+    """Bytes of an array by its header, which must equal the number of bytes that follow it."""
     member = archive.getinfo(f"{key}.npy")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
-        # Version 1 has two bytes for the length of the header, which numpy would read and unpack whatever it claims.
+        # numpy unpacks as many bytes as the header claims to have before it refuses a long one: check the claim first.
+        start = file.tell()
         length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
         if length > _HEADER:
             raise ValueError(f"the header of {key} claims {length:,} bytes")
-        file.seek(len(_MAGIC))
+        file.seek(start)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
-        start = file.tell()
+        there = member.file_size - file.tell()
     if dtype.hasobject:
         raise ValueError(f"{key} holds Python objects: save plain numbers or strings")
     claimed = math.prod(shape) * dtype.itemsize
-    if claimed != member.file_size - start:
-        raise ValueError(
-            f"{key} claims {list(shape)} of {dtype}, {claimed:,} bytes, but {member.file_size - start:,} follow"
-        )
+    if claimed != there:
+        raise ValueError(f"{key} claims {list(shape)} of {dtype}, {claimed:,} bytes, but {there:,} follow")
     return claimed
 
 
-def _require_room(path: Path, sizes: dict[str, int]) -> None:
+def _require_memory(path: Path, sizes: dict[str, int]) -> None:
     there = memory_here()
     if there is not None and sum(sizes.values()) > there:
         largest = max(sizes, key=lambda key: sizes[key])
@@ -81,11 +84,3 @@ def _require_room(path: Path, sizes: dict[str, int]) -> None:
             f"{path} holds {sum(sizes.values()) / 2**30:.1f} GiB ({largest} alone {sizes[largest] / 2**30:.1f}), this "
             f"machine has {there / 2**30:.1f}: save fewer or smaller samples, or one folder per class"
         )
-
-
-def _read(archive: zipfile.ZipFile, key: str) -> Array:
-    with archive.open(f"{key}.npy") as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        if array.dtype.kind == "U":
-            array.tolist()  # raises for code points that do not exist, which would fail later otherwise
-        return array

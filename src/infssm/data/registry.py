@@ -97,16 +97,11 @@ def find_layout(name: str, root: Path, candidates: tuple[str, ...], *, what: str
     for candidate in candidates:
         if (root / candidate).exists():
             return root / candidate
-    raise missing_data(name, root, [str(root / candidate) for candidate in candidates], what=what)
-
-
-def missing_data(name: str, root: Path, sought: list[str], *, what: str) -> MissingDataError:
-    """The error for data that is not there."""
     fetch = ""
     if name in DATASETS and DATASETS[name].archives:
         fetch = f"\nfetch it with: infssm data fetch {name} --data-root {root}"
-    places = "\n".join(f"  {place}" for place in sought)
-    return MissingDataError(
+    places = "\n".join(f"  {root / candidate}" for candidate in candidates)
+    raise MissingDataError(
         f"{name}: {what} not found; looked for\n{places}\n"
         f"set the place with --data-root or $INFSSM_DATA (now {root}){fetch}"
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from infssm._batch import Batch
 from infssm._processes import ALONE, Share
@@ -46,9 +46,9 @@ class SequenceLoader:
         for slots in self._slots:
             rows = self._order[slots]
             indices = self.data.indices[rows]
-            x, mask = pad([sequences.sequence(int(index)) for index in indices])
-            y = modality.targets(x, mask, self.data.labels[torch.from_numpy(rows)])
-            yield Batch(x, y, index=torch.from_numpy(indices), mask=mask)
+            samples = [sequences.sequence(int(index)) for index in indices]
+            batch = modality.collate(samples, self.data.labels[torch.from_numpy(rows)])
+            yield replace(batch, index=torch.from_numpy(indices))
 
 
 def make_sequence_loader(
@@ -105,10 +105,3 @@ def bucketed_order(lengths: Indices, batch: int, rng: torch.Generator) -> Indice
     whole = len(order) // batch * batch
     batches = order[:whole].reshape(-1, batch)[torch.randperm(whole // batch, generator=rng).numpy()]
     return np.concatenate([batches.reshape(-1), order[whole:]])
-
-
-def pad(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sequences [length, ...] as one tensor [n, time, ...], zeros after their end, and the mask [n, time] of steps."""
-    x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    return x, torch.arange(x.shape[1]) < lengths[:, None]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.audio import read_sound, sound_length
+from infssm.data.facts import SequenceFacts
 from infssm.data.files import Files
 from infssm.errors import DataError
 
@@ -42,6 +43,10 @@ class Sequences(ABC):
     @abstractmethod
     def sequence(self, index: int) -> Tensor:
         """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
+
+    def facts(self, name: str) -> SequenceFacts:
+        """What a model must know of the sequences of the data set ``name``."""
+        return SequenceFacts(name, self.kind, self.width)
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -175,7 +180,7 @@ class SoundFiles(Files, Sequences):
         return torch.from_numpy(read_sound(self.root / self.paths[index], self.rate))[:, None]
 
     def why_unreadable(self, index: int) -> str | None:
-        """Why file ``index`` cannot be read; None when it can."""
+        """See :class:`~infssm.data.files.Files`."""
         try:
             self.sequence(index)
         except DataError as error:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from infssm.data.facts import SequenceFacts
 from infssm.data.sequences import Sequences, SoundFiles
 from infssm.errors import ConfigError
 
@@ -48,6 +49,15 @@ class Spectra(Sequences):
         if index not in self._known:
             self._known[index] = log_energies(self.sounds.sequence(index)[:, 0], self.sounds.rate, self._bank)
         return self._known[index]
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Digests of the files of the sounds."""
+        return self.sounds.contents
+
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`."""
+        return SequenceFacts(name, self.sounds.kind, self.width, self.sounds.rate, self.width)
 
     def fingerprint(self) -> str:
         """Digest of the sounds' own and the number of bands."""

@@ -15,8 +15,7 @@ import torch
 
 from infssm._files import write_text
 from infssm.data.dataset import Dataset, Indices
-from infssm.data.files import Files, shown
-from infssm.data.spectra import Spectra
+from infssm.data.files import shown
 from infssm.errors import ConfigError, DataError
 
 _TRAIN_SHARE = 0.9
@@ -136,8 +135,8 @@ class Split:
 
 
 def _contents(dataset: Dataset) -> Mapping[str, str]:
-    samples = dataset.samples.sounds if isinstance(dataset.samples, Spectra) else dataset.samples
-    return samples.contents if isinstance(samples, Files) and len(samples.paths) <= _NAMED else {}
+    contents: Mapping[str, str] = getattr(dataset.samples, "contents", {})
+    return contents if len(contents) <= _NAMED else {}
 
 
 def make_split(

@@ -1,7 +1,7 @@
 """Any method as an Avalanche plugin.
 
-Avalanche is not a dependency and brings dozens of packages of its own: the tests run this plugin with stand-ins of the
-hooks and attributes it uses. With Avalanche 0.6.0 itself it was run once, and gave the weights of a plain loop.
+Avalanche is not a dependency and installs dozens of packages, so the tests run this plugin with stand-ins for the hooks
+and attributes it uses. Run once with Avalanche 0.6.0 itself, it gave the weights of a plain loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _plugin_class() -> type:
             strategy.loss = strategy.loss + self.method.penalty(strategy.mb_x)
 
         def after_update(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-            """Tell the method of the optimizer step."""
+            """Notify the method of the optimizer step."""
             self.method.after_step()
 
         def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002

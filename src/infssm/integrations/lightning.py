@@ -1,31 +1,25 @@
-"""Any method as a Lightning callback.
-
-Lightning is not a dependency. With Lightning Fabric you keep your own loop, and need no adapter.
-"""
+"""Any method as a Lightning callback. Lightning is not a dependency; with Lightning Fabric no adapter is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from infssm._optional import made_on_first_use, require
-
-
-def _first(batch: Any) -> Any:
-    return batch[0]
 
 
 def _callback_class() -> type:
     library = require("lightning.pytorch", "pytorch_lightning", install="pip install lightning")
 
     class ContinualCallback(library.Callback):  # type: ignore[misc, name-defined]
-        """Trains each ``trainer.fit`` as one task: ``Trainer(callbacks=[ContinualCallback(method)])``.
+        """Makes each ``trainer.fit`` one task: ``Trainer(callbacks=[ContinualCallback(method)])``.
 
-        ``method`` comes from ``infssm.attach(model, name)``. ``task`` is the first task's number; it grows by one with
-        every fit. ``inputs`` picks the model's input out of a batch (the first element by default).
+        ``method`` comes from ``infssm.attach(model, name)``. ``task`` is the first task's index; it grows by one with
+        every fit. ``inputs`` selects the model's input from a batch (the first element by default).
         """
 
-        def __init__(self, method: Any, *, task: int = 0, inputs: Callable[[Any], Any] = _first) -> None:
+        def __init__(self, method: Any, *, task: int = 0, inputs: Callable[[Any], Any] = itemgetter(0)) -> None:
             super().__init__()
             self.method, self.task, self.inputs = method, task, inputs
             self._x: Any = None
@@ -41,13 +35,13 @@ def _callback_class() -> type:
             self._x = self.inputs(batch)
 
         def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:  # noqa: ARG002
-            """Add the penalty to the loss, in place: the trainer keeps this very tensor."""
+            """Add the penalty to the loss in place, because the trainer keeps this tensor."""
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             scale = (1.0 if scaler is None else scaler.get_scale()) / trainer.accumulate_grad_batches
             loss.add_(scale * self.method.penalty(self._x).to(loss.dtype))
 
         def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-            """Tell the method of the optimizer step, if this batch made one."""
+            """Notify the method of the optimizer step, if this batch made one."""
             self._x = None
             if trainer.global_step > self._steps:
                 self._steps = trainer.global_step
@@ -59,7 +53,7 @@ def _callback_class() -> type:
             self.task += 1
 
         def state_dict(self) -> dict[str, Any]:
-            """The task's number and the method's state, for the trainer's checkpoint."""
+            """The task's index and the method's state, for the trainer's checkpoint."""
             return {"task": self.task, "method": self.method.state_dict()}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""transformers: its CPU Mamba layers on our scan, and any method inside its Trainer (which needs ``accelerate``)."""
+"""transformers: its Mamba layers on our CPU scan, and any method in its Trainer (which needs ``accelerate``)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class ContinualTrainerMixin:
         self.method = method
         self._task: TaskInfo | None = None  # the task in training
         self._checked_logits = False
-        self._terms: list[dict[str, Tensor]] = []  # penalty terms of every batch since the last log
+        self._term_sums: dict[str, Any] = {}  # penalty terms, summed over the batches since the last log
+        self._batches = 0
         self._created_optimizer: Any = None
         self._used_optimizer: Any = None
         self._trained_steps = 0
@@ -89,7 +90,7 @@ class ContinualTrainerMixin:
         else:
             self._load_method(checkpoint, info)
         created = self.optimizer is None
-        self._task, self._terms, self._trained_steps = info, [], 0
+        self._task, self._trained_steps, self._term_sums, self._batches = info, 0, {}, 0
         arguments.output_dir = str(folder)
         try:
             result = self.train(resume_from_checkpoint=checkpoint, **kwargs)
@@ -141,9 +142,13 @@ class ContinualTrainerMixin:
         if model.training:
             self._check_logits(outputs)
             terms = self.method.penalty_terms(inputs)
-            self._terms.append({name: term.detach() for name, term in terms.items()})
-            penalty = sum(terms.values())
-            loss = loss + (penalty / self._accumulation() if self._is_scaled(num_items_in_batch) else penalty)
+            self._batches += 1
+            for name, term in terms.items():
+                self._term_sums[name] = self._term_sums.get(name, 0) + term.detach()
+            penalty: Any = sum(terms.values())
+            if self._is_scaled(num_items_in_batch):
+                penalty = penalty / self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
+            loss = loss + penalty
         return (loss, outputs) if return_outputs else loss
 
     def _check_logits(self, outputs: Any) -> None:
@@ -156,22 +161,18 @@ class ContinualTrainerMixin:
 
     def _is_scaled(self, num_items_in_batch: Any) -> bool:
         """Whether the loss is normalised over all accumulated batches already, so that the Trainer leaves it alone."""
-        if (said := getattr(self, "loss_is_scaled_for_ga", None)) is not None:
-            return bool(said)
+        if (scaled := getattr(self, "loss_is_scaled_for_ga", None)) is not None:
+            return bool(scaled)
         by_model = getattr(self, "model_accepts_loss_kwargs", False) and num_items_in_batch is not None
         return by_model or getattr(self, "compute_loss_func", None) is not None
 
-    def _accumulation(self) -> int:
-        steps: int = self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
-        return steps
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the mean of every penalty term since the last log to the training logs."""
-        if "loss" in logs and self._terms:
-            names = list(self._terms[0])
-            sums = sum_over_processes([torch.stack([terms[name] for terms in self._terms]).mean() for name in names])
-            logs |= {name: float(total) / this_share().world for name, total in zip(names, sums, strict=True)}
-            self._terms = []
+        if "loss" in logs and self._term_sums:
+            count = self._batches * this_share().world
+            totals = sum_over_processes(list(self._term_sums.values()))
+            logs |= {name: float(total) / count for name, total in zip(self._term_sums, totals, strict=True)}
+            self._term_sums, self._batches = {}, 0
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -236,7 +237,7 @@ def _step_callback(trainer: ContinualTrainerMixin) -> Any:
     library = require("transformers.trainer_callback", install="pip install 'infssm[hf]'")
 
     class AfterStep(library.TrainerCallback):  # type: ignore[misc, name-defined]
-        """Tells the method of every optimizer step."""
+        """Notifies the method of every optimizer step."""
 
         def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
             """Called after the step, before the gradients are zeroed."""

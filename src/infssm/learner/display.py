@@ -7,21 +7,29 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from infssm.learner.events import Event, Note, RunBegan, RunEnded, StepDone
+
 
 class Display:
-    """What one run shows. Base: nothing. Steps are counted over the whole run, so the time left is that of the run."""
+    """A listener that shows one run. Base: nothing. Steps are counted over the whole run, and so is the time left."""
 
-    stopping = False
-    """Whether whoever looks on wants the run to save and leave, as after Ctrl-C."""
+    def __call__(self, event: Event) -> None:
+        """Show an event of the run."""
+        if isinstance(event, StepDone):
+            where = f"task {event.task + 1}/{event.num_tasks} epoch {event.epoch + 1}/{event.epochs}"
+            self.step(event.done, where, event.terms, event.images_per_s)
+        elif isinstance(event, RunBegan):
+            self.start(event.title, event.steps, event.done)
+        elif isinstance(event, Note):
+            self.note(event.text)
+        elif isinstance(event, RunEnded):
+            self.stop()
 
     def start(self, title: str, steps: int, done: int = 0) -> None:
         """A run of ``steps`` steps begins, ``done`` of them finished earlier."""
 
     def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
         """So many steps are done; ``terms`` are recent loss terms."""
-
-    def task_done(self, task: int, aa: float) -> None:
-        """A task is over and saved; ``aa`` is the average accuracy after it. An error raised here ends the run."""
 
     def note(self, text: str) -> None:
         """Say something that stays."""

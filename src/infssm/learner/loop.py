@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from infssm._seeding import seed_all
 from infssm.data import Batch, ImageLoader, SequenceLoader, Task
 from infssm.learner.devices import average_gradients
-from infssm.learner.display import Display
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
+from infssm.learner.events import Control, EpochDone, Listener, Note, StepDone, TaskBegan, TaskEnded
 from infssm.learner.log import Log
 from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
 from infssm.learner.optim.guard import diagnose, health
@@ -32,13 +32,17 @@ from infssm.learner.saving.progress import Progress, load_best, save_best, save_
 from infssm.learner.saving.rng import set_rng_state
 from infssm.learner.scoring import Bits, scoring_of
 from infssm.learner.setup import Setup
-from infssm.learner.signals import Interrupted, Signals
+from infssm.learner.signals import Interrupted
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import train_step
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+_REPORT_EVERY = 0.5
+"""Seconds between two reports of a step: reading its loss terms waits for the device."""
 
 
 @dataclass
@@ -50,11 +54,11 @@ class Loop:
     progress: Progress
     run: RunDirectory
     log: Log | None
-    display: Display
-    signals: Signals
+    listen: Listener
+    control: Control
 
     def __post_init__(self) -> None:
-        self.shown: dict[str, float] = {}
+        self.reported = -_REPORT_EVERY
         self.started = time.monotonic()
         self.images = 0
         self.named: deque[str | None] = deque(maxlen=2)
@@ -88,6 +92,7 @@ class Loop:
     def begin_task(self, task: Task) -> None:
         """Tell the method, unless the run continues inside the task."""
         position, setup = self.progress.position, self.setup
+        self.listen(TaskBegan(task.index, task.num_tasks, setup.epochs(task.index)))
         if position.begun:
             return
         seed_all(setup.config.seed, task.index, "begin")
@@ -138,7 +143,16 @@ class Loop:
             progress.position.at += 1
             progress.meter.add(terms, len(batch))
             self.images += len(batch) * self.fabric.world_size
-            self.show(task, epoch, epochs, terms, lr)
+            due, now = progress.position.at % train.log_every == 0, time.monotonic()
+            if due or now - self.reported >= _REPORT_EVERY:
+                values = {name: float(value.detach()) for name, value in terms.items()}
+                if due:
+                    step = {"kind": "step", "task": task.index, "epoch": epoch, "step": progress.position.step}
+                    self.write(step | {"lr": lr, "loss": values})
+                if now - self.reported >= _REPORT_EVERY:
+                    self.reported, speed = now, self.images / max(now - self.started, 1e-9)
+                    at = progress.position.at
+                    self.listen(StepDone(at, task.index, task.num_tasks, epoch, epochs, values, speed))
             self.stop_if_asked(optimizer)
 
     def step(self, batch: Batch, task: Task, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -182,6 +196,7 @@ class Loop:
                 "seconds": seconds,
             }
         )
+        self.listen(EpochDone(task.index, epoch, value))
         best = position.best["value"] if position.best else None
         if train.select_best and self.setup.measure.improves(value, best):
             name = names.best_name(task.index, epoch)
@@ -225,9 +240,10 @@ class Loop:
             }
         )
         part = "validation " if setup.config.data.evaluate == "val" else ""
-        self.display.note(f"task {task.index} done: {part}{_shown(measure, values, progress.matrix.aa)}")
+        self.listen(Note(f"task {task.index} done: {part}{_shown(measure, values, progress.matrix.aa)}"))
         if chosen:
-            self.display.note(f"  set by itself: {', '.join(f'{name} {value:.3g}' for name, value in chosen.items())}")
+            options = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
+            self.listen(Note(f"  chosen automatically: {options}"))
         progress.next_task()
         if self.fabric.is_global_zero:
             self.run.write_text(names.MATRIX, progress.matrix.to_csv())
@@ -237,7 +253,7 @@ class Loop:
                 self.run.write_json(names.CONFUSION, found.to_json())
             self.run.write_weights(task.index, weights_of(setup.method.weights()))
         self.save(None)
-        self.display.task_done(task.index, progress.matrix.aa)
+        self.listen(TaskEnded(task.index, progress.matrix.aa))
         self.stop_if_asked(None, saved=True)
 
     def _no_confusion(self, task: Task) -> Tensor | None:
@@ -246,21 +262,6 @@ class Loop:
             return None
         seen = task.classes.stop
         return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
-
-    def show(self, task: Task, epoch: int, epochs: int, terms: dict[str, Tensor], lr: float) -> None:
-        """Log and display a step, now and then: reading terms waits for the device."""
-        at = self.progress.position.at
-        due = at % self.setup.config.train.log_every == 0
-        if due or not self.shown:
-            self.shown = {name: float(value.detach()) for name, value in terms.items()}
-        if due:
-            self.write(
-                {"kind": "step", "task": task.index, "epoch": epoch, "step": self.progress.position.step, "lr": lr}
-                | {"loss": self.shown}
-            )
-        where = f"task {task.index + 1}/{task.num_tasks} epoch {epoch + 1}/{epochs}"
-        speed = self.images / max(time.monotonic() - self.started, 1e-9)
-        self.display.step(at, where, self.shown, speed)
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
@@ -274,8 +275,8 @@ class Loop:
         self.fabric.barrier()
 
     def stop_if_asked(self, optimizer: torch.optim.Optimizer | None, *, saved: bool = False) -> None:
-        """After a signal to any process: save, on all of them, and leave."""
-        pending = self.signals.pending or self.display.stopping
+        """Where any process was asked to stop: save, on all of them, and raise."""
+        pending = self.control.stopping
         if self.fabric.world_size > 1:
             flag = torch.tensor(float(pending), device=self.fabric.device)
             pending = self.fabric.all_reduce(flag, reduce_op="sum").item() > 0

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from infssm._batch import inputs_of
+from infssm._modality import pad
 from infssm.data import FileImages, ImageFacts, PerImageRecipe, Recipe, SequenceFacts
 from infssm.data.audio import read_sound
 from infssm.data.images import to_raw, to_rgb
 from infssm.data.npz import read_npz
-from infssm.data.sequence_loader import pad
 from infssm.data.spectra import log_energies, mel_bank
 from infssm.errors import DataError
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from types import FrameType, TracebackType
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from infssm.errors import InfssmError
+from infssm.learner.events import Control
 
 
 class Interrupted(InfssmError):
@@ -16,29 +19,24 @@ class Interrupted(InfssmError):
     exit_code = 130
 
 
-class Signals:
-    """While entered, the first SIGINT or SIGTERM only sets :attr:`pending`; a second one acts at once."""
+@contextlib.contextmanager
+def stop_on_signals(control: Control) -> Iterator[None]:
+    """While entered, the first SIGINT or SIGTERM asks ``control`` to stop; a second one acts at once."""
+    before: dict[int, Any] = {}
 
-    def __init__(self) -> None:
-        self.pending = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        self.pending = True
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
+    def restore() -> None:
+        for number, handler in before.items():
             signal.signal(number, handler)
-        self._before.clear()
+        before.clear()
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+        control.stop()
+        restore()
+
+    if threading.current_thread() is threading.main_thread():  # others may not set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()

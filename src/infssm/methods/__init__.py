@@ -1,6 +1,6 @@
 """Continual-learning methods: one contract, one file or folder per method, one file per head, composition by name.
 
-Every module of `bases`, `regularizers` and `heads` is imported, so that adding a method touches its own file alone.
+Every module of `bases`, `regularizers` and `heads` is imported, so that a new method is one new file.
 """
 
 import importlib

@@ -17,7 +17,7 @@ from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import at_least_float32, beside_checkpoint
 from infssm.ops import ScanInputs, scan, scan_heads
 from infssm.ssm.probes import transformers_mamba, transformers_mamba2
-from infssm.ssm.probes.selective import convolve, masked, packing, raw_states
+from infssm.ssm.probes.selective import activation, convolve, masked, packing, raw_states, ssd_inputs
 
 _MAMBA = {
     "MambaMixer": "transformers.models.mamba.modeling_mamba",
@@ -40,7 +40,6 @@ class Fast(SSMMixer):
     """Base of the subclasses. Its forward precedes the original class's, which runs the steps of cached generation."""
 
     original: ClassVar[type[nn.Module]]
-    in_proj: Any
     out_proj: Any
     layer_idx: Any
     conv_kernel_size: Any
@@ -76,19 +75,18 @@ class Fast(SSMMixer):
 class FastMamba(Fast):
     """Mamba, FalconMamba and Jamba."""
 
-    D: Any
-
     def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
         """One selective scan, gated."""
-        x, z = self.in_proj(hidden).chunk(2, dim=-1)
-        given = transformers_mamba.scan_inputs(self, x, mask, seq_idx)
-        given = given._replace(D=at_least_float32(self.D), z=at_least_float32(z))
+        mixer: Any = self
+        x, z = mixer.in_proj(hidden).chunk(2, dim=-1)
+        inputs = transformers_mamba.scan_inputs(self, x, mask, seq_idx)
+        inputs = inputs._replace(D=at_least_float32(mixer.D), z=at_least_float32(z))
         if cache is None:
-            return self.run_scans([given], mask=mask)[0]
+            return self.run_scans([inputs], mask=mask)[0]
         if self.tap is not None:
-            states = raw_states(given, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)
+            states = raw_states(inputs, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)
             self.emit([states._replace(mask=mask)])
-        found = scan(given, last_state=True)
+        found = scan(inputs, last_state=True)
         self.prefill(cache, x, found.last_state)
         return found.y
 
@@ -100,47 +98,31 @@ class FastMamba(Fast):
 class FastMamba2(Fast):
     """Mamba2, Bamba, GraniteMoeHybrid, FalconH1, Zamba2 and NemotronH."""
 
-    num_heads: Any
-    head_dim: Any
-    n_groups: Any
-    ssm_state_size: Any
-    intermediate_size: Any
-    conv_dim: Any
-    time_step_limit: Any
-    activation: Any
-    act: Any
-    conv1d: Any
-    A_log: Any
-    dt_bias: Any
-    D: Any
-    norm: Any
-
     def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
         """One scan with a scalar transition per head, gated and normalised."""
-        gate, xbc, dt = self.project(hidden)
-        act = self.activation if self.activation in ("silu", "swish") else self.act
-        convolved = masked(convolve(self.conv1d, xbc, act=act, seq_idx=seq_idx), mask)
-        x, bc = torch.split(convolved, [self.intermediate_size, self.conv_dim - self.intermediate_size], dim=-1)
-        given = transformers_mamba2.head_inputs(bc, at_least_float32(dt), self.A_log, self.dt_bias, self.n_groups)
+        mixer: Any = self
+        # FalconH1 scales the input and the output of the projection.
+        projected = mixer.in_proj(hidden * getattr(mixer, "ssm_in_multiplier", 1))
+        if (scale := getattr(mixer, "mup_vector", None)) is not None:
+            projected = projected * scale
+        gate, xbc, dt = torch.split(projected, [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
+        convolved = masked(convolve(mixer.conv1d, xbc, act=activation(mixer), seq_idx=seq_idx), mask)
+        x, bc = torch.split(convolved, [mixer.intermediate_size, mixer.conv_dim - mixer.intermediate_size], dim=-1)
+        inputs = ssd_inputs(bc, at_least_float32(dt), mixer.A_log, mixer.dt_bias, mixer.n_groups)
         if self.tap is not None:
             with beside_checkpoint():
                 bias, zoh = self.tap.include_dt_bias, self.tap.zoh
-                states = raw_states(given, include_dt_bias=bias, zoh=zoh, limit=self.time_step_limit)
+                states = raw_states(inputs, include_dt_bias=bias, zoh=zoh, limit=mixer.time_step_limit)
                 self.emit([states._replace(mask=mask)])
-        delta = F.softplus(given.delta + at_least_float32(self.dt_bias)).clamp(*self.time_step_limit)
-        heads = ScanInputs(x, delta, given.A[:, 0], given.B, given.C, at_least_float32(self.D), seq_idx=seq_idx)
-        y, state, _ = scan_heads(heads, last_state=cache is not None)
+        delta = F.softplus(inputs.delta + at_least_float32(mixer.dt_bias)).clamp(*mixer.time_step_limit)
+        D = at_least_float32(mixer.D)
+        y, state, _ = scan_heads(
+            ScanInputs(x, delta, inputs.A[:, 0], inputs.B, inputs.C, D, seq_idx=seq_idx), last_state=cache is not None
+        )
         if state is not None:
-            self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))
-        mixed: Tensor = self.norm(y, gate) if getattr(self, "mamba_rms_norm", True) else y * F.silu(gate)
+            self.prefill(cache, xbc, state.view(len(state), mixer.num_heads, mixer.head_dim, -1))
+        mixed: Tensor = mixer.norm(y, gate) if getattr(mixer, "mamba_rms_norm", True) else y * F.silu(gate)
         return mixed
-
-    def project(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Gate, input of the convolution, step sizes: [batch, tokens, ...]. FalconH1 scales input and output."""
-        projected = self.in_proj(hidden * getattr(self, "ssm_in_multiplier", 1))
-        if (scale := getattr(self, "mup_vector", None)) is not None:
-            projected = projected * scale
-        return torch.split(projected, [self.intermediate_size, self.conv_dim, self.num_heads], dim=-1)
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """The parameters that the layer's probe names."""
@@ -150,20 +132,13 @@ class FastMamba2(Fast):
 def fast_class(cls: type[nn.Module]) -> type[nn.Module] | None:
     """The fast subclass of exactly this transformers class, or None (a user's own subclass is left alone)."""
     name = cls.__name__
-    base = (
-        FastMamba if _MAMBA.get(name) == cls.__module__ else FastMamba2 if _MAMBA2.get(name) == cls.__module__ else None
-    )
-    if base is None:
-        return None
-    if name not in _CLASSES:
-        body = {
-            "original": cls,
-            "__module__": __name__,
-            "__qualname__": f"Fast{name}",
-            "__doc__": f"{name} on our scan.",
-        }
-        _CLASSES[name] = type(f"Fast{name}", (base, cls), body)
-    return _CLASSES[name]
+    for base, modules in ((FastMamba, _MAMBA), (FastMamba2, _MAMBA2)):
+        if modules.get(name) == cls.__module__ and name not in _CLASSES:
+            body = {"original": cls, "__module__": __name__, "__doc__": f"{name} on our scan."}
+            _CLASSES[name] = type(f"Fast{name}", (base, cls), body)
+        if modules.get(name) == cls.__module__:
+            return _CLASSES[name]
+    return None
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from infssm._memory import RUNS_AT_ONCE, cores_here, memory_here
 from infssm.bench.executors import Experiment, InProcess, LocalProcesses, gather, make_plan, results
 from infssm.bench.executors.local import _how, _Pipe
-from infssm.bench.executors.working import TellingDisplay
+from infssm.bench.executors.working import Reporter
 from infssm.bench.running import run
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
@@ -80,8 +80,9 @@ def test_a_run_whose_starter_is_gone_saves_and_leaves(tmp_path: Path) -> None:
     pipe = _Pipe(there)
     assert not pipe.asked_to_stop()
     here.close()
+    reporter = Reporter(pipe, asks=False)
     with pytest.raises(Interrupted):
-        run(tiny_config(tmp_path / "a"), display=TellingDisplay(pipe, asks=False))
+        run(tiny_config(tmp_path / "a"), listen=reporter, control=reporter.control)
     assert list(tmp_path.rglob("last.ckpt"))
     assert pipe.receive() is None
     assert_same(run(tiny_config(tmp_path / "a"), quiet=True), run(tiny_config(tmp_path / "b"), quiet=True))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from infssm.bench.executors import Experiment, Finished, LostError
-from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone, show
+from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
 from infssm.learner.display import LiveScreen, PlainScreen, Screen
+from infssm.learner.events import Note, RunBegan, StepDone, TaskEnded
 from infssm.learner.signals import Interrupted
 from tests.learner.tiny import tiny_config
 
@@ -34,7 +35,7 @@ class Played:
         heard: list[tuple[int, Message]] = []
         for number, (job, messages) in list(self.at_work.items()):
             message = Died("told to stop") if self.stopped else messages.pop(0)
-            if isinstance(message, TaskDone):
+            if isinstance(message, TaskEnded):
                 make_model(job)
             if isinstance(message, Done | Failed | Died):
                 del self.at_work[number]
@@ -51,9 +52,14 @@ class Played:
         self.closed = True
 
 
-FAIL: list[Message] = [Started(2, 0), Failed(ValueError("no"))]
-FIRST: list[Message] = [Started(2, 0), TaskDone(0, 0.5), Stepped(1, "", {}, 1.0), Failed(ValueError("later"))]
-DEAD: list[Message] = [Started(2, 0), Died("killed")]
+FAIL: list[Message] = [RunBegan("", 2, 0), Failed(ValueError("no"))]
+FIRST: list[Message] = [
+    RunBegan("", 2, 0),
+    TaskEnded(0, 0.5),
+    StepDone(1, 0, 1, 0, 1, {}, 1.0),
+    Failed(ValueError("later")),
+]
+DEAD: list[Message] = [RunBegan("", 2, 0), Died("killed")]
 
 
 def ends(
@@ -82,7 +88,7 @@ def make_model(experiment: Experiment) -> None:
 def test_a_job_starts_when_its_task_0_is_there_not_when_all_is_over(tmp_path: Path) -> None:
     [other] = make(tmp_path, 1, seed=1)
     first, after = share(tmp_path, 2)
-    crew = Played({first: [[*FIRST[:2], *[Noted("")] * 9, FIRST[-1]]], other: [FAIL], after: [FAIL]})
+    crew = Played({first: [[*FIRST[:2], *[Note("")] * 9, FIRST[-1]]], other: [FAIL], after: [FAIL]})
     found = ends(crew, [first, after, other])
     assert [job for job, _ in crew.started] == [first, other, after]
     assert [end.experiment for end in found] == [other, after, first]
@@ -110,7 +116,7 @@ def test_no_more_jobs_wait_than_could_run(tmp_path: Path) -> None:
 
 def test_a_dead_process_is_retried_then_given_up(tmp_path: Path) -> None:
     lucky, lost = make(tmp_path, 2)
-    again = [Started(2, 1), TaskDone(1, 0.5), Died("killed")]
+    again = [RunBegan("", 2, 1), TaskEnded(1, 0.5), Died("killed")]
     crew = Played({lucky: [DEAD, DEAD, again, DEAD, FAIL], lost: [DEAD, DEAD, [Died("at once")]]})
     found = {end.experiment: end.error for end in ends(crew, [lucky, lost], overwrite=True)}
     assert isinstance(found[lost], LostError)
@@ -122,14 +128,14 @@ def test_a_dead_process_is_retried_then_given_up(tmp_path: Path) -> None:
 
 def test_watching_answers_every_task(tmp_path: Path) -> None:
     [job] = make(tmp_path, 1)
-    crew = Played({job: [[Started(2, 0), TaskDone(0, 0.5), TaskDone(1, 0.25), *FAIL]]})
+    crew = Played({job: [[RunBegan("", 2, 0), TaskEnded(0, 0.5), TaskEnded(1, 0.25), *FAIL]]})
     ends(crew, [job], watch=lambda _, task, aa: task + aa < 1)
     assert crew.answers == [True, False]
 
 
 def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
     jobs = make(tmp_path, 3)
-    crew = Played({job: [[Started(2, 0), *[TaskDone(0, 0.5)] * 9]] for job in jobs})
+    crew = Played({job: [[RunBegan("", 2, 0), *[TaskEnded(0, 0.5)] * 9]] for job in jobs})
 
     def interrupt(job: Experiment, *_: object) -> bool:
         if job is jobs[0]:  # a second signal would end this process
@@ -145,7 +151,7 @@ def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
 
 def test_leaving_early_stops_all(tmp_path: Path) -> None:
     jobs = make(tmp_path, 2)
-    crew = Played({jobs[0]: [FAIL], jobs[1]: [[Started(2, 0)] * 9]})
+    crew = Played({jobs[0]: [FAIL], jobs[1]: [[RunBegan("", 2, 0)] * 9]})
     running = Schedule(crew, Screen(), overwrite=False, retries=0, watch=None).run(jobs)
     assert next(running).experiment is jobs[0]
     running.close()
@@ -156,11 +162,11 @@ def test_leaving_early_stops_all(tmp_path: Path) -> None:
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     screen = PlainScreen(every=0.0)
     one, other, alone = screen.open("ewc seed 0"), screen.open("si seed 0"), screen.open()
-    show(Started(4, 2), other)
-    for message in (Started(9, 0), Noted("hello"), Stepped(9, "task 1/2", {"ce": 1.0}, 5.0), TaskDone(0, 0.5)):
-        show(message, one)
+    other(RunBegan("", 4, 2))
+    for message in (RunBegan("", 9, 0), Note("hello"), StepDone(9, 0, 2, 0, 1, {"ce": 1.0}, 5.0), TaskEnded(0, 0.5)):
+        one(message)
     one.stop()
-    show(Stepped(4, "task 1/1", {"ce": 0.5}, 2000.0), other)
+    other(StepDone(4, 0, 1, 0, 1, {"ce": 0.5}, 2000.0))
     alone.start("lwf seed 1", 3)
     alone.note("alone")
     assert capsys.readouterr().err.splitlines() == [
@@ -168,8 +174,8 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "ewc seed 0: 9 steps",
         "ewc seed 0: hello",
         "si seed 0: continuing at step 2 of 4",
-        "ewc seed 0: task 1/2, step 9/9, ce 1, 5 images/s, 0 s left",
-        "si seed 0: task 1/1, step 4/4, ce 0.5, 2,000 images/s, 0 s left",
+        "ewc seed 0: task 1/2 epoch 1/1, step 9/9, ce 1, 5 images/s, 0 s left",
+        "si seed 0: task 1/1 epoch 1/1, step 4/4, ce 0.5, 2,000 images/s, 0 s left",
         "lwf seed 1: 3 steps",
         "alone",
     ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from infssm.bench.executors.executor import Finished, StoppedError, Watch
 from infssm.bench.experiment import Experiment
 from infssm.bench.running import forget_task0, run
-from infssm.learner.display import Display, choose_screen
+from infssm.learner.display import choose_screen
+from infssm.learner.events import Control, Event, TaskEnded
+from infssm.learner.result import Result
 from infssm.learner.signals import Interrupted
 
 
@@ -30,33 +32,27 @@ class InProcess:
                 if overwrite and experiment.task0_weights not in renewed:
                     renewed.add(experiment.task0_weights)
                     forget_task0(experiment)
-                display = None if watch is None else _Watched(choose_screen(quiet).open(), experiment, watch)
-                finished = Finished(experiment, run(experiment, overwrite=overwrite, quiet=quiet, display=display))
+                finished = Finished(experiment, self._run(experiment, watch, overwrite=overwrite, quiet=quiet))
             except Interrupted:
                 raise
             except Exception as error:  # the other runs have nothing to do with it
                 finished = Finished(experiment, error=error)
             yield finished
 
+    def _run(self, experiment: Experiment, watch: Watch | None, *, overwrite: bool, quiet: bool) -> Result:
+        if watch is None:
+            return run(experiment, overwrite=overwrite, quiet=quiet)
+        display, control, stopped = choose_screen(quiet).open(), Control(), []
 
-class _Watched(Display):
-    """A display that asks after each task whether to go on."""
+        def listen(event: Event) -> None:
+            display(event)
+            if isinstance(event, TaskEnded) and not watch(experiment, event.task, event.average):
+                stopped.append(event.task)
+                control.stop()
 
-    def __init__(self, display: Display, experiment: Experiment, watch: Watch) -> None:
-        self._display, self._experiment, self._watch = display, experiment, watch
-
-    def start(self, title: str, steps: int, done: int = 0) -> None:
-        self._display.start(title, steps, done)
-
-    def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
-        self._display.step(done, where, terms, images_per_s)
-
-    def task_done(self, task: int, aa: float) -> None:
-        if not self._watch(self._experiment, task, aa):
-            raise StoppedError(f"stopped after task {task}")
-
-    def note(self, text: str) -> None:
-        self._display.note(text)
-
-    def stop(self) -> None:
-        self._display.stop()
+        try:
+            return run(experiment, overwrite=overwrite, listen=listen, control=control)
+        except Interrupted:
+            if stopped:
+                raise StoppedError(f"stopped after task {stopped[0]}") from None
+            raise

@@ -19,7 +19,7 @@ from infssm._memory import RUNS_AT_ONCE
 from infssm.bench.executors.executor import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
-from infssm.bench.executors.working import TellingDisplay, carry_out
+from infssm.bench.executors.working import Reporter, carry_out
 from infssm.bench.experiment import Experiment
 from infssm.errors import ConfigError
 from infssm.learner.display import choose_screen
@@ -234,4 +234,4 @@ def _work(connection: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     pipe = _Pipe(connection)
     while isinstance(order := pipe.receive(), _Order):
-        pipe.tell(carry_out(order.experiment, TellingDisplay(pipe, asks=order.asks), overwrite=order.overwrite))
+        pipe.tell(carry_out(order.experiment, Reporter(pipe, asks=order.asks), overwrite=order.overwrite))

@@ -17,7 +17,7 @@ from infssm._memory import RUNS_AT_ONCE
 from infssm.bench.executors.executor import Finished, Watch
 from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
-from infssm.bench.executors.working import TellingDisplay, carry_out
+from infssm.bench.executors.working import Reporter, carry_out
 from infssm.bench.experiment import Experiment
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
@@ -285,7 +285,7 @@ def _work(desk: Any, order: _Order) -> Done | Failed | Died:
     os.environ[RUNS_AT_ONCE] = str(max(1, at_once))
     if Path(order.mark).exists():
         os.chdir(order.folder)
-        return carry_out(order.experiment, TellingDisplay(line, asks=order.asks), overwrite=order.overwrite)
+        return carry_out(order.experiment, Reporter(line, asks=order.asks), overwrite=order.overwrite)
     with tempfile.TemporaryDirectory(prefix="infssm-") as folder:
         return _work_apart(line, order, Path(folder))
 
@@ -314,7 +314,7 @@ def _work_apart(line: _ToDesk, order: _Order, folder: Path) -> Done | Failed | D
         told = told or made is not None
         line.tell(_Saved(pack(run, sent), made))
 
-    end = carry_out(experiment, TellingDisplay(line, asks=order.asks, send=send), overwrite=False)
+    end = carry_out(experiment, Reporter(line, asks=order.asks, send=send), overwrite=False)
     with contextlib.suppress(OSError):
         send()
     return end

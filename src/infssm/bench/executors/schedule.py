@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Protocol
 
 from infssm.bench.executors.executor import Finished, Watch
-from infssm.bench.executors.messages import Died, Done, Failed, Message, Started, TaskDone, show
+from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
 from infssm.bench.running import forget_task0
 from infssm.data import Split
 from infssm.errors import InfssmError
 from infssm.learner.display import Display, Screen
+from infssm.learner.events import Control, RunBegan, RunEnded, TaskEnded
 from infssm.learner.result import Result
 from infssm.learner.setup import check_data
-from infssm.learner.signals import Interrupted, Signals
+from infssm.learner.signals import Interrupted, stop_on_signals
 from infssm.learner.store.directory import RunDirectory
 
 
@@ -71,14 +72,15 @@ class Schedule:
     def run(self, experiments: Iterable[Experiment]) -> Iterator[Finished]:
         """Start experiments as there is room and yield those that are over."""
         source = iter(experiments)
-        with Signals() as signals:
+        control = Control()
+        with stop_on_signals(control):
             try:
                 while True:
                     yield from self._fill(source)
                     if not self._running and not self._waiting:
                         return
                     heard = self._crew.hear()
-                    if signals.pending:
+                    if control.stopping:
                         self._leave(heard)
                         raise Interrupted("interrupted; all runs are saved, and the same command continues them")
                     for number, message in heard:
@@ -132,14 +134,15 @@ class Schedule:
         if (attempt := self._running.get(number)) is None:
             return None
         experiment = attempt.experiment
-        if isinstance(message, Started | TaskDone | Done):
+        if isinstance(message, RunBegan | TaskEnded | Done):
             self._begun.add(experiment)
-        if isinstance(message, TaskDone):
+        if isinstance(message, TaskEnded):
             self._deaths[experiment] = 0
             if self._watch is not None:
-                self._crew.reply(number, self._watch(experiment, message.task, message.aa))
+                self._crew.reply(number, self._watch(experiment, message.task, message.average))
         if not isinstance(message, Done | Failed | Died):
-            show(message, attempt.display)
+            if not isinstance(message, RunEnded):  # a line stays until the process says how the run ended
+                attempt.display(message)
             return None
         del self._running[number]
         attempt.display.stop()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from infssm._user_code import import_files_of_parent
 from infssm.bench.executors.executor import StoppedError
-from infssm.bench.executors.messages import Died, Done, Failed, Message, Noted, Started, Stepped, TaskDone
+from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.experiment import Experiment
 from infssm.bench.running import run
 from infssm.errors import InfssmError
-from infssm.learner.display import Display
+from infssm.learner.events import Control, Event, TaskEnded
 from infssm.learner.signals import Interrupted
 from infssm.learner.store.lock import InUseError
 
-_OFTEN = 0.25
-"""Seconds between two messages about steps."""
 _PATIENCE = 60.0
 """Seconds to wait for a process that still saves the run: the one before, whose starter was killed."""
 
@@ -36,59 +34,50 @@ class Line(Protocol):
         """Wait for the answer to the last message: whether to go on."""
 
 
-class TellingDisplay(Display):
-    """Tells another process what there is to show."""
+class Reporter:
+    """Listens to a run and tells another process of it, which can end the run.
+
+    Args:
+        line: the way to the other process.
+        asks: whether to wait after each task for the word to go on.
+        send: sends the files of the run; called when a task has ended, before the other process is told.
+    """
 
     def __init__(self, line: Line, *, asks: bool, send: Callable[[], None] = lambda: None) -> None:
-        """``asks``: wait after each task for the word to go on. ``send``: sends the files of the run before that."""
         self._line, self._asks, self._send = line, asks, send
-        self._told = 0.0
+        self.control = Control(line.asked_to_stop)
+        self.stopped_after: int | None = None
+        """The task after which the other process ended the run, if it did."""
 
-    @property
-    def stopping(self) -> bool:  # type: ignore[override]
-        """See :class:`Display`."""
-        return self._line.asked_to_stop()
-
-    def start(self, title: str, steps: int, done: int = 0) -> None:  # noqa: ARG002 - the other side has names
-        """See :class:`Display`."""
-        self._line.tell(Started(steps, done))
-
-    def step(self, done: int, where: str, terms: Mapping[str, float], images_per_s: float) -> None:
-        """See :class:`Display`."""
-        now = time.monotonic()
-        if now - self._told >= _OFTEN:
-            self._told = now
-            self._line.tell(Stepped(done, where, dict(terms), images_per_s))
-
-    def task_done(self, task: int, aa: float) -> None:
-        """See :class:`Display`."""
-        self._send()
-        self._line.tell(TaskDone(task, aa))
-        if self._asks and not self._line.answer():
-            raise StoppedError(f"stopped after task {task}")
-
-    def note(self, text: str) -> None:
-        """See :class:`Display`."""
-        self._line.tell(Noted(text))
+    def __call__(self, event: Event) -> None:
+        """Tell of an event."""
+        if isinstance(event, TaskEnded):
+            self._send()
+        self._line.tell(event)
+        if isinstance(event, TaskEnded) and self._asks and not self._line.answer():
+            self.stopped_after = event.task
+            self.control.stop()
 
 
-def carry_out(experiment: Experiment, display: TellingDisplay, *, overwrite: bool) -> Done | Failed | Died:
+def carry_out(experiment: Experiment, reporter: Reporter, *, overwrite: bool) -> Done | Failed | Died:
     """Carry out an experiment; how it ended."""
     import_files_of_parent()
     patience = time.monotonic() + _PATIENCE
-    while isinstance(end := _attempt(experiment, display, overwrite), InUseError):
-        if time.monotonic() > patience or display.stopping:
+    while isinstance(end := _attempt(experiment, reporter, overwrite), InUseError):
+        if time.monotonic() > patience or reporter.control.stopping:
             return Failed(end)
         time.sleep(0.5)
     return end
 
 
-def _attempt(experiment: Experiment, display: TellingDisplay, overwrite: bool) -> Done | Failed | Died | InUseError:
+def _attempt(experiment: Experiment, reporter: Reporter, overwrite: bool) -> Done | Failed | Died | InUseError:
     try:
-        run(experiment, overwrite=overwrite, quiet=True, display=display)
+        run(experiment, overwrite=overwrite, quiet=True, listen=reporter, control=reporter.control)
     except InUseError as error:
         return error
     except Interrupted:
+        if reporter.stopped_after is not None:
+            return Failed(StoppedError(f"stopped after task {reporter.stopped_after}"))
         return Died("it was told to stop")
     except InfssmError as error:
         return Failed(error)

@@ -28,14 +28,17 @@ Best = Callable[[Sequence[float]], float]
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
     """The measures that the table of one benchmark shows: heading, and which value is the best one."""
+    language = rows[0].measure != ACCURACY
     better: Best = max if rows[0].measure.higher_is_better else min
-    aa, aia, fm = ("AA", "AIA", "FM") if rows[0].measure == ACCURACY else ("bits", "all tasks", "forgets")
+    aa, aia, fm = ("bits", "all tasks", "forgets") if language else ("AA", "AIA", "FM")
     found: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
-    if any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows if row.measure != ACCURACY):
-        found["bits_per_token"] = ("per token", min)  # where bytes are the tokens the two are the same
-    if all("fwt" in row.measures for row in rows):
-        return found | {"newest": ("newest", better), "fwt": ("FWT", max)}
-    return found | {"til_aa": ("task-inc. AA", max)}
+    if not language and not all("fwt" in row.measures for row in rows):
+        return found | {"til_aa": ("task-inc. AA", max)}
+    found |= {"newest": ("newest", better), "fwt": ("FWT", max)}
+    # Where bytes are the tokens, bits per token are bits per byte.
+    if language and any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows):
+        found["bits_per_token"] = ("per token", min)
+    return found
 
 
 def note(rows: Sequence[Row]) -> str:

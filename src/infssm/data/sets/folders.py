@@ -76,7 +76,8 @@ def cub200(root: Path) -> Dataset:
     everything = load_folders(path / "images", name="cub200") if (path / "images").is_dir() else None
     if everything is None or not isinstance(everything.images, FileImages):
         raise DataError(f"{path} has neither train/ and test/ nor images/")
-    is_train = _official_split(path)
+    names, flags = _read_table(path / "images.txt"), _read_table(path / "train_test_split.txt")
+    is_train = {name: flags[number] == "1" for number, name in names.items() if number in flags}
     missing = [name for name in everything.images.paths if name not in is_train]
     if missing:
         raise DataError(f"{path}: train_test_split.txt does not name {missing[0]} ({len(missing)} images unknown)")
@@ -85,12 +86,6 @@ def cub200(root: Path) -> Dataset:
     images = FileImages(path / "images", tuple(everything.images.paths[i] for i in order))
     dataset = Dataset("cub200", everything.classes, images, everything.labels[order], num_test=int((~train).sum()))
     return _require_classes(dataset, 200, path)
-
-
-def _official_split(path: Path) -> dict[str, bool]:
-    """Which images train, by path: images.txt joined with train_test_split.txt."""
-    names, flags = _read_table(path / "images.txt"), _read_table(path / "train_test_split.txt")
-    return {name: flags.get(number) == "1" for number, name in names.items() if number in flags}
 
 
 def _read_table(file: Path) -> dict[str, str]:

@@ -43,37 +43,31 @@ class ER(StreamReplay):
     config: ERConfig
 
     def columns(self, task: TaskInfo) -> slice:
-        """As ``mask`` says."""
+        """The columns that the option ``mask`` selects for the task's own samples."""
         if self.config.mask == "full":
             return slice(None)
         classes = self.context.classes(self.name, task)
         return slice(0 if self.config.mask == "seen" else classes.start, classes.stop)
 
     def loss(self, batch: BatchLike) -> Terms:
-        """One term: the cross-entropy of both halves."""
-        both = self._with_replayed(batch) if self.replays else batch
+        """One term: the cross-entropy of the stream's samples and the replayed ones, in one forward."""
+        both, count = batch, len(batch.y)
+        if self.replays:
+            drawn = self.buffer.get(self.draw(self.replay_count(count)))
+            both = self.context.modality.join(batch, drawn, self.augmented)
         self.remember(**self.rows_of(batch))
-        stream = len(batch.y)
-        logits = self.context.forward(model_input(both), current_rows=stream)
+        logits = self.context.forward(model_input(both), current_rows=count)
         if both.y.ndim > 1:  # next tokens: no classes to mask
             return {"ce": cross_entropy(logits, both, slice(None))}
         mask = self.config.mask
-        return {"ce": masked_cross_entropy(logits, both.y, current_rows=stream, classes=self._classes, mask=mask)}
-
-    def _with_replayed(self, batch: BatchLike) -> BatchLike:
-        """The batch, and after it rows of the buffer."""
-        drawn = self.buffer.get(self.draw(self.replay_count(len(batch.y))))
-        return self.context.modality.join(batch, drawn, self.augmented)
-
-    @property
-    def _classes(self) -> range:
-        return range(0) if self.config.mask == "full" else self.context.classes(self.name)
+        classes = range(0) if mask == "full" else self.context.classes(self.name)
+        return {"ce": masked_cross_entropy(logits, both.y, current_rows=count, classes=classes, mask=mask)}
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, classes: range, mask: Mask) -> Tensor:
     """Mean cross-entropy of ``logits: [b, K]``; the first ``current_rows`` rows are of the task with ``classes``.
 
-    labels: [b]. mask: which columns take part, see :class:`ERConfig`.
+    labels: [b]. mask: which columns enter the softmax, see :class:`ERConfig`.
     """
     if mask == "full":
         return F.cross_entropy(logits, labels)

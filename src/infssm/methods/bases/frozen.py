@@ -1,4 +1,4 @@
-"""Frozen: learn features on the first task, then only the head. The baseline that holding features must beat."""
+"""Frozen: learn features on the first task, then train the classifier alone. The baseline for holding features."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Frozen(Seq):
         return {"ce": cross_entropy(output_layer(module)(rows), batch, self.columns(task))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Freeze again what was frozen."""
+        """Freeze what was frozen when the state was saved."""
         if self.context.task is not None:
             self._freeze(self.context.task)
 

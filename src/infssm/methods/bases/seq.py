@@ -30,14 +30,15 @@ class Seq(Base):
     config: SeqConfig
 
     def columns(self, task: TaskInfo) -> slice:
-        """As ``mask`` says."""
-        return {"current": task.block, "seen": task.seen, "full": slice(None)}[self.config.mask]
+        """The columns that the option ``mask`` selects."""
+        if self.config.mask == "full":
+            return slice(None)
+        return task.block if self.config.mask == "current" else task.seen
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy."""
-        return {
-            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
-        }
+        logits = self.context.forward(model_input(batch))
+        return {"ce": cross_entropy(logits, batch, self.columns(self.context.current))}
 
 
 @register_method
@@ -54,6 +55,5 @@ class Joint(Base):
 
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy over all seen classes."""
-        return {
-            "ce": cross_entropy(self.context.forward(model_input(batch)), batch, self.columns(self.context.current))
-        }
+        logits = self.context.forward(model_input(batch))
+        return {"ce": cross_entropy(logits, batch, self.columns(self.context.current))}

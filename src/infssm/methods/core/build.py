@@ -24,7 +24,7 @@ components: Registry[type[Component]] = Registry("method", group="infssm.methods
 
 
 class MethodText(NamedTuple):
-    """A method in words.
+    """The description of a method.
 
     ``role`` is base, regularizer or head; ``options`` are (name, default, meaning).
     """
@@ -49,12 +49,12 @@ def list_methods() -> list[str]:
 
 
 def describe_method(name: str) -> str:
-    """What a single method does, in a line."""
+    """One line about a single method."""
     return components.describe(name)
 
 
 def explain_method(name: str) -> MethodText:
-    """What a single method is, does and takes: for lists and documentation."""
+    """Role, description, paper and options of a single method, for lists and documentation."""
     cls = components[name]
     text = Text.of(cls.__doc__)
     role = "base" if issubclass(cls, Base) else "head" if issubclass(cls, Head) else "regularizer"
@@ -73,7 +73,7 @@ def explain_method(name: str) -> MethodText:
 
 
 def split_name(name: str) -> list[str]:
-    """``"er+inf-ssm"`` to ``["er", "inf-ssm"]``; a plus before no name belongs to the name it follows (``der++``)."""
+    """``"er+inf-ssm"`` to ``["er", "inf-ssm"]``; a plus that no name follows belongs to the name before (``der++``)."""
     parts: list[str] = []
     for part in name.split("+"):
         if part or not parts:
@@ -84,7 +84,7 @@ def split_name(name: str) -> list[str]:
 
 
 def canonical_name(name: str) -> str:
-    """The one spelling: base, regularizers by name, head; ``linear``, and ``seq`` beside others, go unsaid."""
+    """The canonical spelling: base, regularizers by name, head; ``linear``, and ``seq`` beside others, are omitted."""
     base, regularizers, head = parse_name(name)
     named = [r.name for r in regularizers] + ([head.name] if head is not components["linear"] else [])
     return "+".join([*([] if named and base is components["seq"] else [base.name]), *named])
@@ -215,9 +215,9 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
 
     Works with any model whose state space layers are known (:class:`infssm.NoSSMLayersError` otherwise). ``options``
     are the fields of the method's components: ``weight=1e3``, ``layers=12``; where several components share a field
-    name, say whose: ``**{"ewc.weight": 1e3, "lwf-ac": {"weight": 1e4}}``.
+    name, prefix it with the component: ``**{"ewc.weight": 1e3, "lwf-ac": {"weight": 1e4}}``.
 
-    A mapping of keyword arguments may stand for ``x`` in ``penalty``. Methods that measure on data want a loader:
+    A mapping of keyword arguments may stand for ``x`` in ``penalty``. Methods that measure on data need a loader:
     ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
     ``load_state_dict`` in the place of ``begin_task``.
     """

@@ -1,6 +1,6 @@
 """Heads: how features ``f(x): [b, d]`` become logits ``[b, K]``.
 
-A *trained* head is the classifier that the loss is taken of. A *fitted* head is computed at the end of each task from
+A *trained* head is the classifier that the loss trains. A *fitted* head is computed at the end of each task from
 features of the task's images, without augmentation, and stands in the classifier's place until the next task begins;
 then the trained classifier is put back. What fitted heads keep are statistics, never images.
 
@@ -33,17 +33,17 @@ class Head(Component, ABC):
     """The component that turns features into logits; at most one of a method."""
 
     fitted: ClassVar[bool] = False
-    """Whether it is computed at the end of tasks, on top of the classifier that is trained."""
+    """Whether it is computed at the end of each task, in addition to the classifier that is trained."""
 
     needs_old: bool = False
-    """Whether features of the model before the task are asked for; the method then keeps a frozen old model."""
+    """Whether it needs features of the model before the task; the method then keeps a frozen old model."""
 
     @classmethod
     def prepare(cls, config: Any, context: Context) -> None:
         """Put the head's classifier into ``context.module`` (trained heads); called once, before training."""
 
     def reset(self) -> None:
-        """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
+        """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
 
     def install(self) -> None:
         """Put the fitted module in the place of the trained classifier."""
@@ -66,7 +66,7 @@ class Head(Component, ABC):
 class FeatureBatch(NamedTuple):
     """Features of some images: ``new: [b, d]`` of the model now, ``old: [b, d]`` of the model before the task.
 
-    ``y: [b]`` labels. ``old`` is ``None`` on the first task and where the head does not ask for it.
+    ``y: [b]`` labels. ``old`` is ``None`` on the first task and where the head does not need it.
     """
 
     new: Tensor
@@ -119,7 +119,7 @@ class FittedHead(Head):
 
     @abstractmethod
     def reset(self) -> None:
-        """Start without statistics: called at first, and where images of all tasks so far come again (joint)."""
+        """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
 
     @abstractmethod
     def fit(self, rows: Features, task: TaskInfo) -> nn.Module:

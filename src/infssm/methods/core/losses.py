@@ -18,8 +18,8 @@ from infssm.ssm import StateSpace, soft_normalize
 def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
     """Mean cross-entropy over some columns of ``logits: [b, K]``, or of every token of ``logits: [b, tokens, K]``.
 
-    Soft targets are cut to the columns and renormalised to sum to one; hard labels must lie inside them. Of language,
-    labels are the next tokens ``[b, tokens]``, and the columns the whole vocabulary.
+    Soft targets are cut to the columns and renormalised to sum to one; hard labels must lie inside them. For language,
+    labels are the next tokens ``[b, tokens]``, and the columns are the whole vocabulary.
     """
     if logits.ndim == 3:
         return F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), ignore_index=IGNORED)

@@ -1,4 +1,4 @@
-"""`Method`: a base, its regularizers and its head as one object, for the library's loop and for anyone's own."""
+"""`Method`: a base, its regularizers and its head as one object, for the library's loop and for a user's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infssm.ssm import unwrap
 
 
 class StatesConfig(ComponentConfig):
-    """How states are read; shared by all regularizers of a method (spec: state extraction)."""
+    """How states are read; shared by all regularizers of a method."""
 
     include_dt_bias: bool = Field(
         True, description="Δ with dt_proj.bias, as the paper's equation; False repeats the released code"
@@ -135,7 +135,7 @@ class Method:
         """Consolidate: statistics, buffers, the frozen old model for the next task, and a fitted head.
 
         ``loader`` yields the task's training batches, without mixup, for the methods that measure on them; ``images``
-        the same images without augmentation, for heads (``loader`` serves where it is not given).
+        the same images without augmentation, for heads (by default ``loader``).
         """
         info = TaskInfo.of(task)
         self.context.forget()

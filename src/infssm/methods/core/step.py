@@ -13,12 +13,8 @@ T = TypeVar("T", bound=Mapping[str, Tensor])
 
 
 def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
-    """The sum of all loss terms, a scalar of float32 or more: terms of a lower precision would lose the small ones."""
+    """The sum of all loss terms, a scalar in float32 or wider: in a lower precision small terms would be lost."""
     return torch.stack([term.to(torch.promote_types(term.dtype, torch.float32)) for term in terms.values()]).sum()
-
-
-def _backward(total: Tensor) -> None:
-    total.backward()  # type: ignore[no-untyped-call]
 
 
 def train_step(
@@ -26,7 +22,7 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     *,
     precision: Callable[[], AbstractContextManager[object]] = nullcontext,
-    backward: Callable[[Tensor], object] = _backward,
+    backward: Callable[[Tensor], object] = Tensor.backward,
     before_update: Callable[[Tensor, T], object] | None = None,
     after_update: Callable[[], object] | None = None,
 ) -> T:
@@ -37,7 +33,7 @@ def train_step(
         optimizer: of the parameters to move.
         backward: fills their gradients.
         before_update: gets the total and the terms while gradients can still be changed or refused.
-        after_update: told when the parameters have moved and their gradients are still there (``Method.after_step``).
+        after_update: called when the parameters have moved and their gradients are still there (``Method.after_step``).
     """
     with precision():
         terms = loss()

@@ -1,4 +1,4 @@
-"""One file per head. Every module of this folder is imported, so that adding a head touches its own file alone."""
+"""One file per head. Every module of this folder is imported, so that a new head is registered by its file."""
 
 import importlib
 import pkgutil

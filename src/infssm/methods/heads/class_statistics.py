@@ -1,4 +1,4 @@
-"""What fitted heads keep of a class: number, mean and covariance of its features, gathered as sums, never an image.
+"""What fitted heads keep of a class: number, mean and covariance of its features, computed from sums, never an image.
 
 Memory: ``K · d`` for the means and ``d²`` for a shared covariance, ``K · d²`` for one per class (float64; class
 covariances float32). 100 classes of width 96 take 3.5 MiB, of width 384 56 MiB.
@@ -38,7 +38,7 @@ class ClassStatistics:
         return self.count > 0
 
     def replaced(self, fresh: ClassStatistics) -> ClassStatistics:
-        """With the classes of ``fresh`` as they are there, the others as they are here."""
+        """Replace the classes that ``fresh`` has; the others stay."""
         other = fresh.seen
         stay = self.count.masked_fill(other, 0).sum()
         total = stay + fresh.count.sum()
@@ -68,7 +68,7 @@ class ClassStatistics:
         )
 
     def to(self, device: torch.device) -> ClassStatistics:
-        """On a device."""
+        """The statistics on a device."""
         covariance = None if self.covariance is None else self.covariance.to(device)
         return ClassStatistics(self.count.to(device), self.mean.to(device), self.pooled.to(device), covariance)
 
@@ -83,7 +83,7 @@ class StatisticsSums:
     Args:
         num_classes: K.
         width: d.
-        per_class: keep a covariance per class; memory is taken for the classes that have images.
+        per_class: keep a covariance per class; memory is allocated for the classes that have images.
         device: of the sums.
     """
 
@@ -96,7 +96,7 @@ class StatisticsSums:
         self._outers: dict[int, Tensor] = {}
 
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Take in ``features: [b, d]`` with ``labels: [b]``."""
+        """Add ``features: [b, d]`` with ``labels: [b]``."""
         x = features.double()
         self._count.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))
         self._total.index_add_(0, labels, x)
@@ -108,7 +108,7 @@ class StatisticsSums:
             self._outers.setdefault(label, torch.zeros_like(self._outer)).addmm_(rows.T, rows)
 
     def statistics(self) -> ClassStatistics:
-        """Counts, means and covariances of the images that all processes took in."""
+        """Counts, means and covariances of the images that all processes added."""
         count, total, outer = sum_over_processes([self._count, self._total, self._outer])
         number, images = count.clamp(min=1), count.sum().clamp(min=1)
         mean = total / number[:, None]
@@ -134,7 +134,7 @@ def shrunk(covariance: Tensor, alpha: float) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower factor of a symmetric ``matrix: [d, d]``; an error that says what to change where there is none."""
+    """Lower Cholesky factor of a symmetric ``matrix: [d, d]``; raises with advice where there is none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info) or not bool(torch.isfinite(factor).all()):
         raise ConfigError("the covariance of the features is singular or not finite: raise alpha, or lower train.lr")

@@ -1,7 +1,7 @@
-"""Where the features of old classes went while a task was learned, told from the task's own images.
+"""How features of old classes moved while a task was learned, estimated from the task's own images.
 
-The model before and after the task is run on the same images: ``x`` old, ``x + r`` new features. What the two do to
-images of old classes is inferred, by a linear map (``map``) or by the mean motion nearby (``mean``).
+The models before and after the task are run on the same images: ``x`` old, ``x + r`` new features. The motion of
+old classes is inferred from these, by a linear map (``map``) or by the mean motion nearby (``mean``).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class MapDrift:
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, old: Tensor, new: Tensor) -> None:
-        """Take in features ``old: [b, d]`` and ``new: [b, d]`` of the same images."""
+        """Add features ``old: [b, d]`` and ``new: [b, d]`` of the same images."""
         x = old.double()
         both = torch.cat([x, new.double() - x], dim=1)
         self._sums.addmm_(torch.cat([torch.ones_like(x[:, :1]), x], dim=1).T, both)
         self._count += len(x)
 
     def moved(self, statistics: ClassStatistics) -> ClassStatistics:
-        """Statistics of old classes where the new model has them."""
+        """Statistics of old classes in the new model's feature space."""
         matrix, shift = self.solve()
         return statistics.moved(matrix, shift)
 
@@ -47,7 +47,7 @@ class MapDrift:
         width = sums.shape[1] // 2
         sums = sums / count
         mean_x, mean_r, second, cross = sums[0, :width], sums[0, width:], sums[1:, :width], sums[1:, width:]
-        floor = 1e-12 * (1 + second.diagonal().mean())  # without variation nothing is known, and nothing turns
+        floor = 1e-12 * (1 + second.diagonal().mean())  # without variation nothing is known, and the map is a shift
         second = second - torch.outer(mean_x, mean_x)
         cross = cross - torch.outer(mean_x, mean_r)
         eye = torch.eye(width, dtype=torch.float64, device=sums.device)
@@ -69,7 +69,7 @@ class MeanDrift:
         self._motion = torch.zeros_like(statistics.mean)
 
     def add(self, old: Tensor, new: Tensor) -> None:
-        """Take in features ``old: [b, d]`` and ``new: [b, d]`` of the same images."""
+        """Add features ``old: [b, d]`` and ``new: [b, d]`` of the same images."""
         x = old.double()
         weight = torch.exp(-torch.cdist(self._means, x).square() / (2 * self._variance))
         self._weight += weight.sum(dim=1)

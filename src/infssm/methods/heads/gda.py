@@ -36,21 +36,23 @@ class Gaussians(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """``features: [b, m·d]`` to scores ``[b, K]``, some classes at a time: never more than 64 MiB in between."""
         count = len(self.mean)
-        if features.numel() and not torch.compiler.is_compiling():  # an exported program is for any number of images
+        if (
+            features.numel() and not torch.compiler.is_compiling()
+        ):  # an exported program must work for any number of images
             count = max(1, 2**24 // features.numel())
-        parts = [slice(start, start + count) for start in range(0, len(self.mean), count)]
         width = self.whiten.shape[2]
-        distances = [
-            self._distances(features[:, model], self.mean[:, model], self.whiten[:, model], parts)
-            for model in (slice(start, start + width) for start in range(0, self.mean.shape[1], width))
-        ]
+        distances: list[Tensor] = []
+        for start in range(0, self.mean.shape[1], width):  # one model after the other
+            model = slice(start, start + width)
+            whiten = self.whiten[:, model].expand(len(self.mean), -1, -1)
+            parts = []
+            for first in range(0, len(self.mean), count):
+                part = slice(first, first + count)
+                parts.append(
+                    ((features[:, model] - self.mean[part, None, model]) @ whiten[part].mT).square().sum(dim=2)
+                )
+            distances.append(torch.cat(parts))
         return self.offset - 0.5 * torch.stack(distances).sum(dim=0).T
-
-    @staticmethod
-    def _distances(features: Tensor, mean: Tensor, whiten: Tensor, parts: list[slice]) -> Tensor:
-        """Squared distances ``[K, b]`` of one model's ``features: [b, d]``."""
-        whiten = whiten.expand(len(mean), -1, -1)
-        return torch.cat([((features - mean[p, None]) @ whiten[p].mT).square().sum(dim=2) for p in parts])
 
 
 class GDAConfig(GaussianConfig):
@@ -62,9 +64,9 @@ class GDAConfig(GaussianConfig):
 
 @register_method
 class GDA(GaussianHead):
-    """Class means and covariances of features, no images; the class whose Gaussian explains a feature best. To use.
+    """Means and covariances of each class's features, no images; the class whose Gaussian fits best. Recommended.
 
-    Where covariances of all classes take more than 256 MiB the pooled one serves for all, as in lda.
+    Where the covariances of all classes need more than 256 MiB, the pooled one is used for all classes, as in lda.
 
     Paper: Friedman, Regularized Discriminant Analysis, JASA 1989; in continual learning Goswami et al., FeCAM, NeurIPS
     2023, arXiv:2309.14062

@@ -25,8 +25,8 @@ class LDAConfig(GaussianConfig):
 class LDA(GaussianHead):
     """Class means and one covariance of features, no images; a linear classifier follows from them.
 
-    Linear discriminant analysis. The model's own classifier holds it, so saving and exporting the
-    model is as ever (but where options give it more to look at).
+    Linear discriminant analysis. It is a linear layer like the model's own classifier, so the model is saved and
+    exported as usual, except with additional views.
 
     Paper: Fisher, The Use of Multiple Measurements in Taxonomic Problems, 1936; in continual learning Hayes and Kanan,
     Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPR Workshops 2020, arXiv:1909.01520

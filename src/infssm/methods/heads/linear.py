@@ -11,7 +11,7 @@ from infssm.methods.core.head import Head
 
 @register_method
 class Linear(Head):
-    """The model's own classifier, trained with it; what a method has where no head is named."""
+    """The model's own classifier, trained with it; the head of a method that names none."""
 
     name = "linear"
     supported_data: ClassVar[frozenset[str]] = ALL_DATA

@@ -18,7 +18,7 @@ from infssm.methods.core.views import FittedConfig
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 _HELD_OUT = 5
-"""One row in five judges the ridge."""
+"""Every fifth row is held out to select the ridge."""
 
 
 class RanPACConfig(FittedConfig):
@@ -51,8 +51,8 @@ class RandomFeatures(nn.Module):
 class RanPAC(FittedHead):
     """Random ReLU features and ridge regression; exact for a backbone that stays, stale where it moves.
 
-    A fifth of each task's images is held out to judge ridges, and their errors add up over tasks: a large first task
-    counts for as many images as it had, and none of them is kept.
+    A fifth of each task's images is held out to select the ridge, and their errors are summed over tasks: a large first
+    task counts for as many images as it had, and none of them is kept.
 
     Paper: McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023,
     arXiv:2307.02251
@@ -68,7 +68,7 @@ class RanPAC(FittedHead):
         self.gram: Tensor | None = None
         self.cross: Tensor | None = None
         self.errors: Tensor | None = None
-        """Of every ridge, the squared errors on held-out images of all tasks, each when its task ended: float64."""
+        """For every ridge the squared errors on held-out images, summed over the ends of tasks: float64."""
 
     @property
     def width(self) -> int:
@@ -81,7 +81,7 @@ class RanPAC(FittedHead):
         return torch.randn(self.num_features, self.width, generator=rng).to(self.context.device)
 
     def fit(self, rows: Features, task: TaskInfo) -> RandomFeatures:  # noqa: ARG002 - labels say which classes
-        """Add the task's images to the sums; a fifth of them judges ridges, then all are fitted with the best."""
+        """Add the task's images to the sums; a fifth of them selects the ridge, then all are fitted with it."""
         projection = self.projection()
         fit_gram, fit_cross, held_gram, held_cross = self._sums(rows, projection)
         if self.gram is not None and self.cross is not None:

@@ -46,7 +46,7 @@ class SLCA(StatisticalHead):
     per_class: ClassVar[bool] = True
 
     def reset(self) -> None:
-        """No statistics, no tasks."""
+        """Discard statistics and tasks."""
         super().reset()
         self.stops: list[int] = []
 
@@ -56,19 +56,14 @@ class SLCA(StatisticalHead):
         seen = models[0].seen
         stop = self.num_classes if task.classes is None else task.classes.stop
         self.stops = [*(s for s in self.stops if s < stop), stop]
-        weight, bias = self._start(models)
+        # Of several models LDA's solutions are averaged; classes without images start at 0.
+        starts = [lda_classifier(statistics, alpha=0.05) for statistics in models]
+        weight = torch.cat([weight for weight, _ in starts], dim=1) / len(models)
+        bias = torch.stack([bias for _, bias in starts]).mean(dim=0).masked_fill(~seen, 0)
         rng = torch.Generator().manual_seed(self.context.seed + task.index)
         with torch.enable_grad():
             weight, bias = self._aligned(models, weight, bias, rng)
         return linear(weight, bias.masked_fill(~seen, -torch.inf))
-
-    @staticmethod
-    def _start(models: list[ClassStatistics]) -> tuple[Tensor, Tensor]:
-        """LDA's ``weight: [K, d]`` and ``bias: [K]``, 0 for classes without images; of several models their mean."""
-        found = [lda_classifier(statistics, alpha=0.05) for statistics in models]
-        bias = torch.stack([bias for _, bias in found]).mean(dim=0)
-        weight = torch.cat([weight for weight, _ in found], dim=1) / len(models)
-        return weight, bias.masked_fill(~models[0].seen, 0)
 
     def _aligned(
         self, models: list[ClassStatistics], weight: Tensor, bias: Tensor, rng: torch.Generator
@@ -100,7 +95,7 @@ class SLCA(StatisticalHead):
         return weight, bias
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics, and where tasks end among the classes."""
+        """The statistics, and the end of each task's block of classes."""
         return super().state_dict() | {"stops": list(self.stops)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

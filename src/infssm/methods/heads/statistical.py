@@ -1,4 +1,4 @@
-"""The part that heads on class statistics share: gather them once per task, and move those of old classes."""
+"""Heads fitted from class statistics: gathered once per task, and moved along with the model afterwards."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class StatisticalHead(FittedHead):
     def reset(self) -> None:
         """No statistics."""
         self.statistics: list[ClassStatistics] = []
-        """Of every model whose features it sees."""
+        """One entry per model whose features it uses."""
 
     def transformed(self, features: Tensor) -> Tensor:
-        """What statistics are taken of: ``features: [b, d]`` themselves unless a head says otherwise."""
+        """The quantity whose statistics are taken; by default ``features: [b, d]`` themselves."""
         return features
 
     def gather(self, rows: Features) -> list[ClassStatistics]:
@@ -103,7 +103,7 @@ class GaussianConfig(StatisticalConfig):
 
 
 class GaussianHead(StatisticalHead):
-    """Classes compared by the likelihood of a feature and what is known before."""
+    """Classes are compared by the likelihood of a feature times a prior."""
 
     Config: ClassVar[type[ComponentConfig]] = GaussianConfig
     config: GaussianConfig
@@ -112,10 +112,10 @@ class GaussianHead(StatisticalHead):
         """No statistics, no tasks."""
         super().reset()
         self.siblings: Tensor | None = None
-        """Of every class, how many classes the task has that brought it: [K]; 0 where it was not met yet."""
+        """For every class the number of classes of the task that brought it: [K]; 0 for classes not met yet."""
 
     def gather(self, rows: Features) -> list[ClassStatistics]:
-        """Statistics of all classes met, of which the new ones are siblings."""
+        """Statistics of all classes met; the new ones are noted as classes of one task."""
         found = super().gather(rows)
         count, seen = found[0].count, found[0].seen
         known = torch.zeros_like(count) if self.siblings is None else self.siblings.to(count.device)
@@ -124,12 +124,12 @@ class GaussianHead(StatisticalHead):
         return found
 
     def log_prior(self) -> Tensor:
-        """Of every class, up to a number that is the same for all: [K]."""
+        """Log prior of every class, up to a constant that is the same for all: [K]."""
         assert self.siblings is not None
         return torch.zeros_like(self.siblings) if self.config.prior == "class" else -self.siblings.clamp(min=1).log()
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics so far, and which classes came together."""
+        """The statistics so far, and the number of classes of each class's task."""
         return super().state_dict() | {"siblings": self.siblings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """One file or folder per regularizer: a term that is added to the loss of a base.
 
-Every module of this folder is imported, so that adding one touches its own file alone.
+Every module of this folder is imported, so that a new one is registered by its file alone.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""LwF and LwF-F: the new model says of the new data what the old one says of it, in its logits or its features."""
+"""LwF and LwF-F: on the new data, the new model keeps the logits or the features of the old one."""
 
 from __future__ import annotations
 

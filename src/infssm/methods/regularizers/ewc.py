@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
@@ -50,19 +49,20 @@ class EWC(MeasuredRegularizer):
 
     @property
     def decay(self) -> float:
-        """As ``gamma`` says."""
+        """The option ``gamma``."""
         return self.config.gamma
 
     def measure(self, task: TaskInfo, loader: Loader) -> Values:
         """Mean over samples of the weighted squared gradient of ``log p(y|x)``.
 
         The softmax runs over the classes that the base trains it over. One sample at a time: the square of a batch's
-        mean gradient would be another, much smaller quantity.
+        mean gradient is a different, much smaller quantity.
         """
         totals, count, columns = self.parameters.zeros(), 0, self.context.columns(task)
         with evaluating(self.context.module, gradients=True) as module:
             for x, y in samples(loader, self.config.fisher_samples, self.context.device):
-                log_p = _log_probability(logits_of(module(x)), y, columns)
+                logits = logits_of(module(x))[:, columns]
+                log_p = -F.cross_entropy(logits.to(wide(logits.dtype)), y - (columns.start or 0))
                 weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
                 for key, gradient in self.parameters.gradients(log_p).items():
                     totals[key] += weight * gradient.square()
@@ -71,8 +71,3 @@ class EWC(MeasuredRegularizer):
         if not number:
             raise ConfigError("ewc: the loader given to end_task gave no sample; pass one that can be iterated again")
         return {key: value / number for key, value in zip(totals, sums, strict=True)}
-
-
-def _log_probability(logits: Tensor, y: Tensor, columns: slice) -> Tensor:
-    """``log p(y|x)`` of one sample, softmax over some columns of ``logits: [1, K]``."""
-    return -F.cross_entropy(logits[:, columns].to(wide(logits.dtype)), y - (columns.start or 0))

@@ -70,7 +70,7 @@ class MeasuredRegularizer(QuadraticRegularizer):
 
     needs_loader: ClassVar[bool] = True
     importances: ClassVar[str] = "importances"
-    """What the measured values are called."""
+    """Name of the measured values in error messages."""
 
     @property
     def decay(self) -> float:
@@ -82,7 +82,7 @@ class MeasuredRegularizer(QuadraticRegularizer):
         """Importances of the parameters for a task."""
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Check that the past was measured."""
+        """Check that importances of earlier tasks were measured."""
         super().begin_task(task, loader)
         if task.index > 0 and self.importance is None:
             raise ConfigError(

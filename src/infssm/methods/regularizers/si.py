@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from infssm._processes import sum_over_processes, this_share
 from infssm.methods.core.build import register_method
@@ -55,9 +55,10 @@ class SI(QuadraticRegularizer):
         self._gradient: dict[str, Tensor] = {}
         self._penalty_gradient: dict[str, Tensor] = {}
         for name, parameter in self.parameters.parameters.items():
-            parameter.register_post_accumulate_grad_hook(_Capture(self, name))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(self.capture, name))  # type: ignore[no-untyped-call]
 
-    def capture(self, name: str, parameter: nn.Parameter) -> None:
+    @torch.no_grad()
+    def capture(self, name: str, parameter: Tensor) -> None:
         """Note gradient and value of a parameter; the loop may clear gradients before ``after_step``."""
         assert parameter.grad is not None
         self._gradient[name] = parameter.grad.detach().clone()
@@ -120,15 +121,3 @@ class SI(QuadraticRegularizer):
         super().load_state_dict(state)
         self.omega = self.parameters.to_device(state["omega"])
         self._before, self._gradient, self._penalty_gradient = {}, {}, {}
-
-
-class _Capture:
-    """Hook of one parameter, called with it after every accumulation of its gradient."""
-
-    def __init__(self, owner: SI, name: str) -> None:
-        self._owner, self._name = owner, name
-
-    def __call__(self, parameter: Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        with torch.no_grad():
-            self._owner.capture(self._name, parameter)

@@ -66,7 +66,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken by the entries (0 before the first write)."""
+        """Bytes of the entries (0 before the first write)."""
         return sum(data.numel() * data.element_size() for data in self._data.values())
 
     def clear(self) -> None:
@@ -150,8 +150,8 @@ class Buffer:
 class ReservoirBuffer(Buffer):
     """Keeps a uniform sample of a stream.
 
-    A row takes a free slot while there is one; after that row number n (from 0) takes slot r, uniform over 0..n, if
-    the buffer has such a slot.
+    A row gets a free slot while there is one; after that row number n (from 0) gets slot r, uniform over 0..n, if the
+    buffer has such a slot.
     """
 
     def __init__(self, capacity: int, stores: tuple[str, ...], *, seed: int = 0) -> None:
@@ -175,7 +175,7 @@ class ReservoirBuffer(Buffer):
         self.write(torch.tensor(list(last), dtype=torch.int64), {f: v[chosen] for f, v in gathered.items()})
 
     def clear(self) -> None:
-        """Forget all entries and start counting anew."""
+        """Forget all entries and restart the count."""
         super().clear()
         self.seen = 0
 
@@ -208,7 +208,7 @@ class BalancedBuffer(Buffer):
         """Add rows that every process holds already, each field ``[b, ...]``."""
         count = len(rows["label"])
         if len(self) + count > self.capacity:
-            raise ConfigError(f"{count} entries do not fit: {len(self)} of {self.capacity} are taken; trim first")
+            raise ConfigError(f"{count} entries do not fit: {len(self)} of {self.capacity} are in use; trim first")
         self.write(torch.arange(len(self), len(self) + count), rows)
 
 

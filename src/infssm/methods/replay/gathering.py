@@ -1,4 +1,4 @@
-"""What processes of one run exchange so that each holds the same buffer. All are identities in a single process."""
+"""What the processes of one run exchange so that each holds the same buffer; identities in a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the replay bases share: a buffer of raw images, and replay draws.
+"""What the replay bases share: a buffer, and draws from it.
 
 A step replays through one forward of the stream's and the buffer's images together: the backbones have no batch
 statistics, so this equals the separate forwards of other implementations.
@@ -54,11 +54,11 @@ class Replay(Base):
         self._begun: int | None = None
 
     def make_buffer(self) -> Buffer:
-        """The buffer, empty."""
+        """Create the empty buffer."""
         return ReservoirBuffer(self.config.buffer_size, self.context.modality.stored_fields, seed=self.context.seed)
 
     def columns(self, task: TaskInfo) -> slice:  # noqa: ARG002
-        """All of them, as most reference implementations of replay."""
+        """All columns, as in most reference implementations of replay."""
         return slice(None)
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -69,7 +69,7 @@ class Replay(Base):
         self.start(task, loader)
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:
-        """What a method does when a task begins, once per task."""
+        """Called when a task begins, once per task even if a run is resumed inside it."""
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Finish the task."""
@@ -78,7 +78,7 @@ class Replay(Base):
 
     @abstractmethod
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
-        """What a method does when a task ends."""
+        """Called when a task ends."""
 
     @property
     def replays(self) -> bool:

@@ -12,15 +12,15 @@ from infssm.models.mixer import at_least_float32
 from infssm.ssm.probe import MixerInputs, register_probe
 from infssm.ssm.probes.selective import (
     convolve,
-    head_parameters,
-    head_rows,
     packing,
     project,
     selective_inputs,
     selective_parameters,
+    ssd_inputs,
+    ssd_parameters,
+    ssd_rows,
     state_space,
 )
-from infssm.ssm.probes.transformers_mamba2 import head_inputs
 from infssm.ssm.space import StateSpace
 
 
@@ -59,7 +59,7 @@ def mamba(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
 
 def mamba2_parameters(mixer: Any, which: str) -> list[StateRows]:
     """Parameters that form the states."""
-    return head_parameters(which, mixer, mixer.ngroups, mixer.d_state)
+    return ssd_parameters(which, mixer, mixer.ngroups, mixer.d_state)
 
 
 @register_probe("mamba_ssm.modules.mamba2.Mamba2", parameters=mamba2_parameters)
@@ -70,8 +70,8 @@ def mamba2(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     if u.ndim == 2:  # sequence parallel code puts batch and tokens into one dimension
         u = torch.unflatten(u, 0, (-1, inputs.get(1, "seqlen")))
     groups, n, heads = mixer.ngroups, mixer.d_state, mixer.nheads
-    rows, conv_rows = head_rows(mixer.in_proj, groups, n, heads)
+    rows, conv_rows = ssd_rows(mixer.in_proj, groups, n, heads)
     bc, dt = torch.split(project(mixer.in_proj, u, rows), [2 * groups * n, heads], dim=-1)
     bc = convolve(mixer.conv1d, bc, rows=conv_rows, seq_idx=packing(u, inputs.kwargs))
-    scan = head_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
+    scan = ssd_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
     return [state_space(scan, inputs.options, limit=mixer.dt_limit)]

@@ -47,6 +47,11 @@ def convolve(
     return y if fused else act(y)
 
 
+def activation(mixer: Any) -> Any:
+    """The activation after a transformers mixer's convolution: a name that `convolve` fuses, or a function."""
+    return mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
+
+
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the padding tokens. x: [batch, tokens, channels]; mask: [batch, tokens] or None."""
     return x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)
@@ -94,6 +99,13 @@ def selective_inputs(
     delta = F.linear(at_least_float32(dt), at_least_float32(dt_proj.weight))
     bias = None if dt_proj.bias is None else at_least_float32(dt_proj.bias)
     return ScanInputs(u, delta, -torch.exp(at_least_float32(A_log)), B, C, delta_bias=bias, delta_softplus=True)
+
+
+def ssd_inputs(bc: Tensor, dt: Tensor, A_log: Tensor, dt_bias: Tensor, groups: int) -> ScanInputs:
+    """Inputs of Mamba-2's scan, without u: bc: [batch, tokens, 2 groups n]; dt: [batch, tokens, heads]."""
+    B, C = (torch.unflatten(part, -1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
+    A = -torch.exp(at_least_float32(A_log)).unsqueeze(-1)
+    return ScanInputs(dt, dt, A, B, C, delta_bias=at_least_float32(dt_bias), delta_softplus=True)
 
 
 def state_space(
@@ -146,12 +158,12 @@ def selective_parameters(
     return rows
 
 
-def head_rows(in_proj: Any, groups: int, n: int, heads: int) -> tuple[slice, slice]:
+def ssd_rows(in_proj: Any, groups: int, n: int, heads: int) -> tuple[slice, slice]:
     """Mamba-2's rows of in_proj for (B, C, dt), and of the convolution for (B, C): the last of each."""
     return slice(len(in_proj.weight) - 2 * groups * n - heads, None), slice(-2 * groups * n, None)
 
 
-def head_parameters(which: str, mixer: Any, groups: int, n: int) -> list[StateRows]:
+def ssd_parameters(which: str, mixer: Any, groups: int, n: int) -> list[StateRows]:
     """Parameters that form Mamba-2's states: rows of in_proj and of the convolution.
 
     B and C do not pass through x, so "ABC-full" has no more members than "ABC-direct".

@@ -11,6 +11,7 @@ from infssm.models import StateRows
 from infssm.ops import ScanInputs
 from infssm.ssm.probe import MixerInputs, register_probe
 from infssm.ssm.probes.selective import (
+    activation,
     convolve,
     masked,
     packing,
@@ -23,11 +24,10 @@ from infssm.ssm.space import StateSpace
 
 
 def scan_inputs(mixer: Any, x: Tensor, mask: Tensor | None, seq_idx: Tensor | None) -> ScanInputs:
-    """What the mixer's scan is given, from the conv's input x: [batch, tokens, channels]."""
-    act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
-    u = masked(convolve(mixer.conv1d, x, act=act, seq_idx=seq_idx), mask)
-    given = selective_inputs(u, mixer.x_proj, mixer.dt_proj, mixer.A_log, norms=norms_of(mixer))
-    return given._replace(seq_idx=seq_idx)
+    """The inputs of the mixer's scan, from the convolution's input x: [batch, tokens, channels]."""
+    u = masked(convolve(mixer.conv1d, x, act=activation(mixer), seq_idx=seq_idx), mask)
+    inputs = selective_inputs(u, mixer.x_proj, mixer.dt_proj, mixer.A_log, norms=norms_of(mixer))
+    return inputs._replace(seq_idx=seq_idx)
 
 
 def norms_of(mixer: Any) -> tuple[Any, Any, Any]:

@@ -7,17 +7,24 @@ from typing import Any
 import torch
 
 from infssm.models import StateRows
-from infssm.models.mixer import at_least_float32
-from infssm.ops import ScanInputs
 from infssm.ssm.probe import MixerInputs, register_probe
-from infssm.ssm.probes.selective import convolve, head_parameters, head_rows, masked, project, state_space
+from infssm.ssm.probes.selective import (
+    activation,
+    convolve,
+    masked,
+    project,
+    ssd_inputs,
+    ssd_parameters,
+    ssd_rows,
+    state_space,
+)
 from infssm.ssm.probes.transformers_mamba import mixer_input
 from infssm.ssm.space import StateSpace
 
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:
     """Parameters that form the mixer's states."""
-    return head_parameters(which, mixer, mixer.n_groups, mixer.ssm_state_size)
+    return ssd_parameters(which, mixer, mixer.n_groups, mixer.ssm_state_size)
 
 
 @register_probe("transformers.models.mamba2.modeling_mamba2.Mamba2Mixer", parameters=parameters)
@@ -32,22 +39,12 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States of one scan with a scalar transition per head: a: [batch, tokens(, groups), 1]."""
     hidden, mask, seq_idx = mixer_input(mixer, inputs)
     groups, n, heads = mixer.n_groups, mixer.ssm_state_size, mixer.num_heads
-    rows, conv_rows = head_rows(mixer.in_proj, groups, n, heads)
+    rows, conv_rows = ssd_rows(mixer.in_proj, groups, n, heads)
     # FalconH1 scales the input and every block of the projection.
     projected = project(mixer.in_proj, hidden * getattr(mixer, "ssm_in_multiplier", 1), rows)
     if (scale := getattr(mixer, "mup_vector", None)) is not None:
         projected = projected * scale[..., rows]
     bc, dt = torch.split(projected, [2 * groups * n, heads], dim=-1)
-    act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
-    bc = masked(convolve(mixer.conv1d, bc, rows=conv_rows, act=act, seq_idx=seq_idx), mask)
-    scan = head_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
+    bc = masked(convolve(mixer.conv1d, bc, rows=conv_rows, act=activation(mixer), seq_idx=seq_idx), mask)
+    scan = ssd_inputs(bc, dt, mixer.A_log, mixer.dt_bias, groups)
     return [state_space(scan, inputs.options, mask=mask, limit=mixer.time_step_limit)]
-
-
-def head_inputs(
-    bc: torch.Tensor, dt: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, groups: int
-) -> ScanInputs:
-    """Mamba-2's scan without its input: bc: [batch, tokens, 2 groups n]; dt: [batch, tokens, heads]."""
-    B, C = (torch.unflatten(part, -1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
-    A = -torch.exp(at_least_float32(A_log)).unsqueeze(-1)
-    return ScanInputs(dt, dt, A, B, C, delta_bias=at_least_float32(dt_bias), delta_softplus=True)

@@ -10,7 +10,7 @@ from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ops import ScanInputs
 from infssm.ssm.probe import MixerInputs, register_probe
-from infssm.ssm.probes.selective import convolve, masked, project, state_space
+from infssm.ssm.probes.selective import activation, convolve, masked, project, state_space
 from infssm.ssm.probes.transformers_mamba import mixer_input
 from infssm.ssm.space import StateSpace
 
@@ -31,8 +31,7 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """States with the heads as groups: a, b, c: [batch, tokens, heads, n]."""
     hidden, mask, seq_idx = mixer_input(mixer, inputs)
     x = project(mixer.in_proj, hidden, slice(0, None, 2))  # x and gate alternate
-    act = mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
-    u = masked(convolve(mixer.conv1d, x, act=act, seq_idx=seq_idx), mask)
+    u = masked(convolve(mixer.conv1d, x, act=activation(mixer), seq_idx=seq_idx), mask)
     heads, n = mixer.n_mamba_heads, mixer.ssm_state_size
     x_proj = at_least_float32(mixer.x_proj_weight)
     projected = torch.einsum("bthd,hrd->bthr", torch.unflatten(u, -1, (heads, -1)), x_proj)

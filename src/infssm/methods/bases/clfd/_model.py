@@ -45,13 +45,13 @@ class FrequencyEncoder(nn.Module):
     """Three maps of half the image size: of the low band, of all bands, and of the high bands.
 
     A backbone of one input channel gets the map of all bands alone. The weights of the low band start at 1/(2c), which
-    makes a grey image of it, so that a pre-trained backbone sees something it knows.
+    makes a grey image of it, so that a pre-trained backbone is given input it knows.
     """
 
     def __init__(self, channels: int, maps: int) -> None:
         super().__init__()
         if maps not in (1, 3):
-            raise ConfigError(f"clfd's encoder makes 1 or 3 maps, the model takes {maps} channels")
+            raise ConfigError(f"clfd's encoder makes 1 or 3 maps, the model has {maps} input channels")
         self.low = nn.Conv2d(channels, 1, 1, bias=False) if maps == 3 else None
         self.all = nn.Conv2d(4 * channels, 1, 1, bias=False)
         self.high = nn.Conv2d(3 * channels, 1, 1, bias=False) if maps == 3 else None
@@ -109,9 +109,18 @@ class FrequencyModel(WrappedBackbone):
         super().__init__(model, "clfd", "img_size")
         size = model.img_size if isinstance(model.img_size, tuple) else (model.img_size, model.img_size)
         self.image_size: tuple[int, int] = size  # type: ignore[assignment]
-        self.upsample = adapt == "upsample" or (adapt == "auto" and not _enough_patches(model))
+        grid = getattr(model, "grid_size", None)
+        resizable = hasattr(model, "set_input_size")
+        # Half-size maps must still make a grid of at least 4 by 4 patches.
+        enough = resizable and grid is not None and all(n % 2 == 0 and n >= 8 for n in grid)
+        self.upsample = adapt == "upsample" or (adapt == "auto" and not enough)
         if not self.upsample:
-            _halve(model, self.image_size)
+            if not resizable:
+                raise ConfigError("this model cannot take half-size input: use adapt='upsample'")
+            try:
+                model.set_input_size((size[0] // 2, size[1] // 2))  # type: ignore[operator]
+            except ConfigError as error:
+                raise ConfigError(f"{error}; with clfd, which halves images, use adapt='upsample'") from None
         channels = next(child.in_channels for child in model.modules() if isinstance(child, nn.Conv2d))
         self.encoder = FrequencyEncoder(channels, channels)
         self.selection = FeatureSelection(ratio)
@@ -124,21 +133,6 @@ class FrequencyModel(WrappedBackbone):
             maps = F.interpolate(maps, size=self.image_size, mode="bilinear", align_corners=False)
         selected: Selected = self.selection(pooled_features(self.model, maps), allowed)
         return self.classify(selected.features)
-
-
-def _enough_patches(model: nn.Module) -> bool:
-    """Whether half-size maps still make a grid of at least 4 by 4 patches."""
-    grid = getattr(model, "grid_size", None)
-    return hasattr(model, "set_input_size") and grid is not None and all(n % 2 == 0 and n >= 8 for n in grid)
-
-
-def _halve(model: nn.Module, size: tuple[int, int]) -> None:
-    if not hasattr(model, "set_input_size"):
-        raise ConfigError("this model cannot take half-size input: use adapt='upsample'")
-    try:
-        model.set_input_size((size[0] // 2, size[1] // 2))  # type: ignore[operator]
-    except ConfigError as error:
-        raise ConfigError(f"{error}; with clfd, which halves images, use adapt='upsample'") from None
 
 
 def later_probabilities(counts: Tensor) -> Tensor:

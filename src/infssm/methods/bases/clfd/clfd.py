@@ -1,4 +1,4 @@
-"""CLFD on experience replay: learn from frequency maps, let classes share features by how alike they look.
+"""CLFD on experience replay: learn from frequency maps, let similar classes share features.
 
 The encoder is trained on the first task and frozen from its last epoch on; the buffer holds its maps, not images. The
 maps have half the image's size: a backbone with ``set_input_size`` (Vim) is resized, its position embeddings resampled
@@ -75,8 +75,8 @@ class CLFD(StreamReplay):
         self._blank = torch.zeros(1, channels, height, width, dtype=torch.uint8)
         self.counts, self._new_counts = torch.zeros(shape), torch.zeros(shape)
         self.probabilities = torch.zeros(shape)
-        self.looks = torch.zeros(shape[0], channels * (height // 2) * (width // 2))
-        """Sum of the low bands of each class's images."""
+        self.appearance = torch.zeros(shape[0], channels * (height // 2) * (width // 2))
+        """Sum of the low bands of each class's images, by which classes are compared."""
 
     def make_buffer(self) -> ReservoirBuffer:
         """A reservoir of encoded maps."""
@@ -108,7 +108,7 @@ class CLFD(StreamReplay):
             self.probabilities[block] = self.config.ratio
         self._comparing = epoch == (epochs - 1 if index == 0 else 0)
         if self._comparing:
-            self.looks[block] = 0.0
+            self.appearance[block] = 0.0
         if self._comparing and index == 0:
             self.frozen = {k: v.detach().clone() for k, v in self.encoder.state_dict().items()}
             self.buffer.clear()
@@ -119,13 +119,15 @@ class CLFD(StreamReplay):
             raise ConfigError("clfd follows epochs: call method.begin_epoch(epoch, epochs) before the steps of each")
         current_rows, labels = len(batch.y), batch.y.cpu()
         maps, old_labels = self._replayed_maps(current_rows)
-        allowed = self._allowed(labels)
+        # One uniform draw for all images: the features that each image's class may use in this step, [b, d].
+        drawn = torch.rand(self.counts.shape[1], generator=self.buffer.fresh_generator(per_process=False))
+        allowed = self.to_device(drawn < self.probabilities[labels])
         with capture(self.encoder) as encoded, capture(self.selection) as selected:
             logits = self.context.forward(batch.x, current_rows=current_rows, replayed=maps, allowed=allowed)
         self.context.old_forward_kwargs()
         self._new_counts.index_add_(0, labels, selected[0].mask[:current_rows].cpu().float())
         if self._comparing:
-            self._add_looks(encoded[0], labels)
+            self._add_appearance(encoded[0], labels)
         self.remember(features=encoded[0].features, label=batch.y)
         if self.context.current.index == 0:
             self._images += current_rows
@@ -144,19 +146,14 @@ class CLFD(StreamReplay):
             maps = _model.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
         return self.to_device(maps).to(next(self.encoder.parameters()).dtype), self.to_device(entries["label"])
 
-    def _allowed(self, labels: Tensor) -> Tensor:
-        """Features each image's class may use in this step, ``[b, d]``: one uniform draw for all images."""
-        drawn = torch.rand(self.counts.shape[1], generator=self.buffer.fresh_generator(per_process=False))
-        return self.to_device(drawn < self.probabilities[labels])
-
     def after_step(self) -> None:
-        """Offer the maps, and take back what the optimizer did to a final encoder."""
+        """Offer the maps; once the encoder is final, undo what the optimizer did to it."""
         super().after_step()
         if self.frozen is not None and self.context.current.index == 0:
             self.encoder.load_state_dict(self.frozen)
 
     def end_epoch(self, epoch: int, epochs: int) -> None:
-        """Probabilities from how alike classes look, later from what was selected."""
+        """Probabilities from how similar the classes are, later from what was selected."""
         self._ready = False
         self.counts += sum_over_processes([self._new_counts])[0]
         self._new_counts.zero_()
@@ -170,12 +167,12 @@ class CLFD(StreamReplay):
         self._comparing = False
         classes = self.context.classes(self.name)
         block = slice(classes.start, classes.stop)
-        self.looks[block] = sum_over_processes([self.looks[block]])[0]
+        self.appearance[block] = sum_over_processes([self.appearance[block]])[0]
         if classes.start == 0:
             return
-        looks = F.normalize(self.looks, dim=1)
+        appearance = F.normalize(self.appearance, dim=1)
         for label in classes:
-            similarity = looks[: classes.start] @ looks[label]
+            similarity = appearance[: classes.start] @ appearance[label]
             self.probabilities[label] = _model.first_probabilities(similarity, self.counts[: classes.start])
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -188,7 +185,7 @@ class CLFD(StreamReplay):
             self.buffer.seen = max(self.buffer.seen, int(sum_over_processes([torch.tensor(self._images)])[0]))
 
     def _settle(self, loader: Loader | None) -> None:
-        """Where the best epoch was an earlier one, its encoder is the final one: fill buffer and looks anew with it."""
+        """Where an earlier epoch was the best, its encoder is final: fill buffer and appearances again with it."""
         final = self.encoder.state_dict()
         if self.frozen is not None:
             if all(torch.equal(final[key], value) for key, value in self.frozen.items()):
@@ -199,24 +196,24 @@ class CLFD(StreamReplay):
         loader = require_loader(loader, self.name, "fills its buffer with the encoder of the best epoch")
         self.frozen = {key: value.detach().clone() for key, value in final.items()}
         self.buffer.clear()
-        self.looks.zero_()
+        self.appearance.zero_()
         with evaluating(self.context.module):
             for batch in loader:
                 encoded: _model.Encoded = self.encoder(self.to_device(batch.x))
-                self._add_looks(encoded, batch.y.cpu())
+                self._add_appearance(encoded, batch.y.cpu())
                 self.buffer.offer(features=encoded.features, label=batch.y)
-        self.looks = sum_over_processes([self.looks])[0]
+        self.appearance = sum_over_processes([self.appearance])[0]
 
-    def _add_looks(self, encoded: _model.Encoded, labels: Tensor) -> None:
-        self.looks.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())
+    def _add_appearance(self, encoded: _model.Encoded, labels: Tensor) -> None:
+        self.appearance.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())
 
     def state_dict(self) -> dict[str, Any]:
-        """Buffer, counts, probabilities, looks, and the final encoder."""
+        """Buffer, counts, probabilities, appearances, and the final encoder."""
         return super().state_dict() | {
             "counts": self.counts.clone(),
             "new_counts": self._new_counts.clone(),
             "probabilities": self.probabilities.clone(),
-            "looks": self.looks.clone(),
+            "appearance": self.appearance.clone(),
             "frozen": self.frozen,
             "images": self._images,
             "comparing": self._comparing,
@@ -227,7 +224,7 @@ class CLFD(StreamReplay):
         """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
         self.counts, self._new_counts = state["counts"].clone(), state["new_counts"].clone()
-        self.probabilities, self.looks = state["probabilities"].clone(), state["looks"].clone()
+        self.probabilities, self.appearance = state["probabilities"].clone(), state["appearance"].clone()
         self.frozen, self._images = state["frozen"], state["images"]
         self._comparing, self._ready = state["comparing"], state["ready"]
         if self.context.task is not None:

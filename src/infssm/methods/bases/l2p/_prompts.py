@@ -54,7 +54,7 @@ def pull(similarity: Tensor) -> Tensor:
 
 
 class _Frozen:
-    """Holds a frozen module out of its owner's sight: no parameters, no mixers; copies of the owner share it."""
+    """Hides a frozen module from its owner, which shows no parameters or mixers of it; copies of the owner share it."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval().requires_grad_(False)

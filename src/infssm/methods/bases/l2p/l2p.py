@@ -1,7 +1,7 @@
 """L2P-R: learned prompts, chosen per image from a pool, with replay.
 
 On Vim prompts stand before all other tokens, so that a block carries image content to them through its backward scan
-alone. Everything is trained but the class token and the copy of the backbone that asks for prompts.
+alone. Everything is trained except the class token and the copy of the backbone that computes the queries.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class L2PR(StreamReplay):
         return wrapped
 
     def columns(self, task: TaskInfo) -> slice:
-        """As ``mask`` says."""
+        """The columns that the option ``mask`` selects."""
         return slice(None) if self.config.mask == "full" else slice(self.context.classes(self.name, task).stop)
 
     def loss(self, batch: BatchLike) -> Terms:
@@ -79,7 +79,7 @@ class L2PR(StreamReplay):
         with capture(self.pool) as seen:
             logits = self.context.forward(x, current_rows=current_rows)
         selection: Selection = seen[0]
-        # Old and new states compare token by token: the old model gets the same prompts' places.
+        # States are compared token by token, so the old model must be given the same prompts.
         self.context.old_forward_kwargs(indices=selection.indices[:current_rows])
         assert selection.similarity is not None
         classes = range(0) if self.config.mask == "full" else self.context.classes(self.name)
@@ -87,7 +87,7 @@ class L2PR(StreamReplay):
         return {"ce": ce, "pull": -self.config.pull * pull(selection.similarity)}
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Prompts must have been trained."""
+        """Refuse a first task that was not trained: there would be no prompts."""
         if not self.trained and task.index == 0:
             raise ConfigError("l2p-r must train task 0 itself, a checkpoint has no prompts: use train.task0=train")
         super().finish(task, loader)

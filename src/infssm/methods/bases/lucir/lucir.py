@@ -173,12 +173,9 @@ class LUCIR(Replay):
         loader = require_loader(loader, self.name, "herds exemplars of the task")
         if not self.trained:
             self._measure(loader, imprint=True)
-        self._freeze_reference()
+        self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
         batch_size = self._store(loader, self.context.classes(self.name), task)
         self._finetune(self.config.finetune_batch or batch_size)
-
-    def _freeze_reference(self) -> None:
-        self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
 
     @torch.no_grad()
     def _measure(self, loader: Loader, *, imprint: bool) -> None:
@@ -229,19 +226,19 @@ class LUCIR(Replay):
         optimizer = torch.optim.SGD(trainable, lr=self.config.finetune_lr)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[10], gamma=0.1)
         optimizer.zero_grad()
+
+        def loss(slots: Tensor) -> Terms:
+            entries = self.buffer.get(slots)
+            x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_process=False))
+            with evaluating(self.context.module):
+                features = features_of(unwrap(self.context.module), x)
+            labels = self.to_device(entries["label"])
+            terms = {"ce": F.cross_entropy(self.head(features), labels)}
+            return terms | ({"margin": self._margin_term(features, labels)} if self.context.current.index else {})
+
         for _ in range(self.config.finetune_epochs):
             for slots in torch.split(self.buffer.sample(len(self.buffer)), batch_size):
-                train_step(partial(self._balanced_loss, slots), optimizer, after_update=schedule.step)
-
-    def _balanced_loss(self, slots: Tensor) -> Terms:
-        """The classifier's loss on these images of the buffer, with gradients of the classifier alone."""
-        entries = self.buffer.get(slots)
-        x = self.context.augmented(entries["image"], self.buffer.fresh_generator(per_process=False))
-        with evaluating(self.context.module):
-            features = features_of(unwrap(self.context.module), x)
-        labels = self.to_device(entries["label"])
-        terms = {"ce": F.cross_entropy(self.head(features), labels)}
-        return terms | ({"margin": self._margin_term(features, labels)} if self.context.current.index else {})
+                train_step(partial(loss, slots), optimizer, after_update=schedule.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Buffer, reference model, and the place in the epoch."""
@@ -256,7 +253,7 @@ class LUCIR(Replay):
         """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
         if state["reference"] is not None:
-            self._freeze_reference()
+            self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
             assert self.reference is not None
             self.reference.load_state_dict(state["reference"])
         self._task_images, self._position, self._order = state["task_images"], state["position"], state["order"]

@@ -18,7 +18,7 @@ def revised_logits(stored: Tensor, new: Tensor, labels: Tensor, columns: slice, 
 
     Where the largest of the new values exceeds ``l = stored[label]`` they are all multiplied by ``gamma · l / max``.
     A negative ``l`` flips their signs, as in the reference implementation; where the largest is 0, as in heads that
-    start at 0, no factor takes it anywhere and they stay.
+    start at 0, no factor changes it and the values stay.
     """
     values = new[:, columns]
     true = stored.gather(1, labels[:, None])

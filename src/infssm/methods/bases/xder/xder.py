@@ -140,19 +140,16 @@ class XDER(Replay):
         if self.config.future_constraint and heads.future_widths:
             good, bad = [current[:, heads.present].amax(dim=1, keepdim=True)], [current[:, heads.future]]
             if drawn:
-                replayed, labels = self._once(logits, drawn)
+                # Both draws may have an image: it counts once.
+                once = losses.first_occurrence(gather_rows(torch.cat([d.slots for d in drawn])))
+                labels = self.to_device(gather_rows(torch.cat([d.entries["label"] for d in drawn]))[once])
+                replayed = gather_in_graph(torch.cat(list(logits)))[self.to_device(once)]
                 good.append(losses.true_head(replayed, labels, heads.widths).amax(dim=1, keepdim=True))
                 bad.append(replayed[:, heads.future])
             terms["future"] = self.config.eta * losses.head_margin(torch.cat(bad), torch.cat(good), margin)
         if self.config.past_constraint and self.context.current.index > 0:
             terms["past"] = self.config.eta * losses.past_margin(current, heads.past, heads.present, margin)
         return terms
-
-    def _once(self, logits: Sequence[Tensor], drawn: Sequence[Replayed]) -> tuple[Tensor, Tensor]:
-        """Logits and labels of both draws, each image once."""
-        once = losses.first_occurrence(gather_rows(torch.cat([d.slots for d in drawn])))
-        labels = gather_rows(torch.cat([d.entries["label"] for d in drawn]))[once]
-        return gather_in_graph(torch.cat(list(logits)))[self.to_device(once)], self.to_device(labels)
 
     def _revise(self, slots: Tensor, logits: Tensor) -> None:
         """Present and future columns of replayed entries follow the model, the u-th time with probability 1/u."""
@@ -206,7 +203,7 @@ class XDER(Replay):
         return terms
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Make room, store the task's images with their logits, and revise the logits of older ones."""
+        """Trim the buffer, store the task's images with their logits, and revise the logits of older ones."""
         loader = require_loader(loader, self.name, "fills its buffer when a task ends")
         if task.index > 0:
             self.buffer.trim(self.buffer.quota(self.heads.present.stop))

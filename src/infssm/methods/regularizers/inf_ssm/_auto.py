@@ -24,7 +24,7 @@ from infssm.errors import ConfigError
 from infssm.methods.core.contract import Context
 
 SHARE = 0.2
-"""Small enough to do no harm where we looked; at 0.3 a language model's new domain was 3 % worse."""
+"""Small enough to do no harm in any regime we measured; at 0.3 a language model's new domain was 3 % worse."""
 
 
 _COMPILED = (
@@ -61,7 +61,7 @@ class AutoWeight:
 
     @property
     def _due(self) -> bool:
-        """Whether the step in work is one to measure."""
+        """Whether the current step is one to measure."""
         times, rest = divmod(self._steps + 1, self._first)
         return rest == 0 and times.bit_count() == 1
 
@@ -92,7 +92,7 @@ class AutoWeight:
             self.weight, self._level = SHARE * math.sqrt(loss / own), level / count
 
     def end_task(self) -> None:
-        """Say so where a whole task was too short to be measured and nothing was held in it."""
+        """Warn where a whole task was too short to be measured, so that nothing was held in it."""
         if 0 < self._steps < self._first and not self.weight:
             warnings.warn(
                 f"weight='auto' held nothing: it measures at step {self._first} of a task, and this one had "
@@ -149,7 +149,7 @@ class _Step:
         weighted.register_hook(self._set_scale)  # type: ignore[no-untyped-call]
 
     def _set_scale(self, scale: Tensor) -> None:
-        """What the loop multiplies the sum of loss and penalty with: accumulation, float16."""
+        """Note what the loop multiplies the sum of loss and penalty with: gradient accumulation, loss scaling."""
         self._scale = scale
 
     def _add_total(self, index: int, gradient: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Inf-SSM and Inf-SSM+ as published, and Inf-SSM-exact: distances of infinite-horizon observability.
 
 `inf-ssm` is for reproduction: its simplified distance is not 0 between equal systems and its gradient there is not 0
-either, so a strong weight or a large learning rate pulls the new model away from the old one. `inf-ssm-exact` is what
-to use: a distance with its minimum at the old model, and a weight that can set itself (cautiously).
+either, so a strong weight or a large learning rate pulls the new model away from the old one. `inf-ssm-exact` is the
+recommended form: a distance with its minimum at the old model, and a weight that is measured by default.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class InfSSMExactConfig(PairConfig):
 
 @register_method
 class InfSSMExact(Regularizer):
-    """Holds what each state space layer can ever output, by an exact distance; sets its weight by itself. To use.
+    """Holds what each state space layer can ever output, by an exact distance; measures its own weight. Recommended.
 
     ``weight · mean(distance)`` with any distance of ``infssm list distances`` or a weighted sum of them.
 
@@ -178,17 +178,17 @@ class InfSSMExact(Regularizer):
         return torch.stack(terms).sum()
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """Tell ``auto`` that the old model is a new one."""
+        """Tell the automatic weight that there is a new old model."""
         if self.auto is not None:
             self.auto.begin_task(task.index)
 
     def after_step(self) -> None:
-        """Let ``auto`` take in what the step showed."""
+        """Let the automatic weight use what it measured in the step."""
         if self.auto is not None:
             self.auto.after_step()
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """Let ``auto`` say where it held nothing."""
+        """Let the automatic weight warn where it held nothing."""
         if self.auto is not None and task.index > 0:
             self.auto.end_task()
 

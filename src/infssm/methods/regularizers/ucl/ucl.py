@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from infssm._processes import this_share
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, Context, Loader, ModelPair, Regularizer, TaskInfo, Terms
-from infssm.methods.regularizers.parameters import Member, ParameterSet, Which
+from infssm.methods.regularizers.parameters import ParameterSet, Which
 from infssm.methods.regularizers.ucl._widths import SMALLEST, Sampler, inverse_sigma, sigma, unit_rms, unit_shape
 from infssm.ssm import find_mixers
 
@@ -80,28 +80,30 @@ class UCL(Regularizer):
         super().__init__(config, context)
         self.acts_on_first_task = config.first_task
         parameters = ParameterSet(context.module, config.params, layers=context.layers)
-        masks = {name: _mask(parameters.members, name, p) for name, p in parameters.parameters.items()}
-        biases = {name: weight for name in masks if (weight := _weight_of(name)) in masks}
-        self.weights = {
-            name: _Weight(p, _rho(p), _unit_mask(masks[name]), _source(name, masks))
-            for name, p in parameters.parameters.items()
-            if name not in biases
-        }
-        self.biases = {name: _Bias(parameters.parameters[name], masks[name], weight) for name, weight in biases.items()}
-        self.samplers = self._install()
-        self._initial: dict[str, Tensor] = {}
-        self._mean: dict[str, Tensor] = {}
-        self._rho: dict[str, Tensor] = {}
-
-    def _install(self) -> list[Sampler]:
-        samplers = []
-        for prefix, mixer in find_mixers(self.context.module, self.context.layers).items():
+        masks = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.parameters.items()}
+        for member in parameters.members:  # ones in the rows of the set, zeros elsewhere
+            member.take(masks[member.name]).fill_(1.0)
+        self.weights: dict[str, _Weight] = {}
+        self.biases: dict[str, _Bias] = {}
+        for name, parameter in parameters.parameters.items():
+            mask, weight = masks[name], f"{name.removesuffix('bias')}weight"
+            if name.endswith("bias") and weight in masks:
+                self.biases[name] = _Bias(parameter, mask, weight)
+                continue
+            rho = nn.Parameter(torch.zeros(unit_shape(parameter), dtype=parameter.dtype, device=parameter.device))
+            source = re.sub(r"dt_projs?(?=[._])", "x_proj", name)  # its first units, Δ, are the inputs of dt_proj
+            known = source if source != name and source in masks else None
+            self.weights[name] = _Weight(parameter, rho, mask[..., :1].clone() if mask.ndim > 1 else mask, known)
+        self.samplers: list[Sampler] = []
+        for prefix, mixer in find_mixers(context.module, context.layers).items():
             start = f"{prefix}." if prefix else ""
             inside = {name.removeprefix(start): w for name, w in self.weights.items() if name.startswith(start)}
             sampler = Sampler({k: w.rho for k, w in inside.items()}, {k: w.mask for k, w in inside.items()})
             sampler.install(mixer)
-            samplers.append(sampler)
-        return samplers
+            self.samplers.append(sampler)
+        self._initial: dict[str, Tensor] = {}
+        self._mean: dict[str, Tensor] = {}
+        self._rho: dict[str, Tensor] = {}
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Set the first widths from the weights, and sample where this task is regularized."""
@@ -135,49 +137,32 @@ class UCL(Regularizer):
 
     def penalty(self, pair: ModelPair) -> Terms:  # noqa: ARG002
         """The terms ``mean``, ``magnitude`` (from the second task on) and ``width``."""
-        first = self.context.current.index == 0
-        batch = self.context.batch_size * this_share().world
-        alpha = self.config.alpha if first else 1.0
+        mean, magnitude, width = [], [], []
+        for name, weight in self.weights.items():
+            held, moved = self.strength(name), weight.mean - self._mean[name]
+            magnitude.append(((held * weight.mask * self._mean[name]).square() * moved.abs()).sum())
+            if weight.source is not None:
+                inputs = weight.mean.shape[-1]
+                held = torch.maximum(held, self.strength(weight.source)[..., :inputs, 0].unsqueeze(-2))
+            mean.append((weight.mask * held * moved).square().sum())
+            variance = sigma(weight.rho).square()
+            ratio = variance / sigma(self._rho[name]).square()
+            width.append((weight.mask * (ratio - ratio.log() + variance - variance.log())).sum())
+        for name, bias in self.biases.items():
+            held = self.strength(bias.weight).reshape(bias.value.shape) * bias.mask
+            moved = bias.value - self._mean[name]
+            magnitude.append(((held * self._mean[name]).square() * moved.abs()).sum())
+            mean.append((held * moved).square().sum())
+        first, batch = self.context.current.index == 0, self.context.batch_size * this_share().world
         terms = {
-            "mean": alpha / (2 * batch) * self._sum(self._mean_term),
-            "width": self.config.beta / (2 * batch) * torch.stack([self._width_term(n) for n in self.weights]).sum(),
+            "mean": (self.config.alpha if first else 1.0) / (2 * batch) * torch.stack(mean).sum(),
+            "width": self.config.beta / (2 * batch) * torch.stack(width).sum(),
         }
-        return terms if first else terms | {"magnitude": self._sum(self._magnitude_term) / batch}
-
-    def _sum(self, term: Any) -> Tensor:
-        return torch.stack([term(name) for name in (*self.weights, *self.biases)]).sum()
+        return terms if first else terms | {"magnitude": torch.stack(magnitude).sum() / batch}
 
     def strength(self, name: str) -> Tensor:
         """``σ_init / σ*`` of each unit of a weight."""
         return self._initial[name] / sigma(self._rho[name])
-
-    def _mean_term(self, name: str) -> Tensor:
-        if name in self.biases:
-            bias = self.biases[name]
-            held = self.strength(bias.weight).reshape(bias.value.shape) * bias.mask
-            return (held * (bias.value - self._mean[name])).square().sum()
-        weight = self.weights[name]
-        held = self.strength(name)
-        if weight.source is not None:
-            inputs = weight.mean.shape[-1]
-            held = torch.maximum(held, self.strength(weight.source)[..., :inputs, 0].unsqueeze(-2))
-        return (weight.mask * held * (weight.mean - self._mean[name])).square().sum()
-
-    def _magnitude_term(self, name: str) -> Tensor:
-        if name in self.biases:
-            bias = self.biases[name]
-            held = self.strength(bias.weight).reshape(bias.value.shape) * bias.mask
-            moved = bias.value - self._mean[name]
-        else:
-            held = self.strength(name) * self.weights[name].mask
-            moved = self.weights[name].mean - self._mean[name]
-        return ((held * self._mean[name]).square() * moved.abs()).sum()
-
-    def _width_term(self, name: str) -> Tensor:
-        weight = self.weights[name]
-        variance, old = sigma(weight.rho).square(), sigma(self._rho[name]).square()
-        ratio = variance / old
-        return (weight.mask * (ratio - ratio.log() + variance - variance.log())).sum()
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Hold means and widths where they are now."""
@@ -207,31 +192,3 @@ class UCL(Regularizer):
         self._rho = dict(state["old_rho"])
         self._follow_device()
         self._sample(self.context.task)
-
-
-def _rho(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(unit_shape(parameter), dtype=parameter.dtype, device=parameter.device))
-
-
-def _mask(members: list[Member], name: str, parameter: Tensor) -> Tensor:
-    """Ones in the rows of the set, zeros elsewhere, of the parameter's shape."""
-    mask = torch.zeros_like(parameter, requires_grad=False)
-    for member in members:
-        if member.name == name:
-            member.take(mask).fill_(1.0)
-    return mask
-
-
-def _unit_mask(mask: Tensor) -> Tensor:
-    return mask[..., :1].clone() if mask.ndim > 1 else mask
-
-
-def _weight_of(name: str) -> str:
-    """``dt_proj.bias`` to ``dt_proj.weight``; a name that is no bias gives no name of a parameter."""
-    return f"{name.removesuffix('bias')}weight" if name.endswith("bias") else ""
-
-
-def _source(name: str, known: Mapping[str, Any]) -> str | None:
-    """The weight whose first units are the inputs of this one: Δ rows of ``x_proj`` for ``dt_proj``."""
-    source = re.sub(r"dt_projs?(?=[._])", "x_proj", name)
-    return source if source != name and source in known else None

@@ -74,9 +74,9 @@ def interleaved(methods: Mapping[str, Method], repeats: int, clock: Callable[[],
 
 
 def peak_memory(job: str) -> float:
-    """MiB a job of `benchmarks.memory` holds at most, above what exists before it; in a process of its own."""
+    """MiB a job of `benchmarks.kernels.memory` holds at most, above what exists before it; in a process of its own."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "benchmarks.memory", job]
+    command = [sys.executable, "-m", "benchmarks.kernels.memory", job]
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.mamba2 [--threads N] [--repeats N] [--default-malloc]`: Mamba-2 beside transformers' path.
+"""`python -m benchmarks.kernels.mamba2 [--threads N] [--repeats N] [--default-malloc]`: Mamba-2 beside transformers.
 
 Forward and backward at batch 4, 512 tokens, width 256, heads of 64, of one layer and of a language model of two;
 methods interleaved: this library, its scan token by token, transformers' chunked PyTorch, and the layer's two
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 import infssm.models.mamba2
 import infssm.ops.heads
-from benchmarks.measure import Aim, Method, interleaved, with_raised_malloc
-from benchmarks.memory import resident
+from benchmarks.kernels.measure import Aim, Method, interleaved, with_raised_malloc
+from benchmarks.kernels.memory import resident
 from infssm._torchvision import torchvision
 from infssm.models import create_model
 from infssm.ops import backend_report
@@ -84,7 +84,7 @@ class Problem:
 def memory(job: str, n: int) -> float:
     """MiB that forward and backward of a layer hold at most above what exists before; in a process of its own."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "benchmarks.mamba2", "--memory", job, str(n)]
+    command = [sys.executable, "-m", "benchmarks.kernels.mamba2", "--memory", job, str(n)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
@@ -124,7 +124,7 @@ def report(n: int, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.mamba2", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.kernels.mamba2", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=10, help="rounds of every method")
     parser.add_argument("--default-malloc", action="store_true", help="the allocator as it is, for all methods")
@@ -134,7 +134,7 @@ def main() -> None:
         print_memory(options.memory[0], int(options.memory[1]))
         return
     if not options.default_malloc:
-        with_raised_malloc("benchmarks.mamba2")
+        with_raised_malloc("benchmarks.kernels.mamba2")
     torch.set_num_threads(options.threads)
     malloc = "default" if options.default_malloc else "raised"
     print(f"batch {BATCH}, {TOKENS} tokens, width {WIDTH}, heads of {HEAD}; {options.threads} threads, {malloc} malloc")

@@ -1,6 +1,6 @@
 """Images per second of the loader on JPEG files at 224 pixels, beside what the model takes.
 
-    python -m benchmarks.loading [--images 512] [--batch 16] [--width 500] [--folder DIR]
+    python -m benchmarks.kernels.loading [--images 512] [--batch 16] [--width 500] [--folder DIR]
 
 Without a folder, photograph-like JPEGs, 4 wide to 3 high, are made in a temporary one. `decode` is reading alone, on
 one thread: every pixel, and at the half, quarter or eighth that still has the pixels asked for (a JPEG's draft mode,

@@ -1,11 +1,11 @@
-"""Peak memory of one job, run as a process: `python -m benchmarks.memory JOB` prints MiB above the inputs."""
+"""Peak memory of one job, run as a process: `python -m benchmarks.kernels.memory JOB` prints MiB above the inputs."""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks.distances import DistanceProblem, joint_gram
-from benchmarks.scans import ScanProblem
+from benchmarks.kernels.distances import DistanceProblem, joint_gram
+from benchmarks.kernels.scans import ScanProblem
 
 SCAN = (4, 197, 768, 16)
 TOKENS = 128 * 197

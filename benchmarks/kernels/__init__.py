@@ -1,0 +1,1 @@
+"""docs/results/kernels.md: operations and training steps beside other implementations."""
