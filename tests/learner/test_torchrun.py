@@ -72,9 +72,10 @@ def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def test_two_nodes_train_what_one_process_trains_and_survive_a_killed_worker(tmp_path: Path) -> None:
-    alone = run(tiny_config(tmp_path / "alone", "lwf-ac"), quiet=True)
+    own = {"train": {"task0": "own"}}  # all steps are the run's, so that step 8 is in its second task
+    alone = run(tiny_config(tmp_path / "alone", "lwf-ac", **own), quiet=True)
     config = tmp_path / "tiny.yaml"
-    config.write_text(to_yaml(tiny_config(tmp_path / "shared", "lwf-ac")))
+    config.write_text(to_yaml(tiny_config(tmp_path / "shared", "lwf-ac", **own)))
     nodes = two_nodes(tmp_path, config, killed_in=8)
     assert [node.code for node in nodes] == [0, 0], "\n".join(node.said for node in nodes)
     assert any("another process of this run is gone" in node.said for node in nodes)
