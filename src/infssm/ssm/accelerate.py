@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError, NoSSMLayersError
 from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import beside_checkpoint
-from infssm.ops import ScanInputs, scan, scan_heads
+from infssm.ops import ScanInputs, scan, scan_ssd
 from infssm.ssm.probes import transformers_mamba, transformers_mamba2
 from infssm.ssm.probes.selective import convolve, masked, packing, raw_states, wide
 
@@ -128,7 +128,7 @@ class FastMamba2(Fast):
                 self.emit([states._replace(mask=mask)])
         delta = F.softplus(given.delta + wide(self.dt_bias)).clamp(*self.time_step_limit)
         heads = ScanInputs(x, delta, given.A[:, 0], given.B, given.C, wide(self.D), seq_idx=seq_idx)
-        y, state, _ = scan_heads(heads, last_state=cache is not None)
+        y, state, _ = scan_ssd(heads, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), self.num_heads, self.head_dim, -1))
         mixed: Tensor = self.norm(y, gate) if getattr(self, "mamba_rms_norm", True) else y * F.silu(gate)
