@@ -138,7 +138,7 @@ def main() -> None:
     table |= interleaved(scan_methods(problem, options.sequential, options.repeats), options.repeats, clock)
     table |= interleaved(conv_methods(), options.repeats, clock)
     table |= interleaved(distance_methods(), options.repeats, clock)
-    rates = {"exp, G/s": exp_rate(options.threads) / 1e9, "torch.mm, GFLOP/s": matmul_rate() / 1e9}
+    rates = {"exp, G/s": exp_rate() / 1e9, "torch.mm, GFLOP/s": matmul_rate() / 1e9}
     peaks = {job: peak_memory(job) for job in (*memory.SCAN_JOBS, *memory.DISTANCE_JOBS)}
     rates["exp-only time of scan f+b, ms"] = 2 * problem.size / rates["exp, G/s"] / 1e6
     ratios = summary(table, rates["exp-only time of scan f+b, ms"])

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import infssm.models.mamba2
-import infssm.ops.heads
+import infssm.ops.ssd
 from benchmarks.kernels.measure import Aim, Method, interleaved, with_raised_malloc
 from benchmarks.kernels.memory import resident
 from infssm._torchvision import torchvision
@@ -64,14 +64,13 @@ class Problem:
 
     def by_scan(self, x: Tensor) -> Tensor:
         """Ours, token by token."""
-        heads, layer = infssm.ops.heads, infssm.models.mamba2
-        kept, heads.LEAST_STATES = heads.LEAST_STATES, dict.fromkeys(heads.LEAST_STATES, sys.maxsize)
-        calls = layer.can_mix, layer.can_scan_projected
-        layer.can_mix = layer.can_scan_projected = lambda *_: False
+        ssd, layer = infssm.ops.ssd, infssm.models.mamba2
+        kept, ssd.LEAST_STATES = ssd.LEAST_STATES, dict.fromkeys(ssd.LEAST_STATES, sys.maxsize)
+        can_fuse, layer.can_fuse = layer.can_fuse, lambda _: False
         try:
             return self.ours(x)
         finally:
-            heads.LEAST_STATES, (layer.can_mix, layer.can_scan_projected) = kept, calls
+            ssd.LEAST_STATES, layer.can_fuse = kept, can_fuse
 
     def projections(self, x: Tensor) -> Tensor:
         wide = F.linear(x, self.ours.in_proj.weight)

@@ -16,13 +16,17 @@ namespace infssm {
 
 namespace nb = nanobind;
 
-// A float32 CPU tensor of N dimensions; without data where Python passed None.
-template <int N>
+// A float32 CPU tensor of N dimensions; without data where Python passed None or a tensor without elements, which is what
+// operators pass for what was not asked for. COLLAPSED: the leading dimensions of a contiguous tensor count as one.
+template <int N, bool COLLAPSED = false>
 struct Array {
     float* data = nullptr;
     int64_t shape[N] = {}, stride[N] = {};
     const char* name = "an argument";  // of the record's field it was read from
 };
+
+using Rows = Array<2, true>;    // [..., n]
+using Numbers = Array<1, true>;  // [...]
 
 namespace dlpack {  // the parts of DLPack 1.x used here
 struct Tensor {
@@ -74,33 +78,42 @@ inline const dlpack::ExchangeTable* exchange_table(PyTypeObject* type) {
     return table;
 }
 
-inline void require(bool condition, const std::string& message) {
-    if (!condition) throw std::invalid_argument(message);
-}
+// An argument that does not fit; Python gets it as infssm's ConfigError.
+struct Refused : std::invalid_argument {
+    using std::invalid_argument::invalid_argument;
+};
 
 // The record or the caller keeps the tensor alive.
-template <int N>
-void read(nb::handle object, const char* name, Array<N>& v) {
+template <int N, bool COLLAPSED>
+void read(nb::handle object, const char* name, Array<N, COLLAPSED>& v) {
     v = {};
     v.name = name;
     if (object.is_none()) return;
-    const auto check = [&](bool is_float, int ndim) {
-        if (!is_float) throw std::invalid_argument(std::string(name) + " is not a float32 CPU tensor");
-        if (ndim != N)
-            throw std::invalid_argument(std::string(name) + " has " + std::to_string(ndim) + " dimensions, expected " +
-                                        std::to_string(N));
+    const auto fill = [&](float* data, int ndim, const int64_t* shape, const int64_t* stride) {
+        int64_t size = 1;
+        bool contiguous = true;
+        for (int i = ndim - 1; i >= 0; size *= shape[i--]) contiguous &= shape[i] == 1 || stride[i] == size;
+        if (size == 0) return;
+        if (COLLAPSED ? ndim < N - 1 : ndim != N)
+            throw Refused(std::string(name) + " has " + std::to_string(ndim) + " dimensions, expected " + std::to_string(N));
+        v.data = data;
+        if (!COLLAPSED) {
+            std::copy_n(shape, N, v.shape), std::copy_n(stride, N, v.stride);
+            return;
+        }
+        if (!contiguous) throw Refused(std::string(name) + " is not contiguous");
+        v.shape[0] = size;
+        for (int i = N - 1, from = ndim - 1; i > 0; --i, --from) v.shape[i] = shape[from], v.shape[0] /= shape[from];
     };
     if (const auto* table = exchange_table(Py_TYPE(object.ptr()))) {
         dlpack::Tensor t;
         if (table->view_of_object(object.ptr(), &t) != 0) throw nb::python_error();
-        check(t.device_type == dlpack::CPU && t.code == dlpack::FLOAT && t.bits == 32 && t.lanes == 1, t.ndim);
-        v.data = reinterpret_cast<float*>(static_cast<char*>(t.data) + t.byte_offset);
-        std::copy_n(t.shape, N, v.shape), std::copy_n(t.strides, N, v.stride);
+        if (t.device_type != dlpack::CPU || t.code != dlpack::FLOAT || t.bits != 32 || t.lanes != 1)
+            throw Refused(std::string(name) + " is not a float32 CPU tensor");
+        fill(reinterpret_cast<float*>(static_cast<char*>(t.data) + t.byte_offset), t.ndim, t.shape, t.strides);
     } else {
         const auto array = nb::cast<nb::ndarray<float, nb::device::cpu>>(object, false);
-        check(true, static_cast<int>(array.ndim()));
-        v.data = array.data();
-        for (int i = 0; i < N; ++i) v.shape[i] = array.shape(i), v.stride[i] = array.stride(i);
+        fill(array.data(), static_cast<int>(array.ndim()), array.shape_ptr(), array.stride_ptr());
     }
 }
 inline void read(nb::handle object, const char*, bool& flag) { flag = object.is(Py_True); }
@@ -141,23 +154,23 @@ std::string text(const int64_t (&shape)[N]) {
 
 // Every kernel trusts sizes and strides: these three are the only ways from an array to a pointer. An array without data
 // passes; `given` is for those that may not be left out.
-template <int N>
-void expect(const Array<N>& x, const int64_t (&shape)[N]) {
+template <int N, bool COLLAPSED>
+void expect(const Array<N, COLLAPSED>& x, const int64_t (&shape)[N]) {
     if (x.data && !std::equal(shape, shape + N, x.shape))
-        throw std::invalid_argument(std::string(x.name) + " has shape " + text(x.shape) + ", expected " + text(shape));
+        throw Refused(std::string(x.name) + " has shape " + text(x.shape) + ", expected " + text(shape));
 }
-template <int N>
-const Array<N>& given(const Array<N>& x) {
-    if (!x.data) throw std::invalid_argument(std::string(x.name) + " is missing or empty");
+template <int N, bool COLLAPSED>
+const Array<N, COLLAPSED>& given(const Array<N, COLLAPSED>& x) {
+    if (!x.data) throw Refused(std::string(x.name) + " is missing or empty");
     return x;
 }
 // The pointer of a tensor without gaps.
-template <int N>
-float* flat(const Array<N>& x, const int64_t (&shape)[N]) {
+template <int N, bool COLLAPSED>
+float* flat(const Array<N, COLLAPSED>& x, const int64_t (&shape)[N]) {
     expect(x, shape);
     int64_t size = 1;
-    for (int i = N - 1; x.data && i >= 0; size *= x.shape[i--])
-        if (x.shape[i] > 1 && x.stride[i] != size) throw std::invalid_argument(std::string(x.name) + " is not contiguous");
+    for (int i = N - 1; !COLLAPSED && x.data && i >= 0; size *= x.shape[i--])
+        if (x.shape[i] > 1 && x.stride[i] != size) throw Refused(std::string(x.name) + " is not contiguous");
     return x.data;
 }
 
@@ -165,9 +178,10 @@ float* flat(const Array<N>& x, const int64_t (&shape)[N]) {
 
 namespace nanobind::detail {
 
-template <int N>
-struct type_caster<infssm::Array<N>> {
-    NB_TYPE_CASTER(infssm::Array<N>, const_name("float32 tensor or None"))
+template <int N, bool COLLAPSED>
+struct type_caster<infssm::Array<N, COLLAPSED>> {
+    using Type = infssm::Array<N, COLLAPSED>;
+    NB_TYPE_CASTER(Type, const_name("float32 tensor or None"))
     bool from_python(handle source, uint8_t, cleanup_list*) {
         infssm::read(source, "an argument", value);
         return true;

@@ -22,7 +22,7 @@ Tokens rows(const Array<N>& x, const int64_t (&shape)[N]) {
     static_assert(N == 3 || N == 4);
     expect(x, shape);
     if (x.data && x.shape[N - 1] > 1 && x.stride[N - 1] != 1)
-        throw std::invalid_argument(std::string(x.name) + " does not have a contiguous last dimension");
+        throw Refused(std::string(x.name) + " does not have a contiguous last dimension");
     return {x.data, x.stride[0], x.stride[1], N == 4 ? x.stride[2] : 0};
 }
 // [batch, tokens] and [batch, tokens, groups] with any strides.
@@ -35,7 +35,7 @@ Tokens numbers(const Array<N>& x, const int64_t (&shape)[N]) {
 
 inline void expect_split(int64_t whole, int64_t parts, const char* what) {
     if (parts < 1 || whole % parts)
-        throw std::invalid_argument(std::to_string(whole) + " " + what + " cannot be split into " + std::to_string(parts) +
+        throw Refused(std::to_string(whole) + " " + what + " cannot be split into " + std::to_string(parts) +
                                     " equal parts");
 }
 
@@ -83,8 +83,8 @@ inline Conv conv(const ConvArguments& in, int threads) {
             .add = false};
 }
 
-template <int N>
-Array<N> named(Array<N> x, const char* name) {
+template <int N, bool COLLAPSED>
+Array<N, COLLAPSED> named(Array<N, COLLAPSED> x, const char* name) {
     x.name = name;
     return x;
 }

@@ -4,7 +4,7 @@
 namespace infssm {
 
 struct StatePair {  // old and new states, or the derivatives by them
-    Array<2> old_a, old_c, new_a, new_c, old_b, new_b;
+    Rows old_a, old_c, new_a, new_c, old_b, new_b;
 };
 template <>
 struct Fields<StatePair> {
@@ -19,12 +19,12 @@ constexpr int64_t PAIRS = 1 << 17;
 constexpr int64_t POINTS = 32;  // frequencies that a state meets beside the other states
 
 // Returns how many tokens are to be done again in float64.
-int64_t distance(const std::string& kind, bool soft, int threads, const StatePair& x, const Array<1>& value,
-                 const Array<1>& sure, const StatePair& slopes) {
+int64_t distance(const std::string& kind, bool soft, int threads, const StatePair& x, const Numbers& value,
+                 const Numbers& sure, const StatePair& slopes) {
     const auto kernel = kind == "simplified" ? active->simplified
                         : kind == "aligned"  ? active->aligned
                         : kind == "output"   ? active->output
-                                             : throw std::invalid_argument("no compiled distance " + kind);
+                                             : throw Refused("no compiled distance " + kind);
     if (kernel == active->output) given(x.old_b), given(x.new_b);
     const auto [tokens, n] = given(x.old_c).shape;
     const int64_t poles = given(x.old_a).shape[1] == 1 ? 1 : n;

@@ -193,7 +193,7 @@ void conv_backward(const ConvArguments& inputs, const Array<3>& grad_y, const Ar
     active->conv_backward(f);
 }
 
-Norm norm(const Array<2>& x, const Array<1>& weight, float eps, int threads, const Array<1>& scale) {
+Norm norm(const Rows& x, const Array<1>& weight, float eps, int threads, const Numbers& scale) {
     const auto [rows, channels] = given(named(x, "x")).shape;
     Norm f{};
     f.rows = rows, f.channels = channels, f.eps = eps;
@@ -204,8 +204,8 @@ Norm norm(const Array<2>& x, const Array<1>& weight, float eps, int threads, con
     return f;
 }
 
-void norm_forward(const Array<2>& x, const Array<2>& residual, const Array<1>& weight, float eps, int threads,
-                  const Array<2>& normed, const Array<2>& total, const Array<1>& scale) {
+void norm_forward(const Rows& x, const Rows& residual, const Array<1>& weight, float eps, int threads,
+                  const Rows& normed, const Rows& total, const Numbers& scale) {
     Norm f = norm(x, weight, eps, threads, scale);
     f.residual = flat(named(residual, "residual"), {f.rows, f.channels});
     f.normed = flat(given(named(normed, "normed")), {f.rows, f.channels});
@@ -214,8 +214,8 @@ void norm_forward(const Array<2>& x, const Array<2>& residual, const Array<1>& w
     active->norm_forward(f);
 }
 
-void norm_backward(const Array<2>& total, const Array<1>& weight, int threads, const Array<1>& scale,
-                   const Array<2>& grad_normed, const Array<2>& grad_total, const Array<2>& dx, const Array<1>& dweight) {
+void norm_backward(const Rows& total, const Array<1>& weight, int threads, const Numbers& scale,
+                   const Rows& grad_normed, const Rows& grad_total, const Rows& dx, const Array<1>& dweight) {
     Norm f = norm(total, weight, 0.f, threads, scale);
     f.grad_normed = flat(given(named(grad_normed, "grad_normed")), {f.rows, f.channels});
     f.grad_total = flat(named(grad_total, "grad_total"), {f.rows, f.channels});

@@ -58,6 +58,14 @@ NB_MODULE(_native, m) {
     active = initial();
     m.doc() = "Compiled kernels of infssm; called through infssm.ops, which checks the arguments.";
     m.attr("CHUNK") = CHUNK;
+    static PyObject* const config_error = nb::object(nb::module_::import_("infssm.errors").attr("ConfigError")).release().ptr();
+    nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const Refused& error) {
+            PyErr_SetString(config_error, error.what());
+        }
+    });
     m.def("isa", [] { return std::string(active->name); }, "The instruction set in use.");
     m.def("lanes", [] { return active->lanes; }, "Floats per vector of the instruction set in use.");
     m.def("isas", [] {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import infssm.ops.heads
+import infssm.ops.ssd
 from infssm._torchvision import torchvision
 from infssm.errors import CheckpointError
 from infssm.models import create_model
@@ -132,7 +132,7 @@ def test_mamba2_of_many_states_in_chunks_is_its_scan(monkeypatch: pytest.MonkeyP
     ids = torch.randint(0, 256, (2, 90))
     results = []
     for least in (1, 10**6):
-        monkeypatch.setattr(infssm.ops.heads, "LEAST_STATES", {"cpu": least, "reference": least})
+        monkeypatch.setattr(infssm.ops.ssd, "LEAST_STATES", {"cpu": least, "reference": least})
         logits = model(ids)
         grads = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
         results.append([logits, *grads])

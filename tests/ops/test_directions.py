@@ -9,8 +9,8 @@ import infssm
 from infssm.models import create_model
 from infssm.models.vim import VimMixer
 from infssm.ops import causal_conv1d, selective_scan
-from infssm.ops.backend import NATIVE
-from infssm.ops.directions import DirectionWeights, can_scan_directions, scan_directions
+from infssm.ops.backend import NATIVE, can_fuse
+from infssm.ops.directions import DirectionWeights, scan_directions
 
 # Tokens around the convolution's width and the scan's chunk; channels that fill no vector, one block and several.
 SHAPES = [(2, 1, 20, 3, 4), (3, 3, 16, 2, 1), (2, 17, 24, 4, 16), (1, 70, 256, 5, 16), (2, 30, 130, 3, 5)]
@@ -49,8 +49,12 @@ def one_by_one(xz: Tensor, ways: list[DirectionWeights], reverse: list[bool], sc
     return [y, *states]
 
 
+def joined(ways: list[DirectionWeights]) -> list[Tensor]:
+    return [tensor for way in ways for tensor in way]
+
+
 def in_one_call(xz: Tensor, ways: list[DirectionWeights], reverse: list[bool], scale: float) -> list[Tensor]:
-    y, states = scan_directions(xz, ways, reverse, scale=scale, states=True)
+    y, states = scan_directions(xz, joined(ways), reverse, scale=scale, states=True)
     return [y, *(tensor for s in states for tensor in (s.a, s.delta, s.b, s.c))]
 
 
@@ -65,10 +69,9 @@ def test_values_and_gradients_are_those_of_the_single_operations(shape, reverse)
     ways = ways[: len(reverse)]
     wide = [DirectionWeights(*(t.detach().double().requires_grad_() for t in way)) for way in ways]
     wide_xz = xz.detach().double().requires_grad_()
+    assert can_fuse([xz, *joined(ways)]) == (NATIVE is not None)
     if NATIVE is None:
-        assert not can_scan_directions(xz, ways)
         return
-    assert can_scan_directions(xz, ways)
     found, exact = in_one_call(xz, ways, reverse, 0.5), one_by_one(wide_xz, wide, reverse, 0.5)
     for f, e in zip(found, exact, strict=True):
         close(f, e)
@@ -85,10 +88,10 @@ def test_a_part_of_the_outputs_or_of_the_weights_is_enough():
     if NATIVE is None:  # then nothing calls it
         return
     reverse = [False, True]
-    y, states = scan_directions(xz, ways, reverse, scale=1.0, states=False)
+    y, states = scan_directions(xz, joined(ways), reverse, scale=1.0, states=False)
     assert states == []
     (only_y,) = torch.autograd.grad(y.sum(), xz)
-    y, states = scan_directions(xz, ways, reverse, scale=1.0, states=True)
+    y, states = scan_directions(xz, joined(ways), reverse, scale=1.0, states=True)
     (same,) = torch.autograd.grad(y.sum(), xz, retain_graph=True)
     assert torch.equal(only_y, same)  # the same code path
     (of_a,) = torch.autograd.grad(states[1].a.sum(), xz)
@@ -97,7 +100,7 @@ def test_a_part_of_the_outputs_or_of_the_weights_is_enough():
     exact = one_by_one(wide_xz, wide, reverse, 1.0)[5]
     close(of_a, torch.autograd.grad(exact.sum(), wide_xz)[0])
     frozen = [DirectionWeights(*(t.detach() for t in way)) for way in ways]
-    y, _ = scan_directions(xz, frozen, reverse, scale=1.0, states=False)
+    y, _ = scan_directions(xz, joined(frozen), reverse, scale=1.0, states=False)
     assert torch.equal(torch.autograd.grad(y.sum(), xz)[0], only_y)
 
 
@@ -140,7 +143,7 @@ def test_states_and_gradients_of_a_model_are_those_of_single_operations(monkeypa
 
     model = small_vim()
     together = run(model)
-    monkeypatch.setattr("infssm.models.selective.can_scan_directions", lambda *_: False)
+    monkeypatch.setattr("infssm.models.selective.can_fuse", lambda *_: False)
     apart = run(model)
     for one, other in zip((*together[0], *together[1]), (*apart[0], *apart[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

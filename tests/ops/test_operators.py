@@ -19,9 +19,11 @@ from infssm.ops import (
     mean_states,
     selective_scan,
 )
-from infssm.ops import registered as _ops
 from infssm.ops.backend import NATIVE, use_native
 from tests.ops.cases import OPTIONAL, ScanCase, assert_near
+from tests.ops.test_directions import joined, problem
+
+_ops = torch.ops.infssm
 
 NATIVE_BACKENDS = ["reference"] if NATIVE is None else ["reference", "cpu"]
 
@@ -68,10 +70,15 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
     bare = ScanInputs(*full[:5])
     c = torch.randn(4, 3, requires_grad=True)
     by_head = [(-torch.rand(6)).requires_grad_() for _ in range(3)]  # every channel a head
+    xz, ways = problem(2, 5, 6, 2, 3)
+    heads = [(-torch.rand(2)).requires_grad_() for _ in range(3)]
+    conv = [torch.randn(10, 1, 4, requires_grad=True), torch.randn(10, requires_grad=True)]
     return [
+        (_ops.directions, (xz, [False, True], 0.5, True, True, joined(ways))),
+        (_ops.ssd_layer, (torch.randn(2, 5, 16, requires_grad=True), *conv, *heads, 4, 1, True)),
         (_ops.scan, (*full, True, 2, True, False)),
         (_ops.scan, (*bare, False, 0, True, False)),
-        (_ops.heads, (*full[:2], by_head[0], *full[3:5], by_head[1], x["z"], by_head[2], True, seq_idx, True, False)),
+        (_ops.ssd, (*full[:2], by_head[0], *full[3:5], by_head[1], x["z"], by_head[2], True, seq_idx, True, False)),
         (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True, False)),
         (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True, full.seq_idx, False)),
         (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, False)),
@@ -100,7 +107,7 @@ def refuses(operator, arguments) -> bool:
     try:
         operator(*arguments)
     except (ConfigError, ValueError) as error:
-        return re.search("has shape|dimensions|cannot be split", str(error)) is not None
+        return re.search("has shape|dimensions|cannot be split|is missing", str(error)) is not None
     return False
 
 

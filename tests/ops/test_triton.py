@@ -10,12 +10,13 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.ops import ScanInputs, add_rms_norm, backend, backend_report, causal_conv1d, mean_states, selective_scan
-from infssm.ops import registered as _ops
 from infssm.ops.backend import choose
 from tests.compare import assert_rounding, identical
 from tests.ops.cases import OPTIONAL, PACKED, ScanCase, assert_equivalent, assert_near, flatten, run_with_gradients
 from tests.ops.test_fused import randn
 from tests.ops.test_operators import block
+
+_ops = torch.ops.infssm
 
 needs_triton = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="Triton is released for Linux on x86-64"

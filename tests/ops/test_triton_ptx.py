@@ -20,7 +20,7 @@ from importlib import import_module
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from infssm.ops import (
-    ScanInputs, backend, add_rms_norm, causal_conv1d, fused_distance, heads, mean_states, scan_heads, selective_scan
+    ScanInputs, backend, add_rms_norm, causal_conv1d, fused_distance, mean_states, scan_ssd, selective_scan, ssd
 )
 
 compiled = {}
@@ -39,7 +39,7 @@ def run(kernel, programs, like, *args, warps, **constants):
         compiled[name] = ".entry" in binary.asm["ptx"], binary.metadata.shared
 
 backend._INTERPRETED = True
-for name in ("conv", "distance", "heads", "norm", "scan", "states"):
+for name in ("conv", "distance", "norm", "scan", "ssd", "states"):
     import_module(f"infssm.ops.triton.{name}").run = run
 
 def leaf(*shape):
@@ -64,11 +64,11 @@ for kind in ("simplified", "aligned", "martin"):
     pull([fused_distance(*new[:2], *new[1:], kind=kind, **options)])
 pull([fused_distance(*old[:2], *new[:2], kind="output", old_b=old[2], new_b=new[2], **options)])
 
-heads.choose = lambda *_: "triton"
+ssd.choose = lambda *_: "triton"
 for dtype, tokens in ((torch.float32, 70), (torch.bfloat16, 16)):  # whole tiles, and small ones, which compile fast
     u, delta, B, C, z = (leaf(1, tokens, size).to(dtype) for size in (128, 2, 128, 128, 128))
     seq = None if dtype == torch.float32 else torch.zeros(1, tokens)
-    pull(scan_heads(ScanInputs(u, delta, leaf(2), B, C, leaf(2), z, leaf(2), True, seq_idx=seq))[:1])
+    pull(scan_ssd(ScanInputs(u, delta, leaf(2), B, C, leaf(2), z, leaf(2), True, seq_idx=seq))[:1])
 print(json.dumps(compiled))
 """
 
@@ -83,8 +83,9 @@ def test_every_kernel_compiles_to_ptx(tmp_path: Path) -> None:
     kernels = sorted(name.partition(" ")[0] for name in compiled)
     assert kernels == [
         *(*["conv.backward"] * 2, *["conv.forward"] * 4, "distance.gram", "distance.gram", "distance.martin"),
-        *("distance.output", *["heads.carry"] * 2, *["heads.chunk_states"] * 4, *["heads.outputs"] * 2),
-        *(*["heads.similarities"] * 2, *["heads_backward.gate"] * 2, *["heads_backward.inputs"] * 2),
-        *(*["heads_backward.projections"] * 2, "norm.backward", "norm.forward", "scan.forward", "scan.forward"),
-        *("scan_backward.backward", "scan_backward.backward", "states.backward", "states.forward"),
+        *("distance.output", "norm.backward", "norm.forward", "scan.forward", "scan.forward"),
+        *("scan_backward.backward", "scan_backward.backward"),
+        *(*["ssd.carry"] * 2, *["ssd.chunk_states"] * 4, *["ssd.outputs"] * 2, *["ssd.similarities"] * 2),
+        *(*["ssd_backward.gate"] * 2, *["ssd_backward.inputs"] * 2, *["ssd_backward.projections"] * 2),
+        *("states.backward", "states.forward"),
     ]

@@ -174,7 +174,7 @@ class TestOldModel:
         together = _selective.scan_directions  # several scans in one call
         monkeypatch.setattr(
             *(_selective, "scan_directions"),
-            lambda xz, ways, *args, **kwargs: scans.extend(ways) or together(xz, ways, *args, **kwargs),
+            lambda xz, weights, reverse, **kwargs: scans.extend(reverse) or together(xz, weights, reverse, **kwargs),
         )
         old.module.head.register_forward_hook(lambda *_: heads.append(1))
         for got, want in zip(old.states(x), states.flat(), strict=True):

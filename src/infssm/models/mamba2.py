@@ -19,11 +19,12 @@ from infssm.models.mixer import (
     check_state_set,
 )
 from infssm.models.registry import register_model
-from infssm.models.selective import depthwise_conv, is_hooked
+from infssm.models.selective import depthwise_conv
 from infssm.models.sequence import LanguageModel, SequenceClassifier, classifier, language_model
-from infssm.ops import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_heads
-from infssm.ops.layer import LayerSizes, LayerWeights, can_mix, mix
-from infssm.ops.projected import HeadWeights, can_scan_projected, scan_projected
+from infssm.ops import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_ssd
+from infssm.ops.backend import can_fuse
+from infssm.ops.ssd import LEAST_STATES
+from infssm.ops.ssd_layer import SsdWeights, scan_projected
 
 
 class RMSNormGated(nn.Module):
@@ -78,29 +79,18 @@ class Mamba2Mixer(SSMMixer):
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """hidden: [batch, tokens, d_model]; mask: [batch, tokens], False where padded at the end."""
-        stop = self.tap is not None and self.tap.stop
-        weights = HeadWeights(self.conv1d.weight, self.conv1d.bias, self.A_log, self.D, self.dt_bias)
-        # Whether there is a tap does not matter here: a checkpoint's recomputation takes the way the forward took.
-        if not stop and self._is_untouched():
-            whole = LayerWeights(self.in_proj.weight, weights, self.norm.weight, self.out_proj.weight)
-            if can_mix(hidden, whole, self.d_state):
-                found = mix(hidden, whole, LayerSizes(self.d_inner, self.ngroups, self.norm.eps))
-                self._record(found.delta, found.convolved, mask)
-                return found.y
         projected: Tensor = self.in_proj(hidden)
-        if stop or not can_scan_projected(projected, weights, self.d_state):
-            y = self._scan_by_steps(projected, mask)
-        else:
-            y, xbc = scan_projected(projected, weights, inner=self.d_inner, groups=self.ngroups)
+        conv, stop = self.conv1d, self.tap is not None and self.tap.stop
+        weights: tuple[Any, ...] = (conv.weight, conv.bias, self.A_log, self.D, self.dt_bias)
+        # Whether there is a tap does not matter here: a checkpoint's recomputation takes the way the forward took.
+        fused = conv.bias is not None and self.d_state >= LEAST_STATES["cpu"] and not stop
+        if fused and can_fuse((projected, *weights)):
+            y, xbc = scan_projected(projected, SsdWeights(*weights), inner=self.d_inner, groups=self.ngroups)
             self._record(projected[..., -self.nheads :], xbc, mask)
+        else:
+            y = self._scan_by_steps(projected, mask)
         mixed: Tensor = self.out_proj(self.norm(y))
         return mixed
-
-    def _is_untouched(self) -> bool:
-        """Whether projections and norm are what they were built as, unhooked, and the norm is over whole rows."""
-        layers = ((self.in_proj, nn.Linear), (self.norm, RMSNormGated), (self.out_proj, nn.Linear))
-        plain = all(type(layer) is kind and not is_hooked(layer) for layer, kind in layers)
-        return plain and self.norm.groups == 1 and all(getattr(layer, "bias", None) is None for layer, _ in layers)
 
     def _scan_by_steps(self, projected: Tensor, mask: Tensor | None) -> Tensor:
         """Between the projections by one operation after the other, where one call does not serve."""
@@ -109,7 +99,7 @@ class Mamba2Mixer(SSMMixer):
         self._record(dt, xbc, mask)
         x, b, c = self._parts(xbc)
         a = -torch.exp(at_least_float32(self.A_log))
-        return scan_heads(ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
+        return scan_ssd(ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
 
     def _record(self, dt: Tensor, xbc: Tensor, mask: Tensor | None) -> None:
         """Hand the states to the tap, if there is one; dt: [batch, tokens, heads], xbc: what was convolved."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from infssm.errors import ConfigError
-from infssm.ops import ScanInputs, ScanStates, mean_states, scan
+from infssm.ops import ScanInputs, mean_states, scan
 
 StateRows = tuple[Tensor, "slice | None"]
 """A parameter and the rows of it that form states (``None``: all rows)."""
@@ -60,6 +60,8 @@ class SSMMixer(nn.Module, ABC):
     """Base of all mixers: a token mixer that hands its states to ``tap`` whenever one is set."""
 
     tap: StateTap | None = None
+    scan_hook: Callable[[ScanInputs], None] | None = None
+    """Called with the inputs of every scan before it runs, one direction at a time: for studies of what layers do."""
 
     @abstractmethod
     def state_parameters(self, which: str) -> list[StateRows]:
@@ -71,16 +73,32 @@ class SSMMixer(nn.Module, ABC):
         """Run every scan, and emit the states of all of them when a tap is set.
 
         Each scan runs as soon as it is prepared, while its inputs are still in the cache: pass a generator.
-        ``out_scale`` multiplies the outputs (folded into B and D, which are small). ``mask``: [batch, tokens] of the
-        tokens that are none but padding; the states say so.
+        ``out_scale`` multiplies the outputs (folded into B and D, which are small). mask: [batch, tokens], False where
+        padded; the states carry it.
         """
-        if self.tap is None:
-            return [scan(_scaled(x, out_scale)).y for x in scans]
-        if self.tap.stop:
-            self.emit([states_only(x, self.tap)._replace(mask=mask) for x in scans])
-        pairs = [_output_and_states(x, out_scale, self.tap) for x in scans]
-        self.emit([states._replace(mask=mask) for _, states in pairs])
-        return [y for y, _ in pairs]
+        tap, outputs, states = self.tap, [], []
+        for x in scans:
+            if self.scan_hook is not None:
+                self.scan_hook(x)
+            if tap is not None and tap.stop:
+                states.append(states_only(x, tap, mask))
+                continue
+            scaled = x
+            if out_scale != 1.0:
+                scaled = x._replace(B=x.B * out_scale, D=None if x.D is None else x.D * out_scale)
+            if tap is None:
+                outputs.append(scan(scaled).y)
+            elif tap.include_dt_bias:
+                found = scan(scaled, states="zoh" if tap.zoh else True)
+                assert found.states is not None
+                outputs.append(found.y)
+                states.append(RawStates(found.states.a, x.C, x.B, found.states.delta, found.states.zoh, mask))
+            else:
+                with beside_checkpoint():
+                    states.append(states_only(x, tap, mask))
+                outputs.append(scan(scaled).y)
+        self.emit(states)
+        return outputs
 
     def emit(self, states: list[RawStates]) -> None:
         """Hand the states of one forward pass, one entry per scan direction, to the tap."""
@@ -89,20 +107,6 @@ class SSMMixer(nn.Module, ABC):
         self.tap.emit(self, states)
         if self.tap.stop:
             raise RuntimeError("a tap with stop=True must raise from emit to end the forward pass")
-
-
-def _scaled(x: ScanInputs, scale: float) -> ScanInputs:
-    return x if scale == 1.0 else x._replace(B=x.B * scale, D=None if x.D is None else x.D * scale)
-
-
-def _output_and_states(x: ScanInputs, out_scale: float, tap: StateTap) -> tuple[Tensor, RawStates]:
-    if not tap.include_dt_bias:
-        with beside_checkpoint():
-            states = states_only(x, tap)
-        return scan(_scaled(x, out_scale)).y, states
-    found = scan(_scaled(x, out_scale), states="zoh" if tap.zoh else True)
-    assert found.states is not None
-    return found.y, _raw(x, found.states)
 
 
 def beside_checkpoint() -> saved_tensors_hooks:
@@ -117,7 +121,7 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def states_only(x: ScanInputs, tap: StateTap) -> RawStates:
+def states_only(x: ScanInputs, tap: StateTap, mask: Tensor | None) -> RawStates:
     """The states that ``tap`` asks for, without the scan."""
     states = mean_states(
         x.delta,
@@ -127,11 +131,7 @@ def states_only(x: ScanInputs, tap: StateTap) -> RawStates:
         groups=x.B.shape[2] if x.B.ndim == 4 else None,
         zoh=tap.zoh,
     )
-    return _raw(x, states)
-
-
-def _raw(x: ScanInputs, states: ScanStates) -> RawStates:
-    return RawStates(a=states.a, c=x.C, b=x.B, delta=states.delta, zoh=states.zoh)
+    return RawStates(states.a, x.C, x.B, states.delta, states.zoh, mask)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from infssm.models.mixer import (
     states_only,
 )
 from infssm.ops import ScanInputs, causal_conv1d
-from infssm.ops.directions import DirectionStates, DirectionWeights, can_scan_directions, scan_directions
+from infssm.ops.backend import can_fuse
+from infssm.ops.directions import DirectionStates, DirectionWeights, scan_directions
 
 
 class Direction(NamedTuple):
@@ -52,22 +53,22 @@ class Direction(NamedTuple):
 
     def weights(self) -> DirectionWeights | None:
         """The parameters as one call reads them; None where a layer is another kind than it was built as, or hooked."""
-        layers = ((self.conv, nn.Conv1d), (self.x_proj, nn.Linear), (self.dt_proj, nn.Linear))
-        if any(type(layer) is not kind or is_hooked(layer) for layer, kind in layers):
+        conv, x_proj, dt = self.conv, self.x_proj, self.dt_proj
+        if type(conv) is not nn.Conv1d or type(x_proj) is not nn.Linear or type(dt) is not nn.Linear:
             return None
-        conv, dt = self.conv, self.dt_proj
-        if conv.bias is None or getattr(self.x_proj, "bias", None) is not None:
+        bias: Tensor | None = x_proj.bias  # torch declares it as always there
+        if conv.bias is None or bias is not None or is_hooked(conv, x_proj, dt):
             return None
-        return DirectionWeights(conv.weight, conv.bias, self.x_proj.weight, dt.weight, dt.bias, self.A_log, self.D)
+        return DirectionWeights(conv.weight, conv.bias, x_proj.weight, dt.weight, dt.bias, self.A_log, self.D)
 
-    def states(self, found: DirectionStates, tap: StateTap) -> RawStates:
+    def states(self, found: DirectionStates, tap: StateTap, mask: Tensor | None) -> RawStates:
         """The states that ``tap`` asks for, from what the scan formed."""
         if tap.include_dt_bias and not tap.zoh:
-            return RawStates(a=found.a, c=found.c, b=found.b, delta=found.delta, zoh=None)
+            return RawStates(a=found.a, c=found.c, b=found.b, delta=found.delta, zoh=None, mask=mask)
         with beside_checkpoint():
             delta = F.linear(found.low, self.dt_proj.weight)
             A, bias = -torch.exp(self.A_log), self.dt_proj.bias
-            return states_only(ScanInputs(delta, delta, A, found.b, found.c, None, None, bias, True), tap)
+            return states_only(ScanInputs(delta, delta, A, found.b, found.c, None, None, bias, True), tap, mask)
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """The parameter set ``which`` of this direction, without ``in_proj``."""
@@ -89,24 +90,26 @@ def run_directions(
 ) -> Tensor:
     """The sum of all directions' outputs, times ``out_scale``: in one call where it can be, else one by one.
 
-    xz: [batch, tokens, 2 channels], what is scanned and what gates it. mask: [batch, tokens], False where padded; the
-    states say so.
+    xz: [batch, tokens, 2 channels], what is scanned and what gates it. mask: [batch, tokens], False where padded.
     """
-    tap, stop = mixer.tap, mixer.tap is not None and mixer.tap.stop
-    known = [weights for way in ways if (weights := way.weights()) is not None]
-    # A study that looks at a mixer's scans puts its own `run_scans` on it. Otherwise a tap does not matter here: a
-    # checkpoint's recomputation takes the way that the forward took.
-    if stop or len(known) < len(ways) or "run_scans" in vars(mixer) or not can_scan_directions(xz, known):
-        x, z = xz.chunk(2, dim=-1)
-        first, *others = mixer.run_scans((way.prepare(x, z) for way in ways), out_scale=out_scale, mask=mask)
-        for other in others:
-            first = first + other
-        return first
-    reverse = [way.reverse for way in ways]
-    y, states = scan_directions(xz, known, reverse, scale=out_scale, states=tap is not None)
-    if tap is not None:
-        mixer.emit([way.states(found, tap)._replace(mask=mask) for way, found in zip(ways, states, strict=True)])
-    return y
+    tap = mixer.tap
+    # Whether there is a tap does not matter: a checkpoint's recomputation takes the way that the forward took. One that
+    # stops, or a hook on the scans' inputs, needs the operations one by one.
+    if mixer.scan_hook is None and (tap is None or not tap.stop):
+        weights: list[Tensor] = []
+        for way in ways:
+            weights += way.weights() or ()
+        if len(weights) == len(ways) * len(DirectionWeights._fields) and can_fuse([xz, *weights]):
+            reverse = [way.reverse for way in ways]
+            y, states = scan_directions(xz, weights, reverse, scale=out_scale, states=tap is not None)
+            if tap is not None:
+                mixer.emit([way.states(found, tap, mask) for way, found in zip(ways, states, strict=True)])
+            return y
+    x, z = xz.chunk(2, dim=-1)
+    first, *others = mixer.run_scans((way.prepare(x, z) for way in ways), out_scale=out_scale, mask=mask)
+    for other in others:
+        first = first + other
+    return first
 
 
 def depthwise_conv(channels: int, width: int) -> nn.Conv1d:
@@ -114,7 +117,9 @@ def depthwise_conv(channels: int, width: int) -> nn.Conv1d:
     return nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1)
 
 
-def is_hooked(layer: nn.Module) -> bool:
-    """Whether calling the layer runs more than its forward, so that its weights must not be read past it."""
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return any(hooks)
+def is_hooked(*layers: nn.Module) -> bool:
+    """Whether calling one of the layers runs more than its forward, so that its weights must not be read past it."""
+    for layer in layers:
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+            return True
+    return False

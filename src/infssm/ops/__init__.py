@@ -4,11 +4,10 @@ from infssm.ops.backend import backend_report
 from infssm.ops.conv import causal_conv1d
 from infssm.ops.distance import fused_distance
 from infssm.ops.distances import KINDS, Kind
-from infssm.ops.heads import scan_heads
 from infssm.ops.norm import add_rms_norm
 from infssm.ops.packing import seq_idx_from_cu_seqlens, seq_idx_from_position_ids
-from infssm.ops.records import ScanInputs, ScanOutput, ScanStates
-from infssm.ops.scan import scan, selective_scan
+from infssm.ops.scan import ScanInputs, ScanOutput, ScanStates, scan, selective_scan
+from infssm.ops.ssd import scan_ssd
 from infssm.ops.states import mean_states
 from infssm.ops.subspace import principal_angles, rotation_lattice
 
@@ -26,7 +25,7 @@ __all__ = [
     "principal_angles",
     "rotation_lattice",
     "scan",
-    "scan_heads",
+    "scan_ssd",
     "selective_scan",
     "seq_idx_from_cu_seqlens",
     "seq_idx_from_position_ids",

@@ -15,7 +15,7 @@ from infssm.errors import ConfigError
 
 BACKENDS = ("reference", "cpu", "triton")
 
-# Narrower floats are widened to float32 at the door, so autocast does not push a model onto the slow path.
+# Narrower floats are widened to float32 first, so autocast does not push a model onto the slow path.
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -36,11 +36,19 @@ TRITON = importlib.util.find_spec("triton") is not None and os.environ.get("INFS
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def is_plain(tensors: Any) -> bool:
+    """Whether all tensors (None: absent) are nonempty float32 CPU tensors: the common case, decided in one loop."""
+    for tensor in tensors:
+        if tensor is not None and not (tensor.dtype is torch.float32 and tensor.is_cpu and tensor.numel()):
+            return False
+    return True
+
+
 def choose(backend: str | None, *tensors: Tensor | None) -> str:
     """The backend that serves this call: `backend` if given (checked), else the fastest that can."""
     if torch.compiler.is_exporting() and backend is None:  # an exported model runs where these kernels are not
         return "reference"
-    if NATIVE is not None and backend in (None, "cpu") and all(map(_is_simple, tensors)):
+    if NATIVE is not None and backend in (None, "cpu") and is_plain(tensors):
         return "cpu"
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; None picks the fastest")
@@ -55,24 +63,23 @@ def choose(backend: str | None, *tensors: Tensor | None) -> str:
     return "reference" if obstacle is not None or empty else backend or fastest
 
 
-def _is_simple(tensor: Tensor | None) -> bool:
-    """Whether the compiled kernels take the tensor without further questions: the common case, decided fast."""
-    return tensor is None or (tensor.dtype == torch.float32 and tensor.is_cpu and tensor.numel() > 0)
-
-
 def use_native(backend: str | None, *tensors: Tensor | None) -> bool:
     """Whether the compiled CPU kernels serve this call."""
     return choose(backend, *tensors) == "cpu"
 
 
-def single(tensor: Tensor) -> Tensor:
-    """The tensor in float32, what the kernels read."""
-    return tensor if tensor.dtype == torch.float32 else tensor.float()
+def can_fuse(tensors: Any) -> bool:
+    """Whether a layer's operations may run as one operator: compiled kernels, float32 CPU tensors, no autocast, no
+    `torch.func` transform, no export.
+    """
+    if NATIVE is None or torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
+        return False
+    return not torch.compiler.is_exporting() and torch._C._get_tracing_state() is None and is_plain(tensors)
 
 
-def maybe_single(tensor: Tensor | None) -> Tensor | None:
-    """`single`, or None."""
-    return None if tensor is None else single(tensor)
+def in_float32(tensors: Any) -> list[Any]:
+    """The tensors (None: absent) in float32, what the kernels read."""
+    return [x if x is None or x.dtype is torch.float32 else x.float() for x in tensors]
 
 
 def _obstacle(backend: str, tensors: tuple[Tensor | None, ...]) -> str | None:

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from infssm.ops.backend import choose
-from infssm.ops.records import ConvInputs, ScanInputs
-from infssm.ops.registered.library import given, native, new, rows
-from infssm.ops.registered.scan import OutputGrads, Outputs, saved_shape
+from infssm.ops.conv import ConvInputs
+from infssm.ops.library import define, flat, native, rows
+from infssm.ops.scan import OutputGrads, Outputs, ScanInputs, saved_shape
 
 
 class DirectionWeights(NamedTuple):
@@ -49,187 +48,187 @@ class DirectionStates(NamedTuple):
     c: Tensor
 
 
-def can_scan_directions(xz: Tensor, weights: Sequence[DirectionWeights]) -> bool:
-    """Whether `scan_directions` serves: compiled kernels, plain float32 CPU tensors, and nothing tracing the model."""
-    return is_plain([xz, *(tensor for way in weights for tensor in way)])
-
-
-def is_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether the compiled kernels may be called directly: float32 CPU tensors, and nothing traces or wraps them."""
-    if native is None or torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
-        return False
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    ):
-        return False
-    plain = all(type(tensor) in _PLAIN for tensor in tensors)
-    return plain and all(t.dtype == torch.float32 for t in tensors) and choose(None, *tensors) == "cpu"
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
 def scan_directions(
-    xz: Tensor, weights: Sequence[DirectionWeights], reverse: Sequence[bool], *, scale: float, states: bool
+    xz: Tensor, weights: Sequence[Tensor], reverse: Sequence[bool], *, scale: float, states: bool
 ) -> tuple[Tensor, list[DirectionStates]]:
     """Sum over the directions of `scale * scan(conv(x))`, gated by z; xz: [batch, tokens, 2 channels] holds x, then z.
 
-    Returns y: [batch, tokens, channels], and the states of each direction if they were asked for.
+    weights: those of `DirectionWeights` of every direction, one after the other; all float32 CPU tensors (see
+    `can_fuse`). Returns y: [batch, tokens, channels], and the states of each direction if they were asked for.
     """
-    options = _Options(tuple(reverse), scale, states, torch.is_grad_enabled())
-    y, *parts = _Directions.apply(options, xz, *(tensor for way in weights for tensor in way))  # type: ignore[no-untyped-call]
+    y, *parts = _directions(xz, reverse, scale, states, torch.is_grad_enabled(), weights)
     if not states:
         return y, []
     found = []
-    for a, delta, projected, way in zip(parts[::3], parts[1::3], parts[2::3], weights, strict=True):
-        n = way.A_log.shape[1]
-        low, b, c = projected.split([way.dt_proj.shape[1], n, n], dim=-1)
+    for i in range(len(reverse)):
+        a, delta, projected = parts[_KEPT * i : _KEPT * i + 3]
+        rank, n = weights[_FIELDS * i + 3].shape[1], weights[_FIELDS * i + 5].shape[1]
+        low, b, c = projected.split([rank, n, n], dim=-1)
         found.append(DirectionStates(a.squeeze(2), delta.squeeze(2), low, b, c))
     return y, found
 
 
-class _Options(NamedTuple):
-    reverse: tuple[bool, ...]
-    scale: float
-    states: bool
-    save: bool
+class _Kept(NamedTuple):
+    """What one direction forms on its way, of which its backward starts; all but `A` [batch, tokens, ...].
 
+    The first three are what its states are made of; a and mean_delta are empty where those are not asked for.
+    """
 
-_FIELDS = len(DirectionWeights._fields)
-
-
-class _Directions(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, options: _Options, xz: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        xz = rows(xz)
-        ways = [DirectionWeights(*flat[i : i + _FIELDS]) for i in range(0, len(flat), _FIELDS)]
-        y = new(xz, *xz.shape[:2], xz.shape[2] // 2)
-        outputs, kept = [y], []
-        for i, (way, reverse) in enumerate(zip(ways, options.reverse, strict=True)):
-            found, formed = _forward(xz, way, reverse, y, options, add=i > 0)
-            kept += [*formed, found.saved]
-            if options.states:
-                outputs += [found.a, found.delta, formed.projected]
-        ctx.options = options
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(xz, *flat, *kept)
-        return tuple(outputs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
-        options: _Options = ctx.options
-        xz, *saved = ctx.saved_tensors
-        count = len(options.reverse)
-        kept = saved[count * _FIELDS :]
-        grad_y = torch.zeros_like(xz[..., : xz.shape[2] // 2]) if grad_y is None else rows(grad_y)
-        dxz, found = torch.empty_like(xz), []
-        for i in range(count):
-            way = DirectionWeights(*saved[i * _FIELDS : (i + 1) * _FIELDS])
-            formed, states = _Formed(*kept[5 * i : 5 * i + 4]), kept[5 * i + 4]
-            of_states = grads[3 * i : 3 * i + 3] if options.states else (None, None, None)
-            needs = ctx.needs_input_grad[2 + i * _FIELDS : 2 + (i + 1) * _FIELDS]
-            found += _backward(xz, way, formed, states, grad_y, of_states, dxz, options, i, needs)
-        return None, dxz, *found
-
-
-class _Formed(NamedTuple):
-    """What the forward of one direction forms on its way; all but `A` [batch, tokens, ...]."""
-
-    u: Tensor
+    a: Tensor
+    mean_delta: Tensor
     projected: Tensor
+    u: Tensor
     delta: Tensor
     A: Tensor
+    saved: Tensor
+
+
+_FIELDS, _KEPT = len(DirectionWeights._fields), len(_Kept._fields)
+
+
+def _ways(weights: Sequence[Tensor]) -> list[DirectionWeights]:
+    whole = [*map(Tensor.contiguous, weights)]
+    return [DirectionWeights(*whole[i : i + _FIELDS]) for i in range(0, len(weights), _FIELDS)]
 
 
 def _conv_inputs(xz: Tensor, way: DirectionWeights, reverse: bool) -> ConvInputs:
     return ConvInputs(xz[..., : xz.shape[2] // 2], way.conv.squeeze(1), way.conv_bias, True, reverse)
 
 
-def _scan_inputs(xz: Tensor, way: DirectionWeights, formed: _Formed, reverse: bool) -> ScanInputs:
+def _scan_inputs(xz: Tensor, way: DirectionWeights, kept: _Kept, reverse: bool) -> ScanInputs:
     rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
-    B = formed.projected[..., rank : rank + n].unsqueeze(2)
-    C = formed.projected[..., rank + n :].unsqueeze(2)
+    B = kept.projected[..., rank : rank + n].unsqueeze(2)
+    C = kept.projected[..., rank + n :].unsqueeze(2)
     z = xz[..., xz.shape[2] // 2 :]
-    return ScanInputs(formed.u, formed.delta, formed.A, B, C, way.D, z, way.dt_bias, True, reverse)
+    return ScanInputs(kept.u, kept.delta, kept.A, B, C, way.D, z, way.dt_bias, True, reverse)
 
 
-def _forward(
-    xz: Tensor, way: DirectionWeights, reverse: bool, y: Tensor, options: _Options, *, add: bool
-) -> tuple[Outputs, _Formed]:
-    threads = torch.get_num_threads()
-    u, (batch, tokens, _), n = torch.empty_like(y), y.shape, way.A_log.shape[1]
-    native.conv_forward(_conv_inputs(xz, way, reverse), u, threads)
-    projected = torch.mm(u.view(batch * tokens, -1), way.x_proj.t())
-    delta = torch.mm(projected[:, : way.dt_proj.shape[1]], way.dt_proj.t()).view_as(y)
-    formed = _Formed(u, projected.view(batch, tokens, -1), delta, way.A_log.exp().neg_())
-    x = _scan_inputs(xz, way, formed, reverse)
-    found = Outputs(
-        y=y,
-        last=None,
-        a=new(y, batch, tokens, 1, n) if options.states else None,
-        delta=new(y, batch, tokens, 1) if options.states else None,
-        zoh=None,
-        saved=new(y, *saved_shape(x)) if options.save else None,
-    )
-    native.scan_forward(x, found, found.saved, threads, options.scale, add)
-    return found, formed
+def _outputs(xz: Tensor, *args: Any) -> list[Tensor]:
+    """y, then what each direction keeps, uninitialised."""
+    *_, states, save, weights = args
+    batch, tokens, channels = *xz.shape[:2], xz.shape[2] // 2
+    outputs = [xz.new_empty(batch, tokens, channels)]
+    for way in _ways(weights):
+        n = way.A_log.shape[1]
+        u, delta = torch.empty_like(outputs[0]), torch.empty_like(outputs[0])
+        projected = xz.new_empty(batch, tokens, way.x_proj.shape[0])
+        formed = ScanInputs(u, delta, way.A_log, projected[..., None, :n], projected[..., None, :n])
+        outputs += [
+            xz.new_empty(batch, tokens, 1, n) if states else xz.new_empty(0),
+            xz.new_empty(batch, tokens, 1) if states else xz.new_empty(0),
+            projected,
+            u,
+            delta,
+            xz.new_empty(way.A_log.shape),
+            xz.new_empty(saved_shape(formed)) if save else xz.new_empty(0),
+        ]
+    return outputs
 
 
-def _backward(
+def _kernel(
+    xz: Tensor, reverse: Sequence[bool], scale: float, states: bool, save: bool, weights: Sequence[Tensor]
+) -> list[Tensor]:
+    xz, threads = rows(xz), torch.get_num_threads()
+    y, *parts = outputs = _outputs(xz, states, save, weights)
+    channels = y.shape[2]
+    for i, way in enumerate(_ways(weights)):
+        kept = _Kept(*parts[_KEPT * i : _KEPT * (i + 1)])
+        native.conv_forward(_conv_inputs(xz, way, reverse[i]), kept.u, threads)
+        projected = kept.projected.view(-1, way.x_proj.shape[0])
+        torch.mm(kept.u.view(-1, channels), way.x_proj.t(), out=projected)
+        torch.mm(projected[:, : way.dt_proj.shape[1]], way.dt_proj.t(), out=kept.delta.view(-1, channels))
+        torch.exp(way.A_log, out=kept.A).neg_()
+        found = Outputs(y, None, kept.a, kept.mean_delta, None, kept.saved)
+        native.scan_forward(_scan_inputs(xz, way, kept, reverse[i]), found, kept.saved, threads, scale, i > 0)
+    return outputs
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    xz, ctx.reverse, ctx.scale, states, _, weights = inputs
+    kept = output[1:]
+    ctx.mark_non_differentiable(*[x for i, x in enumerate(kept) if not states or i % _KEPT > 2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(xz, *weights, *kept)
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    xz, *saved = ctx.saved_tensors
+    count = len(ctx.reverse)
+    weights, kept = saved[: count * _FIELDS], saved[count * _FIELDS :]
+    of_outputs = [grads[0]] + [grads[1 + _KEPT * i + k] for i in range(count) for k in range(3)]
+    needs = ctx.needs_input_grad[5:]
+    dxz, *found = _directions_backward(xz, ctx.reverse, ctx.scale, of_outputs, needs, kept, weights)
+    wanted = (grad if need else None for grad, need in zip(found, needs, strict=True))
+    return dxz, None, None, None, None, *wanted
+
+
+def _input_grads(xz: Tensor, *args: Any) -> list[Tensor]:
+    """Gradients of xz and of every weight, uninitialised; empty for a projection's that is not needed."""
+    *_, needs, _, weights = args
+    optional = [DirectionWeights._fields.index(name) for name in ("x_proj", "dt_proj")]
+    found = [torch.empty_like(xz, memory_format=torch.contiguous_format)]
+    for i, (weight, need) in enumerate(zip(weights, needs, strict=True)):
+        found.append(xz.new_empty(0) if not need and i % _FIELDS in optional else weight.new_empty(weight.shape))
+    return found
+
+
+def _backward_kernel(
     xz: Tensor,
-    way: DirectionWeights,
-    formed: _Formed,
-    saved: Tensor,
-    grad_y: Tensor,
-    of_states: Sequence[Tensor | None],
-    dxz: Tensor,
-    options: _Options,
-    index: int,
+    reverse: Sequence[bool],
+    scale: float,
+    grads: Sequence[Tensor | None],
     needs: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients of the direction's weights; those of x and z go into dxz."""
-    grad_a, grad_delta, grad_projected = of_states
-    reverse, threads, channels = options.reverse[index], torch.get_num_threads(), grad_y.shape[2]
-    rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
-    x = _scan_inputs(xz, way, formed, reverse)
-    dprojected = torch.empty_like(formed.projected)
-    found = ScanInputs(
-        u=torch.empty_like(formed.u),
-        delta=torch.empty_like(formed.delta),
-        A=torch.empty_like(formed.A),
-        B=dprojected[..., rank : rank + n].unsqueeze(2),
-        C=dprojected[..., rank + n :].unsqueeze(2),
-        D=torch.empty_like(way.D),
-        z=dxz[..., channels:],
-        delta_bias=torch.empty_like(way.dt_bias),
-        initial_state=None,
-    )
-    of_outputs = OutputGrads(grad_y, None, _whole(grad_a), _whole(grad_delta), None)
-    native.scan_backward(x, saved, of_outputs, found, threads, options.scale, index > 0)
-    ddelta, u = found.delta.view(-1, channels), formed.u.view(-1, channels)
-    columns, projected = dprojected.view(-1, rank + 2 * n), formed.projected.view(-1, rank + 2 * n)
-    torch.mm(ddelta, way.dt_proj, out=columns[:, :rank])
-    if grad_projected is not None:
-        dprojected += grad_projected
-    found.u.view(-1, channels).addmm_(columns, way.x_proj)
-    dconv, dconv_bias = torch.empty_like(way.conv), torch.empty_like(way.conv_bias)
-    inputs = _conv_inputs(xz, way, reverse)
-    native.conv_backward(inputs, found.u, dxz[..., :channels], dconv.squeeze(1), dconv_bias, threads, index > 0)
-    wanted = DirectionWeights._fields
-    gradients = {
-        "conv": dconv,
-        "conv_bias": dconv_bias,
-        "x_proj": torch.mm(columns.t(), u) if needs[wanted.index("x_proj")] else None,
-        "dt_proj": torch.mm(ddelta.t(), projected[:, :rank]) if needs[wanted.index("dt_proj")] else None,
-        "dt_bias": found.delta_bias,
-        "A_log": found.A.mul_(formed.A),
-        "D": found.D,
-    }
-    return [gradients[name] if need else None for name, need in zip(wanted, needs, strict=True)]
+    kept: Sequence[Tensor],
+    weights: Sequence[Tensor],
+) -> list[Tensor]:
+    dxz, *found = outputs = _input_grads(xz, needs, kept, weights)
+    xz, threads, channels = rows(xz), torch.get_num_threads(), xz.shape[2] // 2
+    grad_y = xz.new_zeros(*xz.shape[:2], channels) if grads[0] is None else rows(grads[0])
+    for i, way in enumerate(_ways(weights)):
+        formed, to = _Kept(*kept[_KEPT * i : _KEPT * (i + 1)]), _ways(found)[i]
+        grad_a, grad_delta, grad_projected = grads[1 + 3 * i : 4 + 3 * i]
+        rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
+        dprojected = torch.empty_like(formed.projected)
+        du, ddelta = torch.empty_like(formed.u), torch.empty_like(formed.delta)
+        gradients = ScanInputs(
+            u=du,
+            delta=ddelta,
+            A=to.A_log,
+            B=dprojected[..., rank : rank + n].unsqueeze(2),
+            C=dprojected[..., rank + n :].unsqueeze(2),
+            D=to.D,
+            z=dxz[..., channels:],
+            delta_bias=to.dt_bias,
+        )
+        of_outputs = OutputGrads(grad_y, None, flat(grad_a), flat(grad_delta), None)
+        x = _scan_inputs(xz, way, formed, reverse[i])
+        native.scan_backward(x, formed.saved, of_outputs, gradients, threads, scale, i > 0)
+        to.A_log.mul_(formed.A)  # A = -exp(A_log) is its own derivative
+        by_delta, u = ddelta.view(-1, channels), formed.u.view(-1, channels)
+        columns, projected = dprojected.view(-1, rank + 2 * n), formed.projected.view(-1, rank + 2 * n)
+        torch.mm(by_delta, way.dt_proj, out=columns[:, :rank])
+        if grad_projected is not None:
+            dprojected += grad_projected
+        du.view(-1, channels).addmm_(columns, way.x_proj)
+        inputs = _conv_inputs(xz, way, reverse[i])
+        native.conv_backward(inputs, du, dxz[..., :channels], to.conv.squeeze(1), to.conv_bias, threads, i > 0)
+        if to.x_proj.numel():
+            torch.mm(columns.t(), u, out=to.x_proj)
+        if to.dt_proj.numel():
+            torch.mm(by_delta.t(), projected[:, :rank], out=to.dt_proj)
+    return outputs
 
 
-def _whole(grad: Tensor | None) -> Tensor | None:
-    return None if given(grad) is None or grad is None else grad.contiguous()
+_directions_backward = define(
+    "directions_backward(Tensor xz, bool[] reverse, float scale, Tensor?[] grads, bool[] needs, Tensor[] kept,"
+    " Tensor[] weights) -> Tensor[]",
+    _backward_kernel,
+    _input_grads,
+)
+_directions = define(
+    "directions(Tensor xz, bool[] reverse, float scale, bool states, bool save, Tensor[] weights) -> Tensor[]",
+    _kernel,
+    _outputs,
+    setup=_setup,
+    backward=_backward,
+)

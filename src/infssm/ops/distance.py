@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
-from infssm.ops import registered as _ops
-from infssm.ops.backend import choose, maybe_single
+from infssm.ops.backend import choose, in_float32
 from infssm.ops.checks import expect_shape
 from infssm.ops.distances import KINDS, Kind, Pair
+from infssm.ops.distances.pieces import value_and_slopes
+from infssm.ops.library import define, given, native
+from infssm.ops.triton import distance as _triton
 
 
 def fused_distance(
@@ -47,12 +50,19 @@ def fused_distance(
     _check(row, pair)
     tensors = pair.tensors
     found = choose(backend, *tensors)
-    if found not in row.backends or _needs_formula(row, options):
+    # The kernels have no options, and no `torch.func` transforms.
+    if found not in row.backends or not row.has_defaults(options) or torch._C._are_functorch_transforms_active():
         return row.reference(pair, **options)
-    to_old, to_new = (_needs_grad(*side) for side in pair.sides)
-    floats = map(maybe_single, tensors)
-    value: Tensor = _ops.distance(*floats, kind, soft_normalize, to_old, to_new, found == "triton")[0]
+    to_old, to_new = False, False
+    if torch.is_grad_enabled():
+        for i, tensor in enumerate(tensors):
+            if tensor is not None and tensor.requires_grad:
+                to_old, to_new = to_old or i in _OLD, to_new or i not in _OLD
+    value: Tensor = _distance(*in_float32(tensors), kind, soft_normalize, to_old, to_new, found == "triton")[0]
     return value
+
+
+_OLD = (0, 1, 4)  # places of the old states among the tensors of a pair
 
 
 def _check(row: Kind, pair: Pair) -> None:
@@ -71,10 +81,92 @@ def _check(row: Kind, pair: Pair) -> None:
         expect_shape("new_b", pair.new_b, pair.old_c.shape)
 
 
-def _needs_formula(row: Kind, options: dict[str, Any]) -> bool:
-    """Whether no kernel can serve the call: they have no options, and no `torch.func` transforms."""
-    return not row.has_defaults(options) or torch._C._are_functorch_transforms_active()
+class StatePair(NamedTuple):
+    """Old and new states [..., n], or the derivatives by them; None or empty for what is absent or not wanted."""
+
+    old_a: Tensor | None
+    old_c: Tensor | None
+    new_a: Tensor | None
+    new_c: Tensor | None
+    old_b: Tensor | None
+    new_b: Tensor | None
 
 
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+def _outputs(*args: Any) -> tuple[Tensor, ...]:
+    """The value, then its derivative by each tensor: empty where it is not wanted or not seen by the kind."""
+    *tensors, kind, _, to_old, to_new, _ = args
+    if kind not in KINDS:
+        raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
+    sees, like = KINDS[kind].sees, tensors[1]
+    slopes = []
+    for i, (tensor, name) in enumerate(zip(tensors, "acacbb", strict=True)):
+        wanted = (to_old if i in _OLD else to_new) and tensor is not None and name in sees
+        slopes.append(torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else like.new_empty(0))
+    return like.new_empty(like.shape[:-1]), *slopes
+
+
+def _kernel(*args: Any) -> tuple[Tensor, ...]:
+    *tensors, kind, soft, _, _, triton = args
+    value, *slopes = outputs = _outputs(*args)
+    states = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    if triton:
+        flat = [None if state is None else state.view(-1, state.shape[-1]) for state in states]
+        _triton.forward(kind, soft, flat, value, [given(slope) for slope in slopes])
+        return outputs
+    sure = torch.empty_like(value)
+    call = kind, soft, torch.get_num_threads(), StatePair(*states), value, sure, StatePair(*slopes)
+    if native.distance(*call):
+        pair = Pair(*tensors, soft=soft).map(lambda x: x.detach().reshape(-1, x.shape[-1]))
+        _mend(outputs, (sure.view(-1) == 0).nonzero().squeeze(-1), kind, pair)
+    return outputs
+
+
+def _mend(outputs: tuple[Tensor, ...], rows: Tensor, kind: str, pair: Pair) -> None:
+    """Replace the results of the systems ``rows``, of which float32 was not sure, by the formula's in float64."""
+    value, *slopes = outputs
+    wanted = [slope.numel() > 0 for slope in slopes]
+    few = pair.map(lambda x: x[rows].double())
+    for tensor, want in zip(few.tensors, wanted, strict=True):
+        if tensor is not None:
+            tensor.requires_grad_(want)
+    with _autograd_inside():
+        exact, found = value_and_slopes(KINDS[kind].formula, few, wanted)
+    _place(rows, (value, *slopes), (exact, *found))
+
+
+def _place(rows: Tensor, outputs: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
+    for output, part in zip(outputs, found, strict=True):
+        if part is not None and output.numel():
+            output.view(-1, *part.shape[1:])[rows] = part.float()
+
+
+def _autograd_inside() -> Any:
+    """Autograd inside of an operator, whose kernels run below it."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - excluded)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    """The gradients, from that of the value and the derivatives that were computed with it."""
+    if grad is None:
+        return (None,) * len(ctx.needs_input_grad)
+    rows = grad.unsqueeze(-1)
+    slopes = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+    found = (rows * slope if need and slope.numel() else None for slope, need in slopes)
+    return *found, None, None, None, None, None
+
+
+_distance = define(
+    "distance(Tensor old_a, Tensor old_c, Tensor new_a, Tensor new_c, Tensor? old_b, Tensor? new_b, str kind,"
+    " bool soft, bool to_old, bool to_new, bool triton) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _kernel,
+    _outputs,
+    setup=_setup,
+    backward=_backward,
+)

@@ -25,3 +25,14 @@ def seq_idx_from_position_ids(position_ids: Tensor) -> Tensor:
         raise ConfigError(f"position_ids has shape {list(position_ids.shape)}, expected [batch, tokens]")
     restarts = (position_ids[:, 1:] != position_ids[:, :-1] + 1).cumsum(1)
     return torch.nn.functional.pad(restarts, (1, 0))
+
+
+def segment_ids(seq_idx: Tensor) -> Tensor:
+    """Packed sequences as the kernels read them: 0, 1, 2, ... along each row, float32 [batch, tokens].
+
+    Two sequences of a row may have the same number as long as another lies between them.
+    """
+    if seq_idx.dim() != 2:
+        raise ConfigError(f"seq_idx has shape {list(seq_idx.shape)}, expected [batch, tokens]")
+    changes = (seq_idx[:, 1:] != seq_idx[:, :-1]).cumsum(1)
+    return torch.nn.functional.pad(changes, (1, 0)).float()

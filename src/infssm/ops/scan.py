@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+import contextlib
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from infssm.errors import ConfigError
-from infssm.ops import reference as _reference
-from infssm.ops import registered as _ops
-from infssm.ops.backend import choose, single
-from infssm.ops.checks import expect_channels, expect_floats, expect_rank, expect_shape, split_groups
-from infssm.ops.records import ScanInputs, ScanOutput, ScanStates, runs
+from infssm.ops.backend import choose, in_float32
+from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_rank, expect_shape, split_groups
+from infssm.ops.library import arguments, define, flat, given, native, new, rows
+from infssm.ops.packing import segment_ids
+from infssm.ops.triton import scan as _triton
+
+
+class ScanInputs(NamedTuple):
+    """What a selective scan reads.
+
+    u, delta, z: [batch, tokens, channels]; A: [channels, n] real; B, C: [batch, tokens, n] or
+    [batch, tokens, groups, n]; D, delta_bias: [channels]; initial_state: [batch, channels, n];
+    seq_idx: [batch, tokens], the number of the packed sequence a token belongs to: the state restarts where it changes.
+    """
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None = None
+    z: Tensor | None = None
+    delta_bias: Tensor | None = None
+    delta_softplus: bool = False
+    reverse: bool = False
+    initial_state: Tensor | None = None
+    seq_idx: Tensor | None = None
+
+
+class ScanStates(NamedTuple):
+    """Means over the channels (of each group) of what a selective layer discretises, in token order.
+
+    a: [batch, tokens, n] mean of exp(delta A); delta: [batch, tokens] mean of delta;
+    zoh: [batch, tokens, n] mean of (exp(delta A) - 1) / A, or None. With groups: [batch, tokens, groups, n].
+    """
+
+    a: Tensor
+    delta: Tensor
+    zoh: Tensor | None = None
+
+    def without_groups(self) -> ScanStates:
+        """Without the group dimension of size 1."""
+        zoh = None if self.zoh is None else self.zoh.squeeze(2)
+        return ScanStates(self.a.squeeze(2), self.delta.squeeze(2), zoh)
+
+
+class ScanOutput(NamedTuple):
+    """What a selective scan returns; None for what was not asked for.
+
+    y: [batch, tokens, channels]; last_state: [batch, channels, n]; states: see `ScanStates`.
+    """
+
+    y: Tensor
+    last_state: Tensor | None = None
+    states: ScanStates | None = None
+
 
 States = bool | Literal["zoh"]
 
@@ -70,35 +125,25 @@ def scan(x: ScanInputs, *, last_state: bool = False, states: States = False, bac
     """`selective_scan` of a record, into a record."""
     _check(x, states)
     tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
-    wide = any(tensor.dtype != torch.float32 for tensor in tensors)
-    if wide:
-        expect_floats(x._fields[:-1], x[:-1])
+    chosen = choose(backend, *tensors)
     grouped = x.B.dim() == 4
     B, C = (x.B, x.C) if grouped else (x.B.unsqueeze(2), x.C.unsqueeze(2))
-    x = ScanInputs(x.u, x.delta, x.A, B, C, *x[5:-1], runs(x.seq_idx))
-    chosen = choose(backend, *tensors)
+    x = x._replace(B=B, C=C, seq_idx=None if x.seq_idx is None else segment_ids(x.seq_idx))
     if chosen == "reference":
-        found = _reference.selective_scan(x, last_state, states)
+        found = reference(x, last_state, states)
     else:
         save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        found = _run_fused(_single(x) if wide else x, last_state, states, save, chosen == "triton")
+        wanted = 0 if not states else 2 if states == "zoh" else 1
+        inputs = (*in_float32(x[:8]), x.delta_softplus, x.reverse, *in_float32(x[10:]))
+        y, last, a, delta, zoh, _ = _scan(*inputs, last_state, wanted, save, chosen == "triton")
+        means = ScanStates(a, delta, zoh if wanted == 2 else None) if wanted else None
+        found = ScanOutput(y, last if last_state else None, means)
     found = found if x.u.dtype == found.y.dtype else found._replace(y=found.y.to(x.u.dtype))
     return found if grouped or found.states is None else found._replace(states=found.states.without_groups())
 
 
-def _single(x: ScanInputs) -> ScanInputs:
-    values: list[Any] = [single(value) if isinstance(value, Tensor) else value for value in x]
-    return ScanInputs(*values)
-
-
-def _run_fused(x: ScanInputs, last_state: bool, states: States, save: bool, triton: bool) -> ScanOutput:
-    wanted = 0 if not states else 2 if states == "zoh" else 1
-    y, last, a, delta, zoh, _ = _ops.scan(*x, last_state, wanted, save, triton)
-    means = ScanStates(a, delta, zoh if wanted == 2 else None) if wanted else None
-    return ScanOutput(y, last if last_state else None, means)
-
-
 def _check(x: ScanInputs, states: bool | str) -> None:
+    expect_floats(x._fields[:-1], x[:-1])
     expect_rank("u", x.u, "batch, tokens, channels")
     batch, tokens, channels = x.u.shape
     expect_rank("A", x.A, "channels, n")
@@ -119,3 +164,275 @@ def _check(x: ScanInputs, states: bool | str) -> None:
     expect_shape("C", x.C, x.B.shape)
     if states not in (False, True, "zoh"):
         raise ConfigError(f"return_states={states!r}, expected False, True or 'zoh'")
+
+
+# The reference: plain PyTorch, any float dtype, any device, ordinary autograd.
+
+# Tokens whose [batch, tokens, channels, n] tensors exist at one time; the backward recomputes chunk by chunk.
+CHUNK = 16
+
+
+def reference(x: ScanInputs, last_state: bool, states: bool | str) -> ScanOutput:
+    """The scan of a record; B, C: [batch, tokens, groups, n]."""
+    dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
+    # Exported programs have no autocast to leave, and a program with both autocast and a loop node cannot be saved.
+    exporting = torch.compiler.is_exporting()
+    with contextlib.nullcontext() if exporting else torch.autocast(x.u.device.type, enabled=False):
+        u, dt = x.u.to(dtype), discretise(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
+        wide = x._replace(u=u, delta=dt, A=x.A.to(dtype), B=x.B.to(dtype), C=x.C.to(dtype))
+        y, end, means = _scan_chunks(wide, states)
+        if x.D is not None:
+            y = y + x.D * u
+        if x.z is not None:
+            y = y * F.silu(x.z.to(dtype))
+    return ScanOutput(y, end if last_state else None, means)
+
+
+def split_channels(tensor: Tensor, dim: int, groups: int) -> Tensor:
+    """Split the channel dimension `dim` into [groups, channels / groups]."""
+    size = tensor.shape[dim] // groups
+    return torch.unflatten(tensor, dim, (groups, size))
+
+
+def recomputed(function: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:
+    """Call `function`, keeping only its inputs for the backward."""
+    result: tuple[Tensor, ...] = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def discretise(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -> Tensor:
+    """The step size the scan uses: delta plus bias, through softplus if asked."""
+    if delta_bias is not None:
+        delta = delta + delta_bias
+    return F.softplus(delta) if delta_softplus else delta
+
+
+def _scan_chunks(x: ScanInputs, states: bool | str) -> tuple[Tensor, Tensor, ScanStates | None]:
+    """y before skip and gate, the last state and the means; delta is the step size."""
+    if torch.compiler.is_exporting() and not states and x.seq_idx is None:
+        return _scan_exported(x)
+    batch, tokens, channels = x.u.shape
+    groups, n = x.B.shape[2:]
+    h = x.u.new_zeros(batch, channels, n) if x.initial_state is None else x.initial_state.to(x.u.dtype)
+    h, A = split_channels(h, 1, groups), split_channels(x.A, 0, groups)
+    u, dt = split_channels(x.u, -1, groups), split_channels(x.delta, -1, groups)
+    stays = _stays(x) if x.seq_idx is not None else u.new_ones(1, tokens)
+    # Splitting, unlike slicing, puts the gradients of the chunks together once.
+    chunks = list(zip(*(torch.split(tensor, CHUNK, dim=1) for tensor in (u, dt, x.B, x.C, stays)), strict=True))
+    parts = []
+    for chunk in reversed(chunks) if x.reverse else chunks:
+        h, *part = recomputed(_scan_chunk, h, A, *chunk, x.reverse, states)
+        parts.append(part)
+    if x.reverse:
+        parts.reverse()
+    y = torch.cat([part[0] for part in parts], dim=1).flatten(-2)
+    if not states:
+        return y, h.flatten(1, 2), None
+    a = torch.cat([part[1] for part in parts], dim=1)
+    zoh = torch.cat([part[2] for part in parts], dim=1) if states == "zoh" else None
+    return y, h.flatten(1, 2), ScanStates(a, dt.mean(-1), zoh)
+
+
+def _scan_exported(x: ScanInputs) -> tuple[Tensor, Tensor, None]:
+    """The scan as one loop node of an exported program (`Scan` in ONNX), for any number of tokens.
+
+    Unrolled, every token would be a dozen nodes: a Vim with 64 tokens and 6 layers took over nine minutes to export.
+    """
+    from torch._higher_order_ops.scan import scan as loop
+
+    groups = x.B.shape[2]
+    h = x.u.new_zeros(x.u.shape[0], *x.A.shape) if x.initial_state is None else x.initial_state.to(x.u.dtype)
+    h, A = split_channels(h, 1, groups), split_channels(x.A, 0, groups)
+    u, dt = split_channels(x.u, -1, groups), split_channels(x.delta, -1, groups)
+
+    def step(h: Tensor, token: list[Tensor]) -> tuple[Tensor, Tensor]:
+        dt, drive, B, C = token  # [batch, groups, k] and [batch, groups, n]
+        h = torch.exp(dt.unsqueeze(-1) * A) * h + drive.unsqueeze(-1) * B.unsqueeze(2)
+        return h, (h * C.unsqueeze(2)).sum(-1)
+
+    h, y = loop(step, h, [tensor.transpose(0, 1) for tensor in (dt, dt * u, x.B, x.C)], reverse=x.reverse)
+    return y.transpose(0, 1).flatten(-2), h.flatten(1, 2), None
+
+
+def _stays(x: ScanInputs) -> Tensor:
+    """1 where the state goes on from the token before in scan order, 0 where a sequence begins: [batch, tokens]."""
+    assert x.seq_idx is not None
+    changes = (x.seq_idx[:, 1:] != x.seq_idx[:, :-1]).to(x.u.dtype)
+    return 1 - F.pad(changes, (0, 1) if x.reverse else (1, 0))
+
+
+def _scan_chunk(
+    h: Tensor,
+    A: Tensor,
+    u: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    stays: Tensor,
+    reverse: bool,
+    states: bool | str,
+) -> tuple[Tensor, ...]:
+    """Last h, y and means of a chunk. h: [batch, groups, k, n]; u, dt: [batch, T, groups, k]; A: [groups, k, n]."""
+    factor = stays[..., None, None, None] * torch.exp(dt.unsqueeze(-1) * A)
+    abar, drive = factor.unbind(1), ((dt * u).unsqueeze(-1) * B.unsqueeze(3)).unbind(1)
+    steps = range(len(abar) - 1, -1, -1) if reverse else range(len(abar))
+    history = []
+    for t in steps:
+        h = abar[t] * h + drive[t]
+        history.append(h)
+    if reverse:
+        history.reverse()
+    y = (torch.stack(history, dim=1) * C.unsqueeze(3)).sum(-1) if history else torch.zeros_like(u)
+    return (h, y, *(chunk_means(dt, A, states == "zoh") if states else ()))
+
+
+def chunk_means(dt: Tensor, A: Tensor, zoh: bool) -> tuple[Tensor, ...]:
+    """Means over the channels of a group. dt: [batch, tokens, groups, k]; A: [groups, k, n]."""
+    exponent = dt.unsqueeze(-1) * A
+    a = exponent.exp().mean(-2)
+    if not zoh:
+        return (a,)
+    return a, (dt.unsqueeze(-1) * _exp_slope(exponent)).mean(-2)
+
+
+def _exp_slope(x: Tensor) -> Tensor:
+    """(exp(x) - 1) / x, by its series near 0, so that the derivative keeps its digits there too."""
+    near = x.abs() < 0.05
+    series = torch.ones_like(x)
+    for k in range(9, 1, -1):
+        series = 1 + series * x / k
+    return torch.where(near, series, x.expm1() / torch.where(near, 1, x))
+
+
+# The operator.
+
+
+class Outputs(NamedTuple):
+    """What the operator returns: y, the last state, the mean states, and what the backward starts its chunks from."""
+
+    y: Any
+    last: Any
+    a: Any
+    delta: Any
+    zoh: Any
+    saved: Any
+
+
+class OutputGrads(NamedTuple):
+    """Gradients of the outputs; None where there is none."""
+
+    y: Any
+    last: Any
+    a: Any
+    delta: Any
+    zoh: Any
+
+
+_COUNT = len(ScanInputs._fields)
+_WITH_GRADIENT = [name for name in ScanInputs._fields if name not in ("delta_softplus", "reverse", "seq_idx")]
+
+
+def _divide(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
+    return ScanInputs(*args[:_COUNT]), args[_COUNT:]
+
+
+def saved_shape(x: ScanInputs, triton: bool = False) -> tuple[int, ...]:
+    """States before each chunk, in the order in which the kernels that asked for them hold channels."""
+    (batch, tokens, channels), (groups, n) = x.u.shape, x.B.shape[2:]
+    if triton:
+        return batch, -(-tokens // _triton.CHUNK), n * channels
+    lanes, chunk = native.lanes(), native.CHUNK
+    padded = groups * ((channels // groups + lanes - 1) // lanes) * lanes
+    return batch, (tokens + chunk - 1) // chunk, padded * n
+
+
+def _outputs(*args: Any) -> Outputs:
+    x, (last, states, save, triton) = _divide(args)
+    expect_rank("u", x.u, "batch, tokens, channels")
+    expect_rank("B", x.B, "batch, tokens, groups, n")
+    u, (batch, tokens, channels), (groups, n) = x.u, x.u.shape, x.B.shape[2:]
+    return Outputs(
+        y=new(u, batch, tokens, channels),
+        last=new(u, batch, channels, n) if last else new(u, 0),
+        a=new(u, batch, tokens, groups, n) if states else new(u, 0),
+        delta=new(u, batch, tokens, groups) if states else new(u, 0),
+        zoh=new(u, batch, tokens, groups, n) if states == 2 else new(u, 0),
+        saved=new(u, *saved_shape(x, triton)) if save else new(u, 0),
+    )
+
+
+def _readable(x: ScanInputs) -> ScanInputs:
+    """As the kernels read them: any strides, but the last dimension contiguous; A as it is."""
+    by_token = {name: rows(getattr(x, name)) for name in ("u", "delta", "B", "C", "z")}
+    whole = {name: flat(getattr(x, name)) for name in ("D", "delta_bias", "initial_state")}
+    return x._replace(**by_token, **whole)
+
+
+def _kernel(*args: Any) -> Outputs:
+    x, (*_, triton) = _divide(args)
+    outputs = _outputs(*args)
+    wanted = Outputs(*map(given, outputs))
+    if triton:
+        _check(x, False)  # the compiled module checks shapes itself
+        _triton.forward(_readable(x), wanted)
+    else:
+        native.scan_forward(_readable(x), wanted, wanted.saved, torch.get_num_threads(), 1.0, False)
+    return outputs
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, (*_, triton) = _divide(inputs)
+    saved = output[-1]
+    ctx.mark_non_differentiable(saved)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*(None if isinstance(value, bool) else value for value in x), saved)
+    ctx.options = x.delta_softplus, x.reverse, triton
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    *inputs, saved = ctx.saved_tensors
+    softplus, reverse, triton = ctx.options
+    x = ScanInputs(*inputs)._replace(delta_softplus=softplus, reverse=reverse)
+    found = dict(zip(_WITH_GRADIENT, _scan_backward(*x, saved, *grads[:5], triton), strict=True))
+    asked = zip(ScanInputs._fields, ctx.needs_input_grad, strict=False)
+    return *(found[name] if need and name in found else None for name, need in asked), None, None, None, None
+
+
+def _input_grads(*args: Any) -> tuple[Tensor, ...]:
+    """Room for the gradients of the inputs; empty for an input that was not given."""
+    x, _ = _divide(args)
+    inputs = (getattr(x, name) for name in _WITH_GRADIENT)
+    return tuple(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs)
+
+
+def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
+    x, (saved, grad_y, *of_states, triton) = _divide(args)
+    last, a, delta, zoh = (flat(given(grad)) for grad in of_states)
+    if zoh is not None and a is None:
+        a = torch.zeros_like(zoh)
+    y = new(x.u, *x.u.shape).zero_() if grad_y is None else rows(grad_y)
+    found = _input_grads(*args)
+    gradients = ScanInputs(**dict(zip(_WITH_GRADIENT, map(given, found), strict=True)))
+    call = _readable(x), saved.contiguous(), OutputGrads(y, last, a, delta, zoh), gradients
+    if triton:
+        _triton.backward(*call)
+    else:
+        native.scan_backward(*call, torch.get_num_threads(), 1.0, False)
+    return found
+
+
+_INPUTS = arguments(ScanInputs)
+_scan_backward = define(
+    f"scan_backward({_INPUTS}, Tensor saved, Tensor? grad_y, Tensor? grad_last, Tensor? grad_a, Tensor? grad_delta,"
+    " Tensor? grad_zoh, bool triton) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward_kernel,
+    _input_grads,
+)
+_scan = define(
+    f"scan({_INPUTS}, bool last, int states, bool save, bool triton)"
+    " -> (Tensor y, Tensor last, Tensor a, Tensor delta, Tensor zoh, Tensor saved)",
+    _kernel,
+    _outputs,
+    setup=_setup,
+    backward=_backward,
+)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from infssm.ops import reference as _reference
-from infssm.ops import registered as _ops
-from infssm.ops.backend import choose, maybe_single, single
-from infssm.ops.checks import expect_channels, expect_floats, expect_rank, expect_shape, split_groups
-from infssm.ops.records import ScanStates
+from infssm.ops.backend import choose, in_float32, is_plain
+from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_rank, expect_shape, split_groups
+from infssm.ops.library import asked_for, define, flat, given, native, new, rows
+from infssm.ops.scan import CHUNK, ScanStates, chunk_means, discretise, recomputed, split_channels
+from infssm.ops.triton import states as _triton
 
 
 def mean_states(
@@ -26,19 +29,101 @@ def mean_states(
     delta: [batch, tokens, channels]; A: [channels, n]; delta_bias: [channels].
     groups=None averages over all channels; an integer keeps one mean per group of channels.
     """
-    expect_rank("delta", delta, "batch, tokens, channels")
-    expect_rank("A", A, "channels, n")
-    expect_floats(("delta", "A", "delta_bias"), (delta, A, delta_bias))
-    expect_channels("delta", delta)
-    channels = delta.shape[-1]
-    expect_shape("A", A, (channels, A.shape[1]))
-    expect_shape("delta_bias", delta_bias, (channels,))
-    split_groups(channels, groups or 1)
+    if not is_plain((delta, A, delta_bias)):
+        expect_floats(("delta", "A", "delta_bias"), (delta, A, delta_bias))
     chosen = choose(backend, delta, A, delta_bias)
+    if chosen != "cpu":  # the compiled module checks the shapes itself
+        expect_rank("delta", delta, "batch, tokens, channels")
+        expect_rank("A", A, "channels, n")
+        expect_channels("delta", delta)
+        expect_shape("A", A, (delta.shape[-1], A.shape[1]))
+        expect_shape("delta_bias", delta_bias, delta.shape[-1:])
+        split_groups(delta.shape[-1], groups or 1)
     if chosen == "reference":
-        states = _reference.mean_states(delta, A, delta_bias, delta_softplus, groups or 1, zoh)
+        states = _reference(delta, A, delta_bias, delta_softplus, groups or 1, zoh)
     else:
-        tensors = single(delta), single(A), maybe_single(delta_bias)
-        a, mean, quotient = _ops.mean_states(*tensors, groups or 1, delta_softplus, zoh, chosen == "triton")
+        tensors = in_float32((delta, A, delta_bias))
+        a, mean, quotient = _mean_states(*tensors, groups or 1, delta_softplus, zoh, chosen == "triton")
         states = ScanStates(a, mean, quotient if zoh else None)
     return states if groups is not None else states.without_groups()
+
+
+def _reference(
+    delta: Tensor, A: Tensor, delta_bias: Tensor | None, delta_softplus: bool, groups: int, zoh: bool
+) -> ScanStates:
+    """Means over the channels of each group: [batch, tokens, groups, n], [batch, tokens, groups], like the first."""
+    dtype = compute_dtype(delta, A)
+    dt = split_channels(discretise(delta.to(dtype), delta_bias, delta_softplus), -1, groups)
+    grouped = split_channels(A.to(dtype), 0, groups)
+    parts = [recomputed(chunk_means, part, grouped, zoh) for part in torch.split(dt, CHUNK, dim=1)]
+    a = torch.cat([part[0] for part in parts], dim=1)
+    return ScanStates(a, dt.mean(-1), torch.cat([part[1] for part in parts], dim=1) if zoh else None)
+
+
+def _outputs(*args: Any) -> tuple[Tensor, ...]:
+    delta, A, _, groups, _, zoh, _ = args
+    expect_rank("delta", delta, "batch, tokens, channels")
+    expect_rank("A", A, "channels, n")
+    batch, tokens, _ = delta.shape
+    shape = (batch, tokens, groups, A.shape[1])
+    return new(A, *shape), new(A, *shape[:3]), new(A, *shape) if zoh else new(A, 0)
+
+
+def _kernel(*args: Any) -> tuple[Tensor, ...]:
+    delta, A, bias, groups, softplus, _, triton = args
+    outputs = _outputs(*args)
+    if triton:
+        _triton.forward(rows(delta), A, flat(bias), groups, softplus, [*map(given, outputs)])
+    else:
+        tensors = (rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads())
+        native.mean_states_forward(*tensors, ScanStates(*map(given, outputs)))
+    return outputs
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    delta, A, bias, groups, softplus, _, triton = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(delta, A, bias)
+    ctx.options = (groups, softplus)
+    ctx.triton = triton
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    result = _mean_states_backward(*ctx.saved_tensors, *ctx.options, *grads, ctx.triton)
+    return (*asked_for(ctx, result), None, None, None, None)
+
+
+def _input_grads(delta: Tensor, A: Tensor, delta_bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+    return new(A, *delta.shape), new(A, *A.shape), new(A, A.shape[0] if delta_bias is not None else 0)
+
+
+def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
+    delta, A, bias, groups, softplus, grad_a, grad_delta, grad_zoh, triton = args
+    found = _input_grads(*args)
+    if triton:
+        grads = [flat(given(grad)) for grad in (grad_a, grad_delta, grad_zoh)]
+        _triton.backward(rows(delta), A, flat(bias), groups, softplus, grads, [*map(given, found)])
+        return found
+    shape = (*delta.shape[:2], groups, A.shape[1])
+    grad_a = delta.new_zeros(shape) if grad_a is None else grad_a.contiguous()
+    grad_delta = delta.new_zeros(shape[:3]) if grad_delta is None else grad_delta.contiguous()
+    tensors = (rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads())
+    of_means = ScanStates(grad_a, grad_delta, flat(given(grad_zoh)))
+    native.mean_states_backward(*tensors, of_means, *map(given, found))
+    return found
+
+
+_mean_states_backward = define(
+    "mean_states_backward(Tensor delta, Tensor A, Tensor? delta_bias, int groups, bool softplus, Tensor? grad_a,"
+    " Tensor? grad_delta, Tensor? grad_zoh, bool triton) -> (Tensor, Tensor, Tensor)",
+    _backward_kernel,
+    _input_grads,
+)
+_mean_states = define(
+    "mean_states(Tensor delta, Tensor A, Tensor? delta_bias, int groups, bool softplus, bool zoh, bool triton)"
+    " -> (Tensor a, Tensor delta, Tensor zoh)",
+    _kernel,
+    _outputs,
+    setup=_setup,
+    backward=_backward,
+)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError, NoSSMLayersError
 from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import at_least_float32, beside_checkpoint
-from infssm.ops import ScanInputs, scan, scan_heads
+from infssm.ops import ScanInputs, scan, scan_ssd
 from infssm.ssm.probes import transformers_mamba, transformers_mamba2
 from infssm.ssm.probes.selective import activation, convolve, masked, packing, raw_states, ssd_inputs
 
@@ -116,7 +116,7 @@ class FastMamba2(Fast):
                 self.emit([states._replace(mask=mask)])
         delta = F.softplus(inputs.delta + at_least_float32(mixer.dt_bias)).clamp(*mixer.time_step_limit)
         D = at_least_float32(mixer.D)
-        y, state, _ = scan_heads(
+        y, state, _ = scan_ssd(
             ScanInputs(x, delta, inputs.A[:, 0], inputs.B, inputs.C, D, seq_idx=seq_idx), last_state=cache is not None
         )
         if state is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -90,30 +89,17 @@ def _scans(model: nn.Module, x: Tensor) -> Iterator[tuple[str, int, ScanInputs]]
     mixers = {name: mixer for name, mixer in find_mixers(model).items() if isinstance(mixer, SSMMixer)}
     found = False
     for name, mixer in mixers.items():
-        with _captured(mixer) as scans:
+        scans: list[ScanInputs] = []
+        mixer.scan_hook = scans.append
+        try:
             model(x)
+        finally:
+            mixer.scan_hook = None
         for direction, scan in enumerate(scans):
             found = True
             yield name, direction, scan
     if not found:
         raise ConfigError("the study reads the scans of Vim, Mamba and VMamba layers; this model has none of them")
-
-
-@contextmanager
-def _captured(mixer: SSMMixer) -> Iterator[list[ScanInputs]]:
-    """Keep the scans the mixer runs inside the block."""
-    kept: list[ScanInputs] = []
-    plain = mixer.run_scans
-
-    def run_scans(scans: Iterable[ScanInputs], **options: Any) -> list[Tensor]:
-        kept[:] = scans
-        return plain(kept, **options)
-
-    mixer.run_scans = run_scans  # type: ignore[method-assign]
-    try:
-        yield kept
-    finally:
-        del mixer.run_scans
 
 
 def _input_shape(model: nn.Module) -> tuple[int, int, int]:

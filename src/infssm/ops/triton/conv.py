@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from infssm.ops.records import ConvInputs
-from infssm.ops.registered.library import new
+from infssm.ops.library import new
 from infssm.ops.triton._launch import power_of_two, run, turned
+
+if TYPE_CHECKING:
+    from infssm.ops.conv import ConvInputs
 
 _ROWS, _COLS = 16, 128
 
@@ -51,4 +53,4 @@ def backward(inputs: ConvInputs, grad: Tensor, dx: Tensor, dweight: Tensor, dbia
     dweight.copy_(weight_parts.sum(0).mT)
     if dbias is not None and bias_parts is not None:
         torch.sum(bias_parts, 0, out=dbias)
-    forward(ConvInputs(before, weight, None, False, not reverse, seq_idx), dx)
+    forward(inputs._replace(x=before, bias=None, silu=False, reverse=not reverse), dx)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.ops.registered.library import new
+from infssm.ops.library import new
 from infssm.ops.triton._launch import power_of_two, run
 
 # Rows whose share of the gradient of the weight one program adds up.

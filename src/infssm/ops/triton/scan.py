@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from infssm.ops.records import ScanInputs
-from infssm.ops.registered.library import new
+from infssm.ops.library import new
 from infssm.ops.triton._launch import CHUNK, Cut, arranged, run, strides, turned
+
+if TYPE_CHECKING:
+    from infssm.ops.scan import ScanInputs
 
 __all__ = ["CHUNK", "backward", "forward"]
 

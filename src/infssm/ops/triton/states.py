@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from infssm.ops.registered.library import new
+from infssm.ops.library import new
 from infssm.ops.triton._launch import Cut, arranged, run, strides, turned
 
 # Tokens whose share of dA one program adds up.

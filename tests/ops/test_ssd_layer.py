@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from infssm.models.mamba2 import Mamba2Mixer
-from infssm.ops.backend import NATIVE
-from infssm.ops.projected import HeadWeights, can_scan_projected
+from infssm.ops.backend import NATIVE, can_fuse
 from tests.ops.cases import assert_near
 
 
@@ -46,9 +45,8 @@ def results(layer: Mamba2Mixer, x: torch.Tensor, *, record: bool) -> list[torch.
 def test_equals_the_operations_one_by_one(groups: int, record: bool, backend: str, monkeypatch) -> None:
     layer, exact = mixer(groups), mixer(groups).double()
     x = torch.randn(2, 75, 24, requires_grad=True)
-    monkeypatch.setattr("infssm.models.mamba2.can_mix", lambda *_: False)
     if backend == "reference":
-        monkeypatch.setattr("infssm.models.mamba2.can_scan_projected", lambda *_: False)
+        monkeypatch.setattr("infssm.models.mamba2.can_fuse", lambda *_: False)
     found = results(layer, x, record=record)
     expected = results(exact, x.detach().double().requires_grad_(), record=record)
     names = ("y", "x", *(name for name, _ in layer.named_parameters()))
@@ -77,16 +75,13 @@ def test_convolution_within_the_chunks_and_apart(sizes: dict[str, int], backend:
         assert_near(actual, value, 1e-4, f"{name} {backend}")
 
 
-def test_serves_plain_tensors_alone() -> None:
-    layer = mixer(1)
-    weights = HeadWeights(layer.conv1d.weight, layer.conv1d.bias, layer.A_log, layer.D, layer.dt_bias)
-    projected = layer.in_proj(torch.randn(1, 5, 24))
-    assert can_scan_projected(projected, weights, 16) == (NATIVE is not None)
-    assert not can_scan_projected(projected, weights, 1)
-    assert not can_scan_projected(projected.double(), weights, 16)
-    assert not can_scan_projected(projected, weights._replace(conv_bias=None), 16)
+def test_float32_on_the_cpu_alone_is_fused() -> None:
+    x = torch.randn(1, 5, 24)
+    assert can_fuse([x, None, x]) == (NATIVE is not None)
+    assert not can_fuse([x, x.double()])
+    assert not can_fuse([x[:, :0]])
     with torch.autocast("cpu", torch.bfloat16):
-        assert not can_scan_projected(projected, weights, 16)
+        assert not can_fuse([x])
 
 
 def test_frozen_parameters_get_no_gradient() -> None:
@@ -98,3 +93,27 @@ def test_frozen_parameters_get_no_gradient() -> None:
     assert layer.D.grad is not None
     with torch.no_grad():
         assert_near(layer(x), layer(x.requires_grad_()).detach(), 0.0, "without gradient")
+
+
+def test_states_alone_without_the_output() -> None:
+    layer, exact = mixer(1), mixer(1).double()
+    x = torch.randn(2, 30, 24, requires_grad=True)
+    double = x.detach().double().requires_grad_()
+    for one, given in ((layer, x), (exact, double)):
+        one.tap = Tap()
+        one(given)
+        (states,) = one.tap.states
+        ((states.b * states.c).sum() + states.delta.sum()).backward()
+    assert_near(x.grad, double.grad, 1e-4, "x")
+    assert_near(layer.in_proj.weight.grad, exact.in_proj.weight.grad, 1e-4, "in_proj")
+    assert layer.out_proj.weight.grad is None
+
+
+def test_twice_through_the_graph() -> None:
+    """What the first backward wrote over must not have been saved for the second."""
+    layer = mixer(1)
+    x = torch.randn(2, 70, 24, requires_grad=True)
+    y = layer(x).square().sum()
+    first, second = (torch.autograd.grad(y, [x, *layer.parameters()], retain_graph=keep) for keep in (True, False))
+    for i, (actual, value) in enumerate(zip(second, first, strict=True)):
+        assert_near(actual, value, 0.0, f"{i}")

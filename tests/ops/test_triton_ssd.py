@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor, finfo
 
-from infssm.ops import ScanInputs, scan_heads
-from infssm.ops import registered as _ops
-from infssm.ops.triton import heads as launch
+from infssm.ops import ScanInputs, scan_ssd
+from infssm.ops.triton import ssd as launch
 from tests.compare import assert_rounding, identical
 from tests.ops.cases import assert_near
-from tests.ops.test_heads import inputs
+from tests.ops.test_ssd import inputs
 from tests.ops.test_triton import DEVICE, needs_triton
+
+_ops = torch.ops.infssm
 
 pytestmark = needs_triton
 NAMES = ("y", *ScanInputs._fields[:8])
@@ -34,8 +35,8 @@ def results(x: ScanInputs, triton: pytest.MonkeyPatch, *, grad: Tensor | None = 
     """y and the gradients of the inputs; in float64 by the reference, token by token."""
     exact = x.u.dtype == torch.float64
     with triton.context() as patch:
-        patch.setattr("infssm.ops.heads.choose", lambda *_: "reference" if exact else "triton")
-        y = scan_heads(x, chunked=not exact).y
+        patch.setattr("infssm.ops.ssd.choose", lambda *_: "reference" if exact else "triton")
+        y = scan_ssd(x, chunked=not exact).y
     if grad is None:
         grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
     return [part.cpu() for part in (y.detach(), *torch.autograd.grad(y, [t for t in x[:8] if t is not None], grad))]
@@ -134,27 +135,27 @@ def test_reads_what_a_layer_splits_and_runs_the_same_twice(triton: pytest.Monkey
 
 def test_what_is_served(triton: pytest.MonkeyPatch) -> None:
     x = moved(inputs((5, 2, 3, 1, None), packed=False, batch=1))
-    triton.setattr("infssm.ops.heads.choose", lambda *_: "triton")
+    triton.setattr("infssm.ops.ssd.choose", lambda *_: "triton")
     served = []
     triton.setattr(launch, "run", lambda kernel, *_, **__: served.append(kernel.__name__))
-    assert scan_heads(x).y.requires_grad
+    assert scan_ssd(x).y.requires_grad
     assert served == ["chunk_states", "carry", "similarities", "outputs"]
     served.clear()
-    assert scan_heads(x, last_state=True).last_state.shape == (1, 6, 1)
+    assert scan_ssd(x, last_state=True).last_state.shape == (1, 6, 1)
     assert not served
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_operator_passes_opcheck_and_compiles(triton: pytest.MonkeyPatch) -> None:
     x = moved(inputs((3, 2, 2, 2, 1), packed=False, batch=1))
-    triton.setattr("infssm.ops.heads.choose", lambda *_: "triton")
+    triton.setattr("infssm.ops.ssd.choose", lambda *_: "triton")
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
     for gate in (x.z, None):
         arguments = (*x[:6], gate, x.delta_bias, True, torch.tensor([[0, 1, 1.0]], device=DEVICE), True, True)
-        assert set(torch.library.opcheck(_ops.heads, arguments, test_utils=tests).values()) == {"SUCCESS"}
+        assert set(torch.library.opcheck(_ops.ssd, arguments, test_utils=tests).values()) == {"SUCCESS"}
 
     def layer(*tensors: Tensor) -> Tensor:
-        return scan_heads(ScanInputs(*tensors, delta_softplus=True)).y
+        return scan_ssd(ScanInputs(*tensors, delta_softplus=True)).y
 
     found = [torch.compile(layer, fullgraph=True, backend="aot_eager")(*x[:8]), layer(*x[:8])]
     assert_rounding(*found)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infssm.errors import ConfigError
-from infssm.ops import ScanInputs, scan_heads
+from infssm.ops import ScanInputs, scan_ssd
 from infssm.ops.backend import NATIVE
 from tests.ops.cases import assert_near
 from tests.ops.conftest import VARIANTS
@@ -27,7 +27,7 @@ SHAPES = [
 def single(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.dtype]:
     """float32, served by the compiled kernel of one instruction set, or by PyTorch's products."""
     if request.param == "reference":
-        monkeypatch.setattr("infssm.ops.heads.choose", lambda *_: "reference")
+        monkeypatch.setattr("infssm.ops.ssd.choose", lambda *_: "reference")
         yield torch.float32
         return
     before = NATIVE.isa()
@@ -50,7 +50,7 @@ def inputs(shape, *, packed: bool, dtype=torch.float64, seed: int = 0, batch: in
 
 
 def value_and_grads(x: ScanInputs, *, chunked: bool) -> list[torch.Tensor]:
-    y = scan_heads(x, chunked=chunked).y
+    y = scan_ssd(x, chunked=chunked).y
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
     return [y.detach(), *torch.autograd.grad(y, x[:8], grad)]
 
@@ -81,7 +81,7 @@ def test_without_skip_gate_and_softplus(single: torch.dtype) -> None:
     for dtype, chunked in ((torch.float64, False), (single, True)):
         x = inputs((130, 4, 6, 9, 2), packed=True, dtype=dtype)
         bare = ScanInputs(*x[:5], seq_idx=x.seq_idx)
-        y = scan_heads(bare, chunked=chunked).y
+        y = scan_ssd(bare, chunked=chunked).y
         results.append([y, *torch.autograd.grad(y.square().sum(), bare[:5])])
     for name, actual, expected in zip(("y", *ScanInputs._fields[:5]), *results[::-1], strict=True):
         assert_near(actual, expected, 1e-4, name)
@@ -100,7 +100,7 @@ def test_strong_decays_keep_their_gradient(packed: bool, single: torch.dtype) ->
         A = torch.tensor([-1e-4, -0.1, -2.0, -8.0, -16.0, -30.0, -200.0], dtype=dtype, requires_grad=True)
         delta = (1.3 * (x.delta.detach() + 0.75)).requires_grad_()  # 1 to 1.6
         x = x._replace(A=A, delta=delta, delta_bias=None, delta_softplus=False)
-        y = scan_heads(x, chunked=chunked).y
+        y = scan_ssd(x, chunked=chunked).y
         leaves = {name: getattr(x, name) for name in ("u", "delta", "A", "B", "C", "D", "z")}
         grads = torch.autograd.grad((y * torch.linspace(-1, 1, 300)[:, None]).sum(), list(leaves.values()))
         results.append({"y": y.detach()} | dict(zip(leaves, grads, strict=True)))
@@ -131,7 +131,7 @@ def test_gradcheck(packed: bool) -> None:
     seq_idx = None if x.seq_idx is None else x.seq_idx[:1]
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
-        return scan_heads(ScanInputs(*tensors, delta_softplus=True, seq_idx=seq_idx), chunked=True).y
+        return scan_ssd(ScanInputs(*tensors, delta_softplus=True, seq_idx=seq_idx), chunked=True).y
 
     assert torch.autograd.gradcheck(run, first)
 
@@ -140,35 +140,35 @@ def test_packed_equals_separate() -> None:
     lengths = (1, 30, 63, 2, 70)
     x = inputs((sum(lengths), 4, 8, 32, None), packed=False, dtype=torch.float32)
     seq_idx = torch.repeat_interleave(torch.arange(5), torch.tensor(lengths)).expand(2, -1)
-    packed = scan_heads(x._replace(seq_idx=seq_idx), chunked=True).y
+    packed = scan_ssd(x._replace(seq_idx=seq_idx), chunked=True).y
     names = ("u", "delta", "B", "C", "z")
     by_token = zip(*(getattr(x, name).split(lengths, dim=1) for name in names), strict=True)
-    each = [scan_heads(x._replace(**dict(zip(names, part, strict=True))), chunked=True).y for part in by_token]
+    each = [scan_ssd(x._replace(**dict(zip(names, part, strict=True))), chunked=True).y for part in by_token]
     assert_near(packed, torch.cat(each, dim=1), 1e-5, "packed")
 
 
 def test_runs_backwards_and_from_a_state() -> None:
     x = inputs((8, 2, 4, 32, None), packed=False)
-    forth = scan_heads(x._replace(**{n: getattr(x, n).flip(1) for n in ("u", "delta", "B", "C", "z")})).y
-    assert_near(scan_heads(x._replace(reverse=True)).y, forth.flip(1), 1e-12, "reverse")
+    forth = scan_ssd(x._replace(**{n: getattr(x, n).flip(1) for n in ("u", "delta", "B", "C", "z")})).y
+    assert_near(scan_ssd(x._replace(reverse=True)).y, forth.flip(1), 1e-12, "reverse")
     half = 2
     first, second = (
         x._replace(**{n: getattr(x, n)[:, part] for n in ("u", "delta", "B", "C", "z")})
         for part in (slice(half), slice(half, None))
     )
-    state = scan_heads(first, last_state=True).last_state
-    assert_near(scan_heads(second._replace(initial_state=state)).y, scan_heads(x).y[:, half:], 1e-12, "state")
+    state = scan_ssd(first, last_state=True).last_state
+    assert_near(scan_ssd(second._replace(initial_state=state)).y, scan_ssd(x).y[:, half:], 1e-12, "state")
 
 
 def test_chooses_and_refuses() -> None:
     x = inputs((8, 2, 4, 32, None), packed=False, dtype=torch.float32)
-    assert scan_heads(x, last_state=True).last_state.shape == (2, 8, 32)
+    assert scan_ssd(x, last_state=True).last_state.shape == (2, 8, 32)
     with pytest.raises(ConfigError, match="no last state"):
-        scan_heads(x, last_state=True, chunked=True)
+        scan_ssd(x, last_state=True, chunked=True)
     with pytest.raises(ConfigError, match="delta has shape"):
-        scan_heads(x._replace(delta=x.delta[..., :1]))
+        scan_ssd(x._replace(delta=x.delta[..., :1]))
     with pytest.raises(ConfigError, match="A is not of floating-point"):
-        scan_heads(x._replace(A=torch.ones(2, dtype=torch.int64)))
+        scan_ssd(x._replace(A=torch.ones(2, dtype=torch.int64)))
     half = ScanInputs(*(tensor.detach().bfloat16() for tensor in x[:8]))
-    assert scan_heads(half).y.dtype == torch.bfloat16
-    assert scan_heads(ScanInputs(*(t[:, :0] if t.dim() > 1 else t for t in x[:8]))).y.shape == (2, 0, 8)
+    assert scan_ssd(half).y.dtype == torch.bfloat16
+    assert scan_ssd(ScanInputs(*(t[:, :0] if t.dim() > 1 else t for t in x[:8]))).y.shape == (2, 0, 8)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from infssm.ops.records import HeadInputs
-from infssm.ops.registered.library import new
+from infssm.ops.library import new
 from infssm.ops.triton._launch import arranged, power_of_two, run, strides
+
+if TYPE_CHECKING:
+    from infssm.ops.ssd import SsdInputs
 
 # Tokens of a chunk, the most states and channels of a tile, and warps: as large as the registers hold. The least of any
 # that a product of matrices takes, and elements of the state that one program carries from chunk to chunk.
@@ -22,7 +24,7 @@ def rows(tokens: int) -> int:
     return _tile(tokens, _ROWS)
 
 
-def saved_shape(x: HeadInputs) -> tuple[int, ...]:
+def saved_shape(x: SsdInputs) -> tuple[int, ...]:
     """The state before each chunk: [batch, chunks, heads, n, head size]."""
     (batch, tokens, channels), heads = x.u.shape, x.A.shape[0]
     return batch, -(-tokens // rows(tokens)), heads, x.B.shape[3], channels // heads
@@ -35,7 +37,7 @@ def _tile(count: int, most: int) -> int:
 class _Launch:
     """The inputs by the names of the kernels' parameters, how they are cut, and the kernels' constants."""
 
-    def __init__(self, x: HeadInputs) -> None:
+    def __init__(self, x: SsdInputs) -> None:
         self.shape = saved_shape(x)
         batch, chunks, heads, n, size = self.shape
         self.groups, self.like = x.B.shape[2], x.u
@@ -64,7 +66,7 @@ class _Launch:
 
     def similarities(self) -> Tensor:
         """C_i . B_j within the chunks."""
-        from infssm.ops.triton.kernels.heads import similarities as kernel
+        from infssm.ops.triton.kernels.ssd import similarities as kernel
 
         tokens = self.constants["ROWS"]
         similar = new(self.like, *self.shape[:2], self.groups, tokens, tokens)
@@ -73,7 +75,7 @@ class _Launch:
 
     def carried(self, rows: str, values: Tensor, states: Tensor) -> None:
         """The state before each chunk from B and u, or the gradient of the state after each from C and that of y."""
-        from infssm.ops.triton.kernels.heads import carry, chunk_states
+        from infssm.ops.triton.kernels.ssd import carry, chunk_states
 
         batch, _, heads, n, size = self.shape
         back = rows == "C"
@@ -84,9 +86,9 @@ class _Launch:
         self.run(carry, programs, REVERSE=back, COLS=_CARRIED, **own)
 
 
-def forward(x: HeadInputs, y: Tensor, plain: Tensor | None, saved: Tensor | None) -> None:
+def forward(x: SsdInputs, y: Tensor, plain: Tensor | None, saved: Tensor | None) -> None:
     """Fill y, and y before skip and gate and the state before each chunk where they are asked for."""
-    from infssm.ops.triton.kernels.heads import outputs as kernel
+    from infssm.ops.triton.kernels.ssd import outputs as kernel
 
     launch = _Launch(x)
     states = new(y, *launch.shape) if saved is None else saved
@@ -95,9 +97,9 @@ def forward(x: HeadInputs, y: Tensor, plain: Tensor | None, saved: Tensor | None
     launch.run(kernel, programs, similar=launch.similarities(), states=states, y=y, plain=plain)
 
 
-def backward(x: HeadInputs, plain: Tensor | None, saved: Tensor, grad: Tensor, found: HeadInputs) -> None:
+def backward(x: SsdInputs, plain: Tensor | None, saved: Tensor, grad: Tensor, found: SsdInputs) -> None:
     """Fill the gradients of the inputs that are not None from that of y."""
-    from infssm.ops.triton.kernels import heads_backward as kernels
+    from infssm.ops.triton.kernels import ssd_backward as kernels
 
     launch = _Launch(x)
     units, heads = launch.units, launch.shape[2]

@@ -8,7 +8,7 @@ itself, because as a difference of larger sums it would lose what strong decays 
 import triton
 import triton.language as tl
 
-from infssm.ops.triton.kernels.heads import decays, place, put, steps, tile
+from infssm.ops.triton.kernels.ssd import decays, place, put, steps, tile
 
 
 # fmt: off

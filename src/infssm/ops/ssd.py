@@ -1,0 +1,382 @@
+"""Mamba-2's scan (state space duality): heads with one transition each, in chunks of tokens.
+
+Within a chunk, with s the running sum of delta A, `y_i = sum_{j <= i} exp(s_i - s_j) (C_i . B_j) delta_j u_j`, so
+nearly all work is in matrix products; between chunks one state [head size, n] is carried, which is all that the
+backward keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from infssm.errors import ConfigError
+from infssm.ops.backend import choose, in_float32
+from infssm.ops.checks import compute_dtype, expect_floats, expect_rank, expect_shape, split_groups
+from infssm.ops.library import arguments, define, flat, given, native, new, rows
+from infssm.ops.packing import segment_ids
+from infssm.ops.scan import ScanInputs, ScanOutput, discretise, scan
+from infssm.ops.triton import ssd as _triton
+
+LEAST_STATES = {"cpu": 8, "reference": 96, "triton": 1}
+"""From this many states on the chunked form serves: where it is the faster one on CPUs, compiled and by PyTorch's
+matrix products; on GPUs always, because tokens one after the other leave most of a GPU idle."""
+
+
+class SsdInputs(NamedTuple):
+    """What Mamba-2's scan in chunks reads.
+
+    u, z: [batch, tokens, channels], the channels of the heads one after the other; delta: [batch, tokens, heads];
+    A, D, delta_bias: [heads]; B, C: [batch, tokens, groups, n]; seq_idx: [batch, tokens] as of `ScanInputs`.
+    """
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None = None
+    z: Tensor | None = None
+    delta_bias: Tensor | None = None
+    delta_softplus: bool = False
+    seq_idx: Tensor | None = None
+
+
+def scan_ssd(x: ScanInputs, *, last_state: bool = False, chunked: bool | None = None) -> ScanOutput:
+    """`selective_scan` with one transition per head: y: [batch, tokens, channels] and, if asked for, the last state.
+
+    x: as of the scan, the channels of the heads one after the other, but delta: [batch, tokens, heads] and A, D,
+    delta_bias: [heads], A negative.
+
+    chunked: whether to compute in chunks by matrix products, which holds fewer states and is several times faster on
+    CPUs where n is not small; None decides by that, and for chunks on GPUs. A last or initial state and `reverse` are
+    of the scan alone.
+    """
+    _check(x)
+    whole = last_state or x.reverse or x.initial_state is not None
+    tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
+    chosen = choose(None, *tensors)
+    if chunked is None:
+        # An exported program runs the scan as one loop node for any number of tokens; chunks would be unrolled.
+        served = (x.u.is_cpu or chosen == "triton") and not torch.compiler.is_exporting()
+        chunked = not whole and served and x.B.shape[-1] >= LEAST_STATES[chosen]
+    if not chunked or x.u.numel() == 0:
+        return _by_scan(x, last_state)
+    if whole:
+        raise ConfigError("the chunked form has no last state, initial state or reverse; leave chunked to None")
+    B, C = (x.B, x.C) if x.B.dim() == 4 else (x.B.unsqueeze(2), x.C.unsqueeze(2))
+    seq_idx = None if x.seq_idx is None else segment_ids(x.seq_idx)
+    inputs: list[Any] = [x.u, x.delta, x.A, B, C, x.D, x.z, x.delta_bias]
+    if chosen == "reference":
+        return ScanOutput(_reference(SsdInputs(*inputs)._replace(delta_softplus=x.delta_softplus, seq_idx=seq_idx)))
+    if chosen == "cpu":  # Triton's kernels read narrower floats as they are
+        inputs = in_float32(inputs)
+    save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    y, *_ = _ssd(*inputs, x.delta_softplus, seq_idx, save, chosen == "triton")
+    return ScanOutput(y.to(x.u.dtype))
+
+
+def _by_scan(x: ScanInputs, last_state: bool) -> ScanOutput:
+    """Token by token, the heads' values repeated for each of their channels."""
+    channels = x.u.shape[-1]
+    inputs = x._replace(
+        delta=_per_channel(x.delta, channels),
+        A=_per_channel(x.A, channels)[:, None].expand(-1, x.B.shape[-1]),
+        D=None if x.D is None else _per_channel(x.D, channels),
+        delta_bias=None if x.delta_bias is None else _per_channel(x.delta_bias, channels),
+    )
+    return scan(inputs, last_state=last_state)
+
+
+def _per_channel(per_head: Tensor, channels: int) -> Tensor:
+    """[..., heads] -> [..., channels]."""
+    return per_head.unsqueeze(-1).expand(*per_head.shape, channels // per_head.shape[-1]).flatten(-2)
+
+
+def _check(x: ScanInputs) -> None:
+    expect_rank("u", x.u, "batch, tokens, channels")
+    expect_rank("A", x.A, "heads")
+    expect_floats(x._fields[:-1], x[:-1])
+    batch, tokens, channels = x.u.shape
+    heads = x.A.shape[0]
+    split_groups(channels, heads)
+    expect_shape("delta", x.delta, (batch, tokens, heads))
+    expect_shape("z", x.z, x.u.shape)
+    for name, tensor in (("D", x.D), ("delta_bias", x.delta_bias)):
+        expect_shape(name, tensor, (heads,))
+    expect_shape("seq_idx", x.seq_idx, (batch, tokens))
+    if x.B.dim() == 4:
+        split_groups(heads, x.B.shape[2])
+    expect_shape("B", x.B, (batch, tokens, *x.B.shape[2:]))
+    expect_shape("C", x.C, x.B.shape)
+
+
+# The reference: chunks in PyTorch's matrix products. Exponents `s_i - s_j` are sums of the steps between j and i, not
+# differences of running sums, whose rounding would be that of the whole chunk. Shapes below: b batch, c chunks,
+# L tokens of a chunk, g groups, k heads of a group, p head size, n states.
+
+
+def _reference(x: SsdInputs) -> Tensor:
+    dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
+    with torch.autocast(x.u.device.type, enabled=False):
+        u, delta = x.u.to(dtype), discretise(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
+        y: Tensor = _Chunked.apply(u, delta, x.A.to(dtype), x.B.to(dtype), x.C.to(dtype), x.seq_idx)  # type: ignore[no-untyped-call]
+        if x.D is not None:
+            y = torch.addcmul(y, u, _per_channel(x.D.to(dtype), u.shape[-1]))
+        if x.z is not None:
+            y = y * F.silu(x.z.to(dtype))
+    return y.to(x.u.dtype)
+
+
+CHUNK = 64
+
+
+class Chunks(NamedTuple):
+    """Inputs in chunks, and what they decay by.
+
+    x: [b, c, g, L, k p], the input times the step size; B, C: [b, c, g, L, n];
+    inside: [b, c, g, k, L, L], exp(s_i - s_j) where token j reaches token i, else 0;
+    entering: [b, c, g, L, k], by which the state before the chunk reaches a token; leaving: by which a token reaches
+    the state after the chunk; through: [b, c, g, k], by which the one state reaches the other.
+    """
+
+    x: Tensor
+    B: Tensor
+    C: Tensor
+    inside: Tensor
+    entering: Tensor
+    leaving: Tensor
+    through: Tensor
+
+
+def _decays(steps: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """inside, entering, leaving, through from delta A [b, c, g, L, k] and the packed sequences [b, c, L] or None."""
+    between = steps.mT.unsqueeze(-1).expand(*steps.mT.shape, steps.shape[-2]).tril(-1).cumsum(-2)
+    inside = between.exp_().tril_()
+    entering, leaving = steps.cumsum(3).exp_(), inside[..., -1, :].mT.clone()
+    through = entering[..., -1, :]
+    if segments is None:
+        return inside, entering, leaving, through
+    before = F.pad(segments[:, :-1, -1], (1, 0))  # the sequence that the state before a chunk belongs to
+    other = segments.unsqueeze(-1) != segments.unsqueeze(-2)
+    inside.masked_fill_(other[:, :, None, None], 0.0)
+    entering = entering * (segments == before.unsqueeze(-1))[:, :, None, :, None]
+    leaving = leaving * (segments == segments[..., -1:])[:, :, None, :, None]
+    return inside, entering, leaving, through * (segments[..., -1] == before)[:, :, None, None]
+
+
+def _cut(tensor: Tensor, chunk: int, groups: int) -> Tensor:
+    """[b, tokens, g m] -> [b, c, g, L, m], the last chunk filled with 0."""
+    missing = -tensor.shape[1] % chunk
+    tensor = F.pad(tensor, (0, 0, 0, missing)) if missing else tensor
+    return torch.unflatten(torch.unflatten(tensor, 1, (-1, chunk)), -1, (groups, -1)).transpose(2, 3)
+
+
+def _joined(tensor: Tensor, tokens: int) -> Tensor:
+    """[b, c, g, L, m] -> [b, tokens, g m]."""
+    return tensor.transpose(2, 3).flatten(3).flatten(1, 2)[:, :tokens]
+
+
+def _scaled(x: Tensor, by: Tensor) -> Tensor:
+    """[..., k p] times [..., k]."""
+    return (torch.unflatten(x, -1, (by.shape[-1], -1)) * by.unsqueeze(-1)).flatten(-2)
+
+
+def _heads(x: Tensor, k: int) -> Tensor:
+    """[..., L, k p] -> [..., k, L, p]."""
+    return torch.unflatten(x, -1, (k, -1)).transpose(-2, -3)
+
+
+def _prepare(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None
+) -> tuple[Chunks, Tensor]:
+    """The chunks, and delta in chunks [b, c, g, L, k]."""
+    groups = B.shape[2]
+    dt = _cut(delta, CHUNK, groups)
+    steps = dt * A.view(groups, 1, -1)
+    rows_B, rows_C = (_cut(tensor.flatten(2), CHUNK, groups) for tensor in (B, C))
+    if segments is not None:
+        missing = -segments.shape[1] % CHUNK
+        segments = torch.unflatten(torch.cat([segments, segments[:, -1:].expand(-1, missing)], dim=1), 1, (-1, CHUNK))
+    return Chunks(_scaled(_cut(u, CHUNK, groups), dt), rows_B, rows_C, *_decays(steps, segments)), dt
+
+
+def _states(x: Chunks) -> Tensor:
+    """The state before each chunk: [b, c, g, n, k p]."""
+    added = x.B.mT @ _scaled(x.x, x.leaving)
+    state, before = torch.zeros_like(added[:, 0]), []
+    for one, through in zip(added.unbind(1), x.through.unbind(1), strict=True):
+        before.append(state)
+        state = _scaled(state, through.unsqueeze(-2)) + one
+    return torch.stack(before, dim=1)
+
+
+class _Chunked(torch.autograd.Function):
+    """y without skip and gate; differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> Tensor:
+        """u: [b, tokens, channels]; delta: [b, tokens, heads]; A: [heads]; B, C: [b, tokens, g, n]."""
+        x, _ = _prepare(u, delta, A, B, C, segments)
+        before, k = _states(x), x.through.shape[-1]
+        y = _scaled(x.C @ before, x.entering)
+        weights = x.inside * (x.C @ x.B.mT).unsqueeze(3)
+        y += (weights @ _heads(x.x, k)).transpose(-2, -3).flatten(-2)
+        y = _joined(y, u.shape[1])
+        ctx.save_for_backward(u, delta, A, B, C, segments, before)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of u, delta, A, B, C."""
+        u, delta, A, B, C, segments, before = ctx.saved_tensors
+        tokens, groups = u.shape[1], B.shape[2]
+        x, dt = _prepare(u, delta, A, B, C, segments)
+        k = x.through.shape[-1]
+        dy = _cut(grad, CHUNK, groups)
+        entered = _scaled(dy, x.entering)
+        after = _pulled_states(x, x.C.mT @ entered)
+        # What reaches the state after the chunk, then what reaches tokens of the chunk.
+        dx = leaving = _scaled(x.B @ after, x.leaving)
+        dB, dC = _scaled(x.x, x.leaving) @ after.mT, entered @ before.mT
+        similar, by_head = (x.C @ x.B.mT).unsqueeze(3), _heads(dy, k)
+        dx = dx + ((x.inside * similar).mT @ by_head).transpose(-2, -3).flatten(-2)
+        pairs = (by_head @ _heads(x.x, k).mT).mul_(x.inside)
+        products = pairs.sum(3)
+        dB, dC = dB + products.mT @ x.C, dC + products @ x.B
+        # The gradient of delta_t A is the sum of all that passes token t: what tokens before t give to tokens from t on
+        # and to the state after the chunk, and what the state before the chunk gives to tokens from t on and to the
+        # state after it. As a difference of larger sums it would lose what strong decays leave of it.
+        from_later = _sum_from(pairs.mul_(similar), -2).tril_(-1).sum(-1).mT
+        left = F.pad(_dots(x.x, leaving, k), (0, 0, 1, -1)).cumsum(3)
+        entered = _sum_from(_dots(entered, x.C @ before, k), 3)
+        passed = x.through * _dots(before, after, k).sum(-2)
+        decay = from_later + left + entered + passed.unsqueeze(-2)
+        ddelta = decay * A.view(groups, 1, k) + _dots(_cut(u, CHUNK, groups), dx, k)
+        dA = (decay * dt).sum((0, 1, 3)).flatten()
+        rows = (_joined(part, tokens).view(B.shape) for part in (dB, dC))
+        return _joined(_scaled(dx, dt), tokens), _joined(ddelta, tokens), dA, *rows, None
+
+
+def _pulled_states(x: Chunks, entering: Tensor) -> Tensor:
+    """Gradients of the state after each chunk, from those [b, c, g, n, k p] of the state before each by its tokens."""
+    state, after = torch.zeros_like(entering[:, 0]), []
+    for one, through in zip(reversed(entering.unbind(1)), reversed(x.through.unbind(1)), strict=True):
+        after.append(state)
+        state = _scaled(state, through.unsqueeze(-2)) + one
+    return torch.stack(after[::-1], dim=1)
+
+
+def _sum_from(x: Tensor, dim: int) -> Tensor:
+    """Sums over each position and all after it."""
+    return x.flip(dim).cumsum(dim).flip(dim)
+
+
+def _dots(one: Tensor, other: Tensor, k: int) -> Tensor:
+    """Products of [..., k p] summed over p: [..., k]."""
+    return torch.unflatten(one * other, -1, (k, -1)).sum(-1)
+
+
+# The operator.
+
+_COUNT = len(SsdInputs._fields)
+_WITH_GRADIENT = [name for name in SsdInputs._fields if name not in ("delta_softplus", "seq_idx")]
+
+
+def _up(number: int, unit: int) -> int:
+    return (number + unit - 1) // unit * unit
+
+
+def saved_shape(x: SsdInputs) -> tuple[int, ...]:
+    """The state before each chunk but the first, in the order in which the kernel holds it."""
+    (batch, tokens, channels), heads, n = x.u.shape, x.A.shape[0], x.B.shape[3]
+    state = _up(channels // heads, native.lanes()) * _up(n, native.ssd_rows())
+    return batch, (tokens - 1) // native.ssd_span(), heads * state
+
+
+def _outputs(*args: Any) -> tuple[Tensor, ...]:
+    x, (save, triton) = SsdInputs(*args[:_COUNT]), args[_COUNT:]
+    expect_rank("u", x.u, "batch, tokens, channels")
+    expect_rank("A", x.A, "heads")
+    expect_rank("B", x.B, "batch, tokens, groups, n")
+    # The backward needs y for the gradient of the gate alone.
+    plain = x.u.shape if save and x.z is not None else (0,)
+    saved = (_triton.saved_shape(x) if triton else saved_shape(x)) if save else (0,)
+    return new(x.u, *x.u.shape), new(x.u, *plain), new(x.u, *saved)
+
+
+def _readable(args: tuple[Any, ...]) -> SsdInputs:
+    """As the kernel reads them: any strides, but the last dimension contiguous."""
+    x = SsdInputs(*args[:_COUNT])
+    by_token = {name: rows(getattr(x, name)) for name in ("u", "delta", "B", "C", "z")}
+    return x._replace(**by_token, A=flat(x.A), D=flat(x.D), delta_bias=flat(x.delta_bias))
+
+
+def _kernel(*args: Any) -> tuple[Tensor, ...]:
+    y, plain, saved = outputs = _outputs(*args)
+    x = _readable(args)
+    if args[-1]:
+        _check(ScanInputs(*x[:9], seq_idx=x.seq_idx))  # the compiled module checks shapes itself
+        _triton.forward(x, y, given(plain), given(saved))
+    else:
+        native.ssd_forward(x, y, plain, saved, torch.get_num_threads(), None, None)
+    return outputs
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    tensors = (None if isinstance(value, bool) else value for value in inputs[:_COUNT])
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.options = SsdInputs(*inputs[:_COUNT]).delta_softplus, inputs[-1]
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    *inputs, plain, saved = ctx.saved_tensors
+    softplus, triton = ctx.options
+    x = SsdInputs(*inputs)._replace(delta_softplus=softplus)
+    if grads[0] is None:
+        return (None,) * (_COUNT + 2)
+    found = dict(zip(_WITH_GRADIENT, _ssd_backward(*x, plain, saved, grads[0], triton), strict=True))
+    asked = zip(SsdInputs._fields, ctx.needs_input_grad, strict=False)
+    return *(found[name] if need and name in found else None for name, need in asked), None, None
+
+
+def _input_grads(*args: Any) -> tuple[Tensor, ...]:
+    """Room for the gradients of the inputs; empty for an input that was not given."""
+    x = SsdInputs(*args[:_COUNT])
+    inputs = (getattr(x, name) for name in _WITH_GRADIENT)
+    return tuple(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs)
+
+
+def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
+    plain, saved, grad, triton = args[_COUNT:]
+    found = _input_grads(*args)
+    gradients = SsdInputs(**dict(zip(_WITH_GRADIENT, map(given, found), strict=True)))
+    call = _readable(args), given(flat(plain)), given(flat(saved)), rows(grad), gradients
+    if triton:
+        _triton.backward(*call)
+    else:
+        native.ssd_backward(*call, torch.get_num_threads(), *(None,) * 4)
+    return found
+
+
+_INPUTS = arguments(SsdInputs)
+_ssd_backward = define(
+    f"ssd_backward({_INPUTS}, Tensor plain, Tensor saved, Tensor grad, bool triton)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward_kernel,
+    _input_grads,
+)
+_ssd = define(
+    f"ssd({_INPUTS}, bool save, bool triton) -> (Tensor y, Tensor plain, Tensor saved)",
+    _kernel,
+    _outputs,
+    setup=_setup,
+    backward=_backward,
+)
