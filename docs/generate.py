@@ -83,7 +83,7 @@ def api() -> str:
             "",
             f"## infssm.integrations.{library}",
             "",
-            f"`{signature}`: see [In another trainer](plug-in.md#in-another-trainer).",
+            f"`{signature}`: see [In another trainer](../guide/plug-in.md#in-another-trainer).",
         ]
     return "\n".join(lines)
 

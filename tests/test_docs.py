@@ -98,7 +98,7 @@ def test_every_local_link_leads_somewhere():
 
 
 def test_the_walk_names_what_is_there():
-    walk = (ROOT / "docs" / "walk.md").read_text("utf-8")
+    walk = (ROOT / "docs" / "development" / "walk.md").read_text("utf-8")
     steps = re.findall(r"`([\w./]+\.(?:py|cpp|h))`(?: `([\w.]+)`)?", walk)
     assert len(steps) > 30
     for path, name in steps:

@@ -20,7 +20,7 @@ perplexity.
 ## Details
 
 The weight makes the penalty's gradient a fifth as long as the loss's gradient was in the task so far
-([how](../plug-in.md)). While a task is being learned the penalty does not stand in its way, and once the
+([how](../guide/plug-in.md)). While a task is being learned the penalty does not stand in its way, and once the
 loss has little left to pull at, it brings the states back.
 
 The fifth was chosen on the language stream at the end of this page, test text included: at three tenths,
@@ -40,7 +40,7 @@ HEADINGS: dict[str, tuple[str, str, str]] = {
     "digits": (
         """### Digits
 
-The stream and model of [digits](digits.md) in each of its regimes, and from the [Omniglot start](../weights.md).""",
+The stream and model of [digits](digits.md) in each of its regimes, and from the [Omniglot start](../guide/weights.md).""",
         "AA",
         "task-inc. AA",
     ),

@@ -55,8 +55,8 @@ def _without_channels() -> bytes:
 
 
 def test_the_guide_makes_tasks_of_speakers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command of docs/guides/speech.md, with fewer steps."""
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "speech.md"
+    """The command of docs/guide/speech.md, with fewer steps."""
+    guide = Path(__file__).parents[2] / "docs" / "guide" / "speech.md"
     [command] = re.findall(r"^infssm (run data=domains:.*)$", guide.read_text("utf-8"), re.MULTILINE)
     for speaker in ("ann", "bob", "cleo"):
         for word in ("no", "yes"):

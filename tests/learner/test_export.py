@@ -88,7 +88,7 @@ def test_what_onnx_cannot_say_is_refused_and_a_torch_program_can(tmp_path: Path)
 
 
 class NearestPoint(torch.nn.Module):
-    """The head of docs/extend.md."""
+    """The head of docs/guide/extend.md."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return -torch.cdist(features, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))

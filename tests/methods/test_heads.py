@@ -149,7 +149,7 @@ def test_autocast_changes_neither_the_fit_nor_the_scores(head: str) -> None:
 
 
 def test_the_head_of_the_documentation_can_be_exported(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "extend.md").read_text("utf-8")
     source = re.search(r"class NearestPoint.*?(?=\n\n\n)", page, re.DOTALL)
     assert source is not None
     names: dict[str, Any] = {"torch": torch}

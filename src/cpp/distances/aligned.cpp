@@ -1,4 +1,4 @@
-// 1 - cos of the angle between the Gram operators of the two systems (docs/maths.md, eq. 22).
+// 1 - cos of the angle between the Gram operators of the two systems (docs/reference/maths.md, eq. 22).
 //
 // With masses p = c^2 / (1 - a^2) and the transforms F = sum p e^(i w x) of the old and G of the new system (spectrum.h;
 // with powers in place of waves where poles are near, powers.h), the distance is half the squared norm of

@@ -1,4 +1,4 @@
-// Energy of the difference of two impulse responses, sum_t (c a^t b - c' a'^t b')^2 (docs/maths.md, eq. 28).
+// Energy of the difference of two impulse responses, sum_t (c a^t b - c' a'^t b')^2 (docs/reference/maths.md, eq. 28).
 //
 // With residues R = c b / sqrt(1 - a^2), and S of the new system, it is the energy of sum S e^(i w y) - R e^(i w x) under
 // the spectrum of sech (spectrum.h) or, where poles are near, of that with powers in place of waves (powers.h), and every

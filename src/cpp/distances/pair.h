@@ -1,4 +1,4 @@
-// Old and new states of one token in vectors, and the way back for derivatives (docs/maths.md, section 3).
+// Old and new states of one token in vectors, and the way back for derivatives (docs/reference/maths.md, section 3).
 //
 // A pole a of the unit interval becomes r = (1 - a) / (1 + a); for a raw state x, a = tanh(x / 2), that is e^-x. Sums of
 // positive numbers take the place of 1 - a b (eq. 9). Derivatives by poles are taken by x = -log r first.

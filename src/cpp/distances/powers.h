@@ -1,4 +1,4 @@
-// Sums over pairs of poles of a kernel of x - y, as power series about the middle of the poles (docs/maths.md, eq. 34a).
+// Sums over pairs of poles of a kernel of x - y, as power series about the middle of the poles (docs/reference/maths.md, eq. 34a).
 //
 // With the middle m and t = (m - r) / (m + r), the kernel 1 / (1 - a b) is h h' / (1 - t t') = h h' sum_k t^k t'^k, with
 // h = sqrt(m) (1 + r) / (m + r), and its square is h^2 h'^2 sum_k (k + 1) t^k t'^k. As with frequencies every term of a

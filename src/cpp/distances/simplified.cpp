@@ -1,4 +1,4 @@
-// The paper's distance 1 - tr(G3 G4) / (tr G1 tr G2) as a weighted mean of squared gaps (docs/maths.md, eq. 20):
+// The paper's distance 1 - tr(G3 G4) / (tr G1 tr G2) as a weighted mean of squared gaps (docs/reference/maths.md, eq. 20):
 //   sum_ij p_i q_j g_ij^2 / (sum p sum q),  g = (s - r) / (s + r),  p = c^2 (1 + r)^2 / r.
 #include "weights.h"
 

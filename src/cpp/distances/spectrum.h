@@ -1,4 +1,4 @@
-// Sums over pairs of poles of a kernel of x - y, as integrals over frequencies (docs/maths.md, section 6).
+// Sums over pairs of poles of a kernel of x - y, as integrals over frequencies (docs/reference/maths.md, section 6).
 //
 // With x = -log r the kernels 1 / (1 - a b) and 1 / (1 - a b)^2 are, up to factors of either pole, sech((x - y) / 2) and
 // its square, whose spectra fall as e^(-pi w) (eq. 31). So a quadratic form of n^2 pairs is a sum over two or three dozen

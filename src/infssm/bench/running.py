@@ -290,7 +290,7 @@ def _check_shared(fabric: Fabric, run: RunDirectory) -> None:
     if missing:
         raise ConfigError(
             f"{missing} of the {fabric.world_size} processes do not see {run.path}: the machines of one run need one "
-            "folder that all of them read (--out on a shared file system); see docs/scale.md"
+            "folder that all of them read (--out on a shared file system); see docs/guide/scale.md"
         )
 
 

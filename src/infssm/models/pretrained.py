@@ -27,7 +27,7 @@ PACKAGED: Mapping[str, str] = {
     "cifar100-base": "0c184a668b63f39901cde09614e85a53bdca072cbdbbbe4b0ce48d1d946e83f6",
     "omniglot": "32d57494dbfa23bb062d8d0a9cc49d803f34a3ef8552129fa6786ac5746cc014",
 }
-"""Weights inside the package by name, each with its sha256; docs/weights.md says what they are."""
+"""Weights inside the package by name, each with its sha256; docs/guide/weights.md says what they are."""
 
 
 def weights_root() -> Path:

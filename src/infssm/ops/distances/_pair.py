@@ -1,4 +1,4 @@
-"""Two sets of systems side by side, in coordinates in which nothing cancels (docs/maths.md, section 3).
+"""Two sets of systems side by side, in coordinates in which nothing cancels (docs/reference/maths.md, section 3).
 
 A pole a of the unit disc becomes ``r = (1 - a) / (1 + a)`` in the right half-plane, where (eq. 9)
 ``1 - conj(a) b = 2 (conj(r) + s) / ((1 + conj(r)) (1 + s))``: sums of numbers with a positive real part take the place

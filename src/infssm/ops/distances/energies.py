@@ -1,4 +1,4 @@
-"""Distances that see C (and B): `simplified`, `aligned` and `output` (docs/maths.md, section 5).
+"""Distances that see C (and B): `simplified`, `aligned` and `output` (docs/reference/maths.md, section 5).
 
 All three are quadratic forms of the kernel ``1 / (1 - conj(a_i) b_j)``. They are written through differences of the two
 systems, so that no digits cancel near equality: value and gradient of `aligned` and `output` are exactly 0 there.

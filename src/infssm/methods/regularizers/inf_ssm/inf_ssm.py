@@ -157,7 +157,7 @@ class InfSSMExact(Regularizer):
     ``weight · mean(distance)`` with any distance of ``infssm list distances`` or a weighted sum of them.
 
     Paper: after Lee, Mahmoodi, Le and Harandi, Exemplar-Free Continual Learning for State Space Models, 2025; with the
-    distances of docs/distances.md
+    distances of docs/guide/distances.md
     """
 
     name = "inf-ssm-exact"
