@@ -40,7 +40,8 @@ HEADINGS: dict[str, tuple[str, str, str]] = {
     "digits": (
         """### Digits
 
-The stream and model of [digits](digits.md) in each of its regimes, and from the [Omniglot start](../guide/weights.md).""",
+The stream and model of [digits](digits.md) in each of its regimes, and from the
+[Omniglot start](../guide/weights.md).""",
         "AA",
         "task-inc. AA",
     ),

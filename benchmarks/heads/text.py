@@ -81,7 +81,8 @@ benchmarks.heads b50-5 --data-root DIR --out RUNS`.""",
 plainly and shared by all arms of a seed; the search is on seed 0, the table shows AA over seeds 10, 100
 and 1000. Penalties have two weights at the rates 3e-5 and 1e-4. Tasks are of one size, so both priors
 are the same. Made by `python -m benchmarks.heads digits --out RUNS`.""",
-    "digits-omniglot": "The same, the model starting from the [Omniglot weights](../guide/weights.md), with the grid shown.",
+    "digits-omniglot": "The same, the model starting from the [Omniglot weights](../guide/weights.md), with the grid "
+    "shown.",
 }
 TRIED = """Each is one run on base 0, evaluated on validation images (AA / all classes with `gda`), by scripts that
 were not kept. After two new tasks, where the frozen backbone has 36.1 / 38.9 with the task prior and
