@@ -1,6 +1,6 @@
 """The same tests on the other machines that users have, as far as this one can stand in for them.
 
-A cell is a part of the suite under other conditions: the numerical rooms with the oldest instruction set there is (and
+A cell is a part of the suite under other conditions: the numerical packages with the oldest instruction set there is (and
 with AVX2, where this machine has more); the package installed without a compiler, where plain PyTorch serves; and, only
 when asked for, the compiled kernels under the address and undefined-behaviour sanitizers, and the wheel that
 `make wheels` built.
@@ -18,7 +18,7 @@ from pathlib import Path
 from infssm.ops.backend import NATIVE
 
 ROOT = Path(__file__).resolve().parent.parent
-NUMERICAL = [f"tests/{room}" for room in ("ops", "ssm", "models", "methods")]
+NUMERICAL = [f"tests/{name}" for name in ("ops", "ssm", "models", "methods")]
 KERNELS = ["tests/ops", "tests/ssm"]
 # Triton's interpreter computes in numpy, whatever the instruction set of the others is.
 PYTEST = ("-m", "pytest", "-q", "--ignore-glob=*test_triton*")

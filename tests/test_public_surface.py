@@ -1,4 +1,4 @@
-"""The names of the public surface are promises: each must load from its room."""
+"""The names of the public surface are promises: each must load from its package."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Small data sets for the tests of this room."""
+"""Small data sets for the tests of this package."""
 
 import numpy as np
 import torch

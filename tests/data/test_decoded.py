@@ -144,7 +144,7 @@ def test_stores_are_bounded(tmp_path, cache, monkeypatch):
         images.raw(range(12), size)
         stores.append(images.store(size).path)
         os.utime(stores[-1], (size, size))
-    assert [store.exists() for store in stores] == [False, True, True], "the oldest made room"
+    assert [store.exists() for store in stores] == [False, True, True], "the oldest was removed"
     assert (cache / "mine.txt").exists()
 
 

@@ -266,7 +266,7 @@ def test_disk_full_at_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     original = os.replace
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ConfigError, match=r"cannot write .*: No space left on device; make room"):
+    with pytest.raises(ConfigError, match=r"cannot write .*: No space left on device; free some space"):
         run(config, quiet=True)
     monkeypatch.undo()
     assert_same(run(config, quiet=True), example.result)

@@ -18,7 +18,7 @@ _VERSION = 2
 _LARGEST = 4 << 30
 """Bytes of the largest store; images that would take more are decoded each time."""
 _ALTOGETHER = 8 << 30
-"""Bytes of all stores; the one not used for longest makes room."""
+"""Bytes of all stores; the least recently used one is removed first."""
 
 
 class DecodedStore:

@@ -154,7 +154,7 @@ def check_export(
     """Run an exported ONNX file on raw samples and compare it with ``classifier.predict``.
 
     Returns the largest difference of a logit, relative to the largest one; raises where that exceeds ``tolerance``,
-    which leaves room for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
+    which allows for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
     """
     plan, run, largest = _Plan(classifier), _session(Path(path)), 0.0
     for batch in [list(samples)] if batched else [[sample] for sample in samples]:

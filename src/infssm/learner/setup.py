@@ -114,7 +114,7 @@ class Setup:
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise for names and options that no room knows, and for models that cannot be built, before any work is done."""
+    """Raise for unknown names and options, and for models that cannot be built, before any work is done."""
     method_options(config.method.name, config.method.options)
     _check_targets(config)
     _check_model(config.model.name, json.dumps(config.model.options, sort_keys=True))

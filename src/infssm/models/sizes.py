@@ -73,17 +73,17 @@ def check_sizes(name: str, options: Mapping[str, Any]) -> None:
 def build_within_memory(name: str, factory: Callable[..., nn.Module], options: Mapping[str, Any]) -> nn.Module:
     """Build a model, unless its options do not fit the constructor or its weights not into memory."""
     check_sizes(name, options)
-    room = math.inf if torch.get_default_device().type == "meta" else memory_here() or math.inf
+    available = math.inf if torch.get_default_device().type == "meta" else memory_here() or math.inf
     try:
-        model = _construct(name, factory, options, min(room, _SMALL) if room < math.inf else room)
+        model = _construct(name, factory, options, min(available, _SMALL) if available < math.inf else available)
     except _TooLargeError as first:
         size = first.size
-        if size <= room:
-            size = _count(name, factory, options, room)
-        if size > room:
+        if size <= available:
+            size = _count(name, factory, options, available)
+        if size > available:
             raise ConfigError(
                 f"model {name!r} with {_shown(options)} needs {describe_bytes(size)} or more for its weights alone, "
-                f"and this machine has {describe_bytes(room)}: make it smaller"
+                f"and this machine has {describe_bytes(available)}: make it smaller"
             ) from None
         model = _construct(name, factory, options, math.inf)
     if empty := [key for key, parameter in model.named_parameters() if parameter.numel() == 0]:
@@ -91,12 +91,12 @@ def build_within_memory(name: str, factory: Callable[..., nn.Module], options: M
     return model
 
 
-def _count(name: str, factory: Callable[..., nn.Module], options: Mapping[str, Any], room: float) -> int:
-    """Bytes of the model's tensors, or of the first ones that are more than ``room``; takes no memory."""
+def _count(name: str, factory: Callable[..., nn.Module], options: Mapping[str, Any], available: float) -> int:
+    """Bytes of the model's tensors, or of the first ones that are more than ``available``; takes no memory."""
     state = torch.get_rng_state()
     try:
         with torch.device("meta"):
-            return _bytes(_construct(name, factory, options, room))
+            return _bytes(_construct(name, factory, options, available))
     except _TooLargeError as error:
         return error.size
     except ConfigError:  # a constructor that reads values can only be run for real

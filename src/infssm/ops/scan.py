@@ -399,7 +399,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def _input_grads(*args: Any) -> tuple[Tensor, ...]:
-    """Room for the gradients of the inputs; empty for an input that was not given."""
+    """Memory for the gradients of the inputs; empty for an input that was not given."""
     x, _ = _divide(args)
     inputs = (getattr(x, name) for name in _WITH_GRADIENT)
     return tuple(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs)

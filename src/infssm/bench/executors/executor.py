@@ -40,7 +40,7 @@ class Executor(Protocol):
     ) -> Iterator[Finished]:
         """Carry out experiments and yield each when it is over, in the order of their ends.
 
-        They are taken from ``experiments`` one at a time, when there is room to start one, and after everything that
+        They are taken from ``experiments`` one at a time, when a slot is free, and after everything that
         is over has been yielded: what comes next may depend on results so far. One that fails does not stop the
         others. What is complete is not repeated, what is unfinished continues; ``overwrite`` starts over instead.
         Ctrl-C and SIGTERM save all runs and raise :class:`~infssm.learner.Interrupted`.

@@ -70,7 +70,7 @@ class Schedule:
         self._numbers = 0
 
     def run(self, experiments: Iterable[Experiment]) -> Iterator[Finished]:
-        """Start experiments as there is room and yield those that are over."""
+        """Start experiments while slots are free and yield those that are over."""
         source = iter(experiments)
         control = Control()
         with stop_on_signals(control):

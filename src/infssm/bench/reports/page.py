@@ -42,7 +42,7 @@ def wide(content: str) -> str:
 
 
 def columns(cards: Iterable[str]) -> str:
-    """Boxes side by side while there is room."""
+    """Boxes side by side, wrapped to the width of the page."""
     return f'<div class="columns">{"".join(cards)}</div>'
 
 

@@ -154,7 +154,7 @@ class Sweep:
         )
 
     def _jobs(self, budget: int | None, deadline: float | None) -> Iterator[Experiment]:
-        """Jobs of one trial after the other; the next trial is chosen when there is room for it."""
+        """Jobs of one trial after the other; the next trial is chosen when a slot is free."""
         while True:
             late = deadline is not None and time.monotonic() >= deadline
             trial = self._journal.take(0 if late else budget)

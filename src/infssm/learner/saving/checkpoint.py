@@ -63,7 +63,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, keep_previous: bool = 
             raise
         kept = f"; the last good one is {path}" if path.exists() else ""
         raise CheckpointError(
-            f"cannot save the checkpoint {path}: {cause.strerror or cause}{kept}. Make room, then resume the run"
+            f"cannot save the checkpoint {path}: {cause.strerror or cause}{kept}. Free some space, then resume the run"
         ) from error
 
 
