@@ -1,6 +1,6 @@
 """The same tests on the other machines that users have, as far as this one can stand in for them.
 
-A cell is a part of the suite under other conditions: the numerical packages with the oldest instruction set there is (and
+A cell is a part of the suite under other conditions: the numerical packages with the oldest instruction set (and
 with AVX2, where this machine has more); the package installed without a compiler, where plain PyTorch serves; and, only
 when asked for, the compiled kernels under the address and undefined-behaviour sanitizers, and the wheel that
 `make wheels` built.

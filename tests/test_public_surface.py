@@ -23,7 +23,7 @@ def test_import_does_no_work():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_rooms_load_neither_torchs_compiler_nor_optional_packages():
+def test_packages_load_neither_torchs_compiler_nor_optional_packages():
     """Torch's compiler takes as long to import as torch itself; only recording and optimizers need it."""
     code = (
         "import sys, infssm.cli, infssm.learner, infssm.bench.studies, infssm.integrations\n"

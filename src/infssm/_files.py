@@ -41,7 +41,7 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder, then run it again"
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder, then try again"
         ) from error
 
 
