@@ -77,7 +77,9 @@ def test_what_cannot_be_mended_is_raised(monkeypatch, message):
     def broken(name):
         raise RuntimeError(message)
 
-    monkeypatch.setattr(guarded, "_drop", lambda _: None)
+    for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:  # dropped, and put back after the test
+        monkeypatch.setitem(sys.modules, module, sys.modules[module])
+    monkeypatch.setattr(guarded, "_declared", set())
     monkeypatch.setattr(guarded.torch.library, "define", lambda *_: None)
     monkeypatch.setattr(guarded.importlib, "import_module", broken)
     with pytest.raises(RuntimeError, match=message):

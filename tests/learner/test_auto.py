@@ -55,11 +55,11 @@ def test_language_is_measured_and_the_weight_is_shown(tmp_path: Path, capsys: py
     assert ["chosen" in line for line in tasks] == [False, True]
     weight = tasks[1]["chosen"]["inf-ssm-exact.weight"]
     assert weight == pytest.approx(expected_weight(chosen, directory.weights_path(0)), rel=1e-3)
-    (shown,) = re.findall(r"set by itself: inf-ssm-exact\.weight (\S+)", capsys.readouterr().err)
+    (shown,) = re.findall(r"chosen automatically: inf-ssm-exact\.weight (\S+)", capsys.readouterr().err)
     assert float(shown) == pytest.approx(weight, rel=1e-2)
 
 
 def test_a_weight_that_was_given_is_not_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(config(f"text:{text_folder(tmp_path)}", tmp_path, "inf-ssm-exact", {"weight": 1.0}, train=SHORT))
     assert all("chosen" not in line for line in RunDirectory(found.path).metrics())
-    assert "set by itself" not in capsys.readouterr().err
+    assert "chosen automatically" not in capsys.readouterr().err

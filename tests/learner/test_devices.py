@@ -148,7 +148,9 @@ def whole_run(fabric: Any, config: RunConfig) -> tuple[list[list[float]], list[l
     loops: list[Loop] = []
     train = Loop.train
     Loop.train = lambda self: (loops.append(self), train(self))[1]  # type: ignore[assignment,func-returns-value,return-value]
-    running._work(fabric, resolve(config), "", running.run_path(config), overwrite=False, quiet=True, given=None)
+    running._work(
+        fabric, resolve(config), "", running.run_path(config), overwrite=False, quiet=True, given=None, control=None
+    )
     method = loops[0].setup.method
     buffer: Any = method.base.buffer
     digest = torch.stack(

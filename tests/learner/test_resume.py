@@ -44,7 +44,7 @@ def broken_at(step: int, act: Callable[[Loop], None]) -> Iterator[None]:
 
 
 def signalled(loop: Loop) -> None:
-    loop.signals.pending = True
+    loop.control.stop()
 
 
 @pytest.mark.parametrize("method", [*list_methods(), "er+inf-ssm-exact", "ewc+lwf-ac"])

@@ -11,7 +11,7 @@ from infssm.bench.executors import Experiment, Finished, InProcess, StoppedError
 from infssm.bench.reports.tables import write_comparison
 from infssm.bench.running import resume, run
 from infssm.errors import ConfigError, InfssmError
-from infssm.learner.display import Display
+from infssm.learner.events import Control, Event, Note
 from infssm.learner.result import Result
 from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory, find_runs
@@ -65,19 +65,15 @@ def test_a_task_0_that_another_process_trains_is_waited_for(er_alone: Result, tm
     first.make()
     other.enter_context(first.lock())
 
-    class Leaving(Display):
+    def leave(event: Event) -> None:
         """The other process leaves when it is waited for."""
-
-        def note(self, text: str) -> None:
-            notes.append(text)
+        if isinstance(event, Note):
+            notes.append(event.text)
             other.close()
 
-    class Stopping(Display):
-        stopping = True
-
     with pytest.raises(Interrupted, match="infssm resume"):
-        run(experiment, display=Stopping())
-    assert_same(run(experiment, display=Leaving()), er_alone)
+        run(experiment, quiet=True, control=Control(lambda: True))
+    assert_same(run(experiment, listen=leave), er_alone)
     assert notes[0].startswith("waiting for the task-0 model that another process trains")
 
 
