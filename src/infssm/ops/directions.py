@@ -61,9 +61,9 @@ def scan_directions(
         return y, []
     found = []
     for i in range(len(reverse)):
-        a, delta, projected = parts[_KEPT * i : _KEPT * i + 3]
+        (a, delta), (projected, *_) = _parts(parts, len(reverse), i)
         rank, n = weights[_FIELDS * i + 3].shape[1], weights[_FIELDS * i + 5].shape[1]
-        low, b, c = projected.split([rank, n, n], dim=-1)
+        low, b, c = torch.split(projected, [rank, n, n], dim=-1)
         found.append(DirectionStates(a.squeeze(2), delta.squeeze(2), low, b, c))
     return y, found
 
@@ -71,11 +71,10 @@ def scan_directions(
 class _Kept(NamedTuple):
     """What one direction forms on its way, of which its backward starts; all but `A` [batch, tokens, ...].
 
-    The first three are what its states are made of; a and mean_delta are empty where those are not asked for.
+    The mean states are not among it: a checkpoint compares what forward and recomputation save, and only one of the two
+    may be recorded.
     """
 
-    a: Tensor
-    mean_delta: Tensor
     projected: Tensor
     u: Tensor
     delta: Tensor
@@ -84,6 +83,14 @@ class _Kept(NamedTuple):
 
 
 _FIELDS, _KEPT = len(DirectionWeights._fields), len(_Kept._fields)
+_MEANS = 2  # a and delta, empty where states are not asked for
+
+
+def _parts(parts: Sequence[Tensor], count: int, i: int) -> tuple[tuple[Tensor, Tensor], _Kept]:
+    """The mean states of direction i of `count`, and what it keeps; of the outputs after y."""
+    a, delta = parts[i * _MEANS : (i + 1) * _MEANS]
+    first = count * _MEANS + i * _KEPT
+    return (a, delta), _Kept(*parts[first : first + _KEPT])
 
 
 def _ways(weights: Sequence[Tensor]) -> list[DirectionWeights]:
@@ -104,25 +111,21 @@ def _scan_inputs(xz: Tensor, way: DirectionWeights, kept: _Kept, reverse: bool) 
 
 
 def _outputs(xz: Tensor, *args: Any) -> list[Tensor]:
-    """y, then what each direction keeps, uninitialised."""
+    """y, then the mean states of each direction, then what each keeps; uninitialised."""
     *_, states, save, weights = args
     batch, tokens, channels = *xz.shape[:2], xz.shape[2] // 2
-    outputs = [xz.new_empty(batch, tokens, channels)]
+    y = xz.new_empty(batch, tokens, channels)
+    means: list[Tensor] = []
+    kept: list[Tensor] = []
     for way in _ways(weights):
         n = way.A_log.shape[1]
-        u, delta = torch.empty_like(outputs[0]), torch.empty_like(outputs[0])
+        u, delta = torch.empty_like(y), torch.empty_like(y)
         projected = xz.new_empty(batch, tokens, way.x_proj.shape[0])
         formed = ScanInputs(u, delta, way.A_log, projected[..., None, :n], projected[..., None, :n])
-        outputs += [
-            xz.new_empty(batch, tokens, 1, n) if states else xz.new_empty(0),
-            xz.new_empty(batch, tokens, 1) if states else xz.new_empty(0),
-            projected,
-            u,
-            delta,
-            xz.new_empty(way.A_log.shape),
-            xz.new_empty(saved_shape(formed)) if save else xz.new_empty(0),
-        ]
-    return outputs
+        means += [xz.new_empty(shape if states else 0) for shape in ((batch, tokens, 1, n), (batch, tokens, 1))]
+        saved = xz.new_empty(saved_shape(formed) if save else 0)
+        kept += _Kept(projected, u, delta, xz.new_empty(way.A_log.shape), saved)
+    return [y, *means, *kept]
 
 
 def _kernel(
@@ -132,21 +135,22 @@ def _kernel(
     y, *parts = outputs = _outputs(xz, states, save, weights)
     channels = y.shape[2]
     for i, way in enumerate(_ways(weights)):
-        kept = _Kept(*parts[_KEPT * i : _KEPT * (i + 1)])
+        means, kept = _parts(parts, len(reverse), i)
         native.conv_forward(_conv_inputs(xz, way, reverse[i]), kept.u, threads)
         projected = kept.projected.view(-1, way.x_proj.shape[0])
         torch.mm(kept.u.view(-1, channels), way.x_proj.t(), out=projected)
         torch.mm(projected[:, : way.dt_proj.shape[1]], way.dt_proj.t(), out=kept.delta.view(-1, channels))
         torch.exp(way.A_log, out=kept.A).neg_()
-        found = Outputs(y, None, kept.a, kept.mean_delta, None, kept.saved)
+        found = Outputs(y, None, *means, None, kept.saved)
         native.scan_forward(_scan_inputs(xz, way, kept, reverse[i]), found, kept.saved, threads, scale, i > 0)
     return outputs
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     xz, ctx.reverse, ctx.scale, states, _, weights = inputs
-    kept = output[1:]
-    ctx.mark_non_differentiable(*[x for i, x in enumerate(kept) if not states or i % _KEPT > 2])
+    kept = output[1 + len(ctx.reverse) * _MEANS :]
+    # Of what is kept, `projected` comes first; it holds the B and C of the states.
+    ctx.mark_non_differentiable(*([x for i, x in enumerate(kept) if i % _KEPT] if states else output[1:]))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(xz, *weights, *kept)
 
@@ -155,7 +159,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     xz, *saved = ctx.saved_tensors
     count = len(ctx.reverse)
     weights, kept = saved[: count * _FIELDS], saved[count * _FIELDS :]
-    of_outputs = [grads[0]] + [grads[1 + _KEPT * i + k] for i in range(count) for k in range(3)]
+    first = 1 + count * _MEANS
+    of_outputs = [*grads[:first], *grads[first::_KEPT]]  # of y, the mean states and `projected`
     needs = ctx.needs_input_grad[5:]
     dxz, *found = _directions_backward(xz, ctx.reverse, ctx.scale, of_outputs, needs, kept, weights)
     wanted = (grad if need else None for grad, need in zip(found, needs, strict=True))
@@ -186,7 +191,8 @@ def _backward_kernel(
     grad_y = xz.new_zeros(*xz.shape[:2], channels) if grads[0] is None else rows(grads[0])
     for i, way in enumerate(_ways(weights)):
         formed, to = _Kept(*kept[_KEPT * i : _KEPT * (i + 1)]), _ways(found)[i]
-        grad_a, grad_delta, grad_projected = grads[1 + 3 * i : 4 + 3 * i]
+        grad_a, grad_delta = grads[1 + _MEANS * i : 1 + _MEANS * (i + 1)]
+        grad_projected = grads[1 + _MEANS * len(reverse) + i]
         rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
         dprojected = torch.empty_like(formed.projected)
         du, ddelta = torch.empty_like(formed.u), torch.empty_like(formed.delta)
