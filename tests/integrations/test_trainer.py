@@ -213,7 +213,10 @@ def test_resuming_without_the_tasks_before(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"infssm_method\.pt is damaged"):
         second.train_task(1, ROWS[1], resume_from_checkpoint=str(tmp_path / "task-1" / "checkpoint-3"))
     with pytest.raises(ConfigError, match="there is no complete checkpoint in"):
-        language_trainer(tmp_path / "empty", lora=True).train_task(0, ROWS[0], resume_from_checkpoint=True)
+        language_trainer(tmp_path, lora=True).train_task(2, ROWS[2], resume_from_checkpoint=True)
+    fresh = language_trainer(tmp_path / "empty", lora=True, max_steps=1)  # killed before its first checkpoint
+    fresh.train_task(0, ROWS[0], resume_from_checkpoint=True)
+    assert fresh.state.global_step == 1
 
 
 def test_every_task_has_its_own_optimizer(tmp_path: Path) -> None:

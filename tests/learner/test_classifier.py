@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from typer.testing import CliRunner
 
 import infssm
 from infssm.bench.running import run
 from infssm.cli.app import app
-from infssm.data import Split, load_dataset
+from infssm.data import ImageFacts, Split, load_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.evaluate import evaluate_run
+from infssm.learner.reading import open_image
 from infssm.learner.setup import build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from tests.compare import identical
@@ -27,6 +28,19 @@ from tests.learner.tiny import tiny_config
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained, fitted and replaced classifiers."""
     return run(tiny_config(tmp_path_factory.mktemp("runs"), request.param), quiet=True).path
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_is_turned_once(tmp_path: Path, orientation: int) -> None:
+    """By path as by image: the data set's reader turns it, and its EXIF data still name the orientation."""
+    pixels = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "photo.png")))
+    facts = ImageFacts("photos", 3)
+    for photo in (tmp_path / "photo.png", Image.open(tmp_path / "photo.png"), upright):
+        assert np.array_equal(np.asarray(open_image(photo, facts)), upright)
 
 
 def test_predictions_are_those_of_the_evaluation(trained: Path) -> None:

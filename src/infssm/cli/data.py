@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,7 +35,8 @@ def check_command(name: Annotated[str, typer.Argument(help="A data set, or a pat
     from infssm.data import check
 
     report = check(name, data_root, progress=_show_progress if sys.stderr.isatty() else None)
-    typer.echo(f"{name} under {report.root}: {report.classes} classes, {report.images} images")
+    place = "" if Path(name).exists() else f" under {report.root}"
+    typer.echo(f"{name}{place}: {report.classes} classes, {report.images} images")
     for path, reason in report.unreadable:
         typer.echo(f"unreadable: {path}: {reason}")
     if not report.ok:

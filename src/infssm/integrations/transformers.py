@@ -199,7 +199,9 @@ class ContinualTrainerMixin:
         ]
         if complete:
             return max(complete)[1]
-        if self.method.context.task is None:
+        # Without any checkpoint the process ended before the first one was written: start from the beginning. Where
+        # other tasks have some, this process lacks what the method kept of them.
+        if self.method.context.task is None and any(folder.parent.glob("task-*/checkpoint-*/trainer_state.json")):
             raise ConfigError(f"there is no complete checkpoint in {folder}: train without resume_from_checkpoint")
         return None
 

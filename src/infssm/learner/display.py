@@ -86,7 +86,7 @@ class _PlainLine(Display):
         self.stop()  # a run starts twice where it trains the task-0 model first
         self._title, self._steps, self._first = self._name or title, steps, done
         self._begun = time.monotonic()
-        self.status = f"{self._title}: " + (f"continuing at step {done} of {steps}" if done else f"{steps} steps")
+        self.status = f"{self._title}: " + (f"{steps} steps, {done} of them done" if done else f"{steps} steps")
         self._screen.lines.append(self)
         self._screen.note(self.status)
 

@@ -38,7 +38,8 @@ _USE_SOUND = """import json, numpy, onnxruntime, wave
 
 session = onnxruntime.InferenceSession("model.onnx")
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-with wave.open("sound.wav") as file:  # 16 bits, one channel, {rate} samples per second
+with wave.open("sound.wav") as file:
+    assert file.getparams()[:3] == (1, 2, {rate}), "convert it to one channel, 16 bits, {rate} samples per second"
     sound = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768
 print(classes[session.run(None, {{"sound": sound[None]}})[0].argmax()])
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infssm.errors import ConfigError
+from infssm.errors import CheckpointError, ConfigError
 from infssm.learner.config.fields import TASK0_KINDS
 from infssm.learner.config.load import load_config, to_yaml
 from infssm.learner.predict import TrainedClassifier, load
@@ -77,6 +77,15 @@ class HubClassifier(ModelHubMixin, library_name="infssm", tags=_TAGS):
         # The mixin hands "task" back to __init__ when the folder is loaded.
         facts = {"task": self._task, "model": config.model.name, "classes": self.classifier.classes}
         (save_directory / "config.json").write_text(json.dumps({"library_name": "infssm", **facts}, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> HubClassifier:
+        """Load a folder that :meth:`save_pretrained` wrote, or a repository of the Hub; options as for the mixin."""
+        try:
+            found: HubClassifier = super().from_pretrained(pretrained_model_name_or_path, **options)
+        except ValueError as error:  # the mixin reads config.json itself
+            raise CheckpointError(f"{pretrained_model_name_or_path}: config.json cannot be read: {error}") from None
+        return found
 
     @classmethod
     def _from_pretrained(

@@ -48,7 +48,7 @@ def open_image(image: SampleLike, facts: ImageFacts) -> Image:
         path = Path(image)
         if not path.is_file():
             raise DataError(f"there is no image file {path}")
-        image = FileImages(path.parent, (path.name,)).pil(0)
+        upright = FileImages(path.parent, (path.name,)).pil(0)  # turned already, and its EXIF data still say otherwise
     elif isinstance(image, (np.ndarray, Tensor)):
         pixels = image.cpu().numpy() if isinstance(image, Tensor) else image
         if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 1:
@@ -58,10 +58,12 @@ def open_image(image: SampleLike, facts: ImageFacts) -> Image:
                 "an image given as numbers must be uint8 [height, width] or [height, width, 1 or 3], got "
                 f"{pixels.dtype} {list(pixels.shape)}"
             )
-        image = pil.fromarray(np.ascontiguousarray(pixels))
-    elif not isinstance(image, pil.Image):
+        upright = to_rgb(pil.fromarray(np.ascontiguousarray(pixels)))
+    elif isinstance(image, pil.Image):
+        upright = to_rgb(image)
+    else:
         raise DataError(f"an image is a path, a PIL image, an array or a tensor, got {type(image).__name__}")
-    return to_rgb(image) if facts.channels == 3 else to_rgb(image).convert("L")
+    return upright if facts.channels == 3 else upright.convert("L")
 
 
 def sequence_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:

@@ -170,10 +170,10 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     alone.start("lwf seed 1", 3)
     alone.note("alone")
     assert capsys.readouterr().err.splitlines() == [
-        "si seed 0: continuing at step 2 of 4",
+        "si seed 0: 4 steps, 2 of them done",
         "ewc seed 0: 9 steps",
         "ewc seed 0: hello",
-        "si seed 0: continuing at step 2 of 4",
+        "si seed 0: 4 steps, 2 of them done",
         "ewc seed 0: task 1/2 epoch 1/1, step 9/9, ce 1, 5 images/s, 0 s left",
         "si seed 0: task 1/1 epoch 1/1, step 4/4, ce 0.5, 2,000 images/s, 0 s left",
         "lwf seed 1: 3 steps",
