@@ -127,7 +127,7 @@ INFSSM_INLINE vf sum_lanes_of(const vf* v) {
     }
 }
 
-// Sums over lanes of `count` vectors; v has room for, and is 0 up to, the next multiple of W.
+// Sums over lanes of `count` vectors; v is padded with zeros to the next multiple of W.
 INFSSM_INLINE void sum_lanes(const vf* v, int64_t count, float* out) {
     for (int64_t i = 0; i < count; i += W) store(out + i, sum_lanes_of(v + i));
 }

@@ -140,7 +140,7 @@ INFSSM_INLINE vf counting() {
     return lanes;
 }
 
-// C B^T where a column is not after its row: panels [SPAN / PAIR][SPAN][PAIR]. turned: room for B in panels [n][PAIR].
+// C B^T where a column is not after its row: panels [SPAN / PAIR][SPAN][PAIR]. turned: memory for B in panels [n][PAIR].
 inline void pair_products(const float* B, const float* C, int64_t n, float* turned, float* products) {
     for (int column = 0; column < SPAN; column += PAIR) {
         for (int64_t j = 0; j < n; j += W)
