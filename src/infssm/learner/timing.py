@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from infssm._timing import measure
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import Batch, TaskInfo, build_method, train_step
 from infssm.models import create_model
@@ -52,10 +52,9 @@ def _time(name: str, model: str, size: int, batch_size: int, steps: int, options
     method.begin_epoch(0, 1)
     optimizer = build_optimizer(method.param_groups(decay_groups(method.module, 0.05)))
     set_learning_rate(optimizer, 1e-5)
-    seconds = []
-    for _ in range(steps + 2):
-        begun = time.perf_counter()
-        train_step(lambda: method.loss(batch), optimizer, after_update=method.after_step)
-        seconds.append(time.perf_counter() - begun)
-    median = statistics.median(seconds[2:])
+    median = statistics.median(
+        measure(
+            lambda: train_step(lambda: method.loss(batch), optimizer, after_update=method.after_step), steps, warmup=2
+        )
+    )
     return Timing(name, 1000 * median, batch_size / median)

@@ -5,11 +5,11 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from html import escape
 from pathlib import Path
 
 import pytest
 import yaml
+from markupsafe import escape
 from rich.console import Console
 
 from infssm.bench.reports import Comparison, compare, paired_tests, render, write_comparison
@@ -156,7 +156,7 @@ def test_html(tmp_path: Path) -> None:
     text = render(compare(find_runs([tmp_path])), "html")
     assert text.count('role="img"') == 5
     assert text.count("polyline") == 2 * 3
-    assert '<td class="best">58.33 ±&nbsp;7.07</td>' in text
+    assert '<td class="best">58.33 ±\u00a07.07</td>' in text
     assert "<script" not in text
 
 
@@ -291,6 +291,9 @@ def test_paired_test_over_seeds(tmp_path: Path) -> None:
     assert aa.wilcoxon is None
     assert "paired over 3 seeds: +12.00 points, standard error 1.15" in aa.sentence()
     assert fm.t_test is None
+    assert "too few" not in aa.sentence()
+    two = compare([RunDirectory(tmp_path / name) for name in ("er0", "er10", "seq0", "seq10")]).rows
+    assert "Two seeds are too few for a conclusion" in paired_tests(two, "er", "seq")[0].sentence()
     with pytest.raises(ConfigError, match="did you mean 'seq'"):
         paired_tests(rows, "er", "sq")
     with pytest.raises(ConfigError, match="fewer than two seeds"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infssm.bench.reports import svg
+from infssm.bench.reports.charts import Bars, HeatMap, Lines, Series, ticks
 from infssm.bench.reports.report import render_report, write_report
 from tests.bench.reports.fake import fake_run
 
@@ -44,7 +44,7 @@ def test_heat_map_shows_every_known_cell(tmp_path: Path) -> None:
     cells = [e for e in heat.iter("rect") if e.get("class") == "cell"]
     titles = [e.findtext("title") for e in cells]
     assert len(cells) == 6
-    assert "after task 2, on task 1 (two, three): 60.00 %" in titles
+    assert "after task 3, on task 2 (two, three): 60.00 %" in titles
     assert [t.text for t in heat.iter("text") if t.get("class") in ("on-dark", "on-light")] == [
         "90.0", "50.0", "80.0", "30.0", "60.0", "70.0",
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def test_heat_map_shows_every_known_cell(tmp_path: Path) -> None:
 
 def test_forgetting_bars(tmp_path: Path) -> None:
     bars = [e.findtext("title") for e in charts(render_report(fake_run(tmp_path / "a")))[3].iter("rect")]
-    assert bars == ["forgetting 0: 60.00", "forgetting 1: 20.00"]
+    assert bars == ["forgetting 1: 60.00", "forgetting 2: 20.00"]
 
 
 def test_unfinished_run_has_a_report(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_unfinished_run_has_a_report(tmp_path: Path) -> None:
 @given(low=st.floats(-1e6, 1e6), span=st.floats(1e-3, 1e6))
 def test_ticks_are_round_and_inside(low: float, span: float) -> None:
     high = low + span
-    marks = svg.ticks(low, high)
+    marks = ticks(low, high)
     assert 1 <= len(marks) <= 7
     tolerance = 1e-6 * max(abs(low), abs(high), 1)
     assert all(low - tolerance <= m <= high + tolerance for m in marks)
@@ -70,8 +70,8 @@ def test_ticks_are_round_and_inside(low: float, span: float) -> None:
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=20), st.booleans())
 def test_any_numbers_draw(values: list[float], log: bool) -> None:
-    series = svg.Series("s", list(range(len(values))), values)
-    chart_html = svg.line_chart([series], x_label="x", y_label="y", log=log)
+    series = Series("s", list(range(len(values))), values)
+    chart_html = Lines([series], "x", "y", log=log).svg()
     root = ET.fromstring(chart_html[: chart_html.index("</svg>") + 6])
     line = next(root.iter("polyline"))
     shown = [v for v in values if math.isfinite(v) and (not log or v > 0)]
@@ -79,7 +79,7 @@ def test_any_numbers_draw(values: list[float], log: bool) -> None:
 
 
 def test_line_goes_where_it_should() -> None:
-    chart_html = svg.line_chart([svg.Series("s", [0, 1], [0, 100])], x_label="x", y_label="y", y_range=(0, 100))
+    chart_html = Lines([Series("s", [0, 1], [0, 100])], "x", "y", y_range=(0, 100)).svg()
     points = re.search(r'points="([^"]*)"', chart_html)
     assert points is not None
     (x0, y0), (x1, y1) = (map(float, p.split(",")) for p in points[1].split())
@@ -88,15 +88,13 @@ def test_line_goes_where_it_should() -> None:
 
 
 def test_a_term_that_a_logarithm_cannot_show_is_named() -> None:
-    terms = [svg.Series("ce", [0, 1], [1.0, 0.5]), svg.Series("penalty", [0, 1], [0.0, 0.0])]
-    assert "penalty (never above 0)" in svg.line_chart(terms, x_label="x", y_label="y", log=True)
-    assert "never" not in svg.line_chart(terms, x_label="x", y_label="y")
+    terms = [Series("ce", [0, 1], [1.0, 0.5]), Series("penalty", [0, 1], [0.0, 0.0])]
+    assert "penalty (never above 0)" in Lines(terms, "x", "y", log=True).svg()
+    assert "never" not in Lines(terms, "x", "y").svg()
 
 
 def test_numbers_of_a_heat_map_stay_inside_their_cells() -> None:
-    chart = ET.fromstring(
-        svg.heat_map([[100.0, 0.04], [99.94, 7.0]], x_label="x", y_label="y", where=lambda i, j: f"{i} {j}")
-    )
+    chart = ET.fromstring(HeatMap([[100.0, 0.04], [99.94, 7.0]], "x", "y", where=lambda i, j: f"{i} {j}").svg())
     texts = [text.text for text in chart.iter("text")]
     assert {"100", "0", "99.9", "7.0"} <= set(texts)
 
@@ -107,7 +105,7 @@ def test_classes_and_what_they_are_taken_for(tmp_path: Path) -> None:
     assert "three taken for four: 30.00 %" in titles
     assert "zero taken for zero: 100.00 %" in titles
     assert '<span title="five">five</span><i style="width:50.0%"></i><em>50.0</em>' in html
-    assert "<li><b>task 1</b> two, three</li>" in html
+    assert "<li><b>task 2</b> two, three</li>" in html
 
 
 def test_report_of_a_run_without_recorded_classes(tmp_path: Path) -> None:
@@ -115,11 +113,11 @@ def test_report_of_a_run_without_recorded_classes(tmp_path: Path) -> None:
     (run.path / "confusion.json").unlink()
     html = render_report(run)
     assert len(charts(html)) == 6
-    assert "after task 2, on task 1: 60.00 %" in html
+    assert "after task 3, on task 2: 60.00 %" in html
 
 
 def test_forgetting_below_zero_is_drawn_below_the_axis() -> None:
-    chart = svg.bar_chart(["0", "1"], [("s", [10.0, -5.0])], x_label="task", y_label="points")
+    chart = Bars(["1", "2"], [("s", [10.0, -5.0])], "task", "points").svg()
     up, down = [e for e in ET.fromstring(chart).iter("rect") if "bar" in e.get("class", "")]
     zero = float(up.get("y", 0)) + float(up.get("height", 0))
     assert float(down.get("y", 0)) == pytest.approx(zero, abs=0.11)
@@ -127,8 +125,8 @@ def test_forgetting_below_zero_is_drawn_below_the_axis() -> None:
 
 
 def test_equal_curves_differ_in_dashes_and_markers() -> None:
-    series = [svg.Series(name, [0, 1], [50, 40]) for name in "ab"]
-    chart_html = svg.line_chart(series, x_label="x", y_label="y")
+    series = [Series(name, [0, 1], [50, 40]) for name in "ab"]
+    chart_html = Lines(series, "x", "y").svg()
     chart = ET.fromstring(chart_html[: chart_html.index("</svg>") + 6])
     one, other = chart.iter("polyline")
     assert one.get("points") == other.get("points")
@@ -137,9 +135,7 @@ def test_equal_curves_differ_in_dashes_and_markers() -> None:
 
 
 def test_seeds_make_a_band() -> None:
-    chart_html = svg.line_chart(
-        [svg.Series("s", [0, 1], [50, 40], [45, 35], [55, 60])], x_label="x", y_label="y", y_range=(0, 100)
-    )
+    chart_html = Lines([Series("s", [0, 1], [50, 40], [45, 35], [55, 60])], "x", "y", y_range=(0, 100)).svg()
     points = re.search(r'band" points="([^"]*)"', chart_html)
     assert points is not None
     heights = [float(p.split(",")[1]) for p in points[1].split()]

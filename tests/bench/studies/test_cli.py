@@ -60,7 +60,7 @@ def test_dry_run_tells_what_it_would_cost(capsys):
     shown = capsys.readouterr().out
     assert "name: ewc" in shown
     assert "GiB of memory" in shown
-    assert "task 4: 2 classes" in shown
+    assert "task 5: 2 classes" in shown
 
 
 def test_a_preset_in_miniature(tmp_path, capsys):

@@ -61,10 +61,12 @@ class PairedTest:
         each = ", ".join(f"{d:+.{digits}f}" for d in self.differences)
         named = {"paired t-test": self.t_test, "Wilcoxon signed-rank test": self.wilcoxon}
         tests = [f"{test} p = {p:.2g}" for test, p in named.items() if p is not None]
+        few = len(self.seeds) < 3
+        caution = " Two seeds are too few for a conclusion: run more, such as --seed 0 10 100." if few else ""
         return (
             f"{name} of {self.first} minus {self.second}, paired over {len(self.seeds)} seeds: "
             f"{self.mean:+.{digits}f} {self.unit}, standard error {self.error:.{digits}f} "
-            f"({each}; {', '.join(tests) or 'the same for every seed, so no test applies'})."
+            f"({each}; {', '.join(tests) or 'the same for every seed, so no test applies'}).{caution}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from infssm.bench.reports import page, svg
-from infssm.bench.reports.figures import Chart
+from infssm.bench.reports.charts import Bars, Chart, HeatMap, Lines, Series
+from infssm.bench.reports.page import render, shortened
 from infssm.errors import InfssmError
-from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, AccuracyMatrix, Confusion, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, AccuracyMatrix, Measure
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 
@@ -65,44 +65,96 @@ def render_report(run: RunDirectory) -> str:
     subtitle = (
         f"{config['data']['name']}, {matrix.num_tasks} tasks · {config['model']['name']} · seed {config['seed']}{state}"
     )
-    cards = [page.card(chart.title, chart.drawing, chart.note) for chart in charts(run)]
     confusion = run.confusion()
-    if confusion is not None:
-        accuracies = zip(confusion.classes, (100 * confusion.per_class).tolist(), strict=True)
-        cards.append(page.card("Accuracy on each class, %", page.bars(list(accuracies))))
-    parts = [
-        page.tiles(_headline(matrix, run.metrics())),
-        page.columns(cards),
-        page.settings("Configuration", config),
-        page.settings("Environment", env),
-    ]
-    return page.page(config["method"]["name"], subtitle, parts)
+    per_class = () if confusion is None else zip(confusion.classes, (100 * confusion.per_class).tolist(), strict=True)
+    return render(
+        "run.html",
+        title=config["method"]["name"],
+        subtitle=subtitle,
+        tiles=_headline(matrix, run.metrics()),
+        charts=charts(run),
+        classes=list(per_class),
+        config=config,
+        env=env,
+    )
 
 
 def charts(run: RunDirectory) -> list[Chart]:
     """All charts of a run."""
     matrix, metrics, classes = run.matrix(), run.metrics(), run.names_per_task()
     measure, domains = matrix.measure, matrix.of_domains
-    heat = accuracy_map(matrix.all_values, classes, measure) + page.tasks(classes)
     decided = "Domains to come are tested too." if domains else "Decided among all classes seen so far."
-    found = [Chart("matrix", f"{measure.title.capitalize()} after each task, {measure.unit}", heat, decided)]
-    if not domains:
+    heat = accuracy_map(matrix.all_values, classes, measure)
+    found = [Chart("matrix", f"{measure.title.capitalize()} after each task, {measure.unit}", heat, decided, classes)]
+    if domains:
+        curves = {"tasks seen so far": matrix.aa_curve}
+    else:
+        curves = {
+            "class-incremental": matrix.class_incremental.aa_curve,
+            "task-incremental": matrix.task_incremental.aa_curve,
+        }
         inside = accuracy_map(matrix.task_incremental.values, classes)
         note = "Decided inside the image's own task."
         found.append(Chart("matrix inside tasks", "Task-incremental accuracy, %", inside, note))
+    after = [task + 1 for task in range(matrix.steps)]
+    series = [Series(name, after, (measure.scale * np.asarray(curve)).tolist()) for name, curve in curves.items()]
+    found.append(Chart("average", f"Average {measure.title}, {measure.unit}", mean_chart(series, measure)))
+    drawing: Lines | Bars | str = "One task only: nothing to forget yet."
+    if matrix.steps > 1:
+        drops = (measure.scale * matrix.class_incremental.forgetting_per_task("code")).tolist()
+        drawing = forgetting_chart([("forgetting", drops)], measure)
     lost = f"From a task's best {measure.title} to its final one."
-    losses = "Mean per epoch, weights applied, logarithmic scale."
-    found += [
-        Chart("average", f"Average {measure.title}, {measure.unit}", _curves(matrix)),
-        Chart("forgetting", f"Forgetting per task, {measure.change}", _forgetting(matrix), lost),
-        Chart("losses", "Loss terms", _losses(metrics), losses),
-        Chart("learning rate", "Learning rate", _rates(metrics)),
-    ]
-    confusion = run.confusion()
-    if confusion is not None:
+    found.append(Chart("forgetting", f"Forgetting per task, {measure.change}", drawing, lost))
+    epochs = [line for line in metrics if line["kind"] == "epoch"]
+    drawing = "No epoch was trained."
+    if terms := list(dict.fromkeys(name for line in epochs for name in line["loss"])):
+        points = {name: [(i, e["loss"][name]) for i, e in enumerate(epochs, 1) if name in e["loss"]] for name in terms}
+        series = [Series(name, *zip(*pairs, strict=True)) for name, pairs in points.items()]
+        drawing = Lines(series, "epoch of the run", "loss", log=True, markers=len(epochs) <= 60)
+    found.append(Chart("losses", "Loss terms", drawing, "Mean per epoch, weights applied, logarithmic scale."))
+    drawing = "No step was trained."
+    if steps := [line for line in metrics if line["kind"] == "step"]:
+        rates = Series("learning rate", [line["at"] for line in steps], [line["lr"] for line in steps])
+        drawing = Lines([rates], "step of the run", "learning rate", log=True, markers=False)
+    found.append(Chart("learning rate", "Learning rate", drawing))
+    if (confusion := run.confusion()) is not None:
+        totals, names = confusion.counts.sum(1, keepdims=True), confusion.classes
+        shares = np.where(totals > 0, 100 * confusion.counts / np.maximum(totals, 1), np.nan)
+        taken = HeatMap(
+            shares.tolist(),
+            "predicted",
+            "true",
+            where=lambda i, j: f"{names[i]} taken for {names[j]}",
+            names=names if len(names) <= 20 else (),
+        )
         note = "Share of each class's images, after the last task. Point at a cell for its classes."
-        found.append(Chart("confusion", "What is taken for what, %", _confusion(confusion), note))
+        found.append(Chart("confusion", "What is taken for what, %", taken, note))
     return found
+
+
+def mean_chart(series: Sequence[Series], measure: Measure) -> Lines:
+    """Means over the tasks seen, after each task, as shown."""
+    accuracy = measure == ACCURACY
+    top = 102.0 if accuracy else 1.05 * max((v for one in series for v in one.y), default=1.0)
+    ticks = series[0].x
+    return Lines(series, "after task", "AA, %" if accuracy else measure.title, x_ticks=ticks, y_range=(0, top))
+
+
+def forgetting_chart(groups: Sequence[tuple[str, Sequence[float]]], measure: Measure) -> Bars:
+    """Forgetting of each task but the last, as shown."""
+    labels = [str(task + 1) for task in range(len(groups[0][1]))]
+    return Bars(labels, groups, "task", f"forgetting, {measure.change}")
+
+
+def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Measure = ACCURACY) -> HeatMap:
+    """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, where they are known."""
+
+    def where(i: int, j: int) -> str:
+        return f"after task {i + 1}, on task {j + 1}" + (f" ({shortened(names[j])})" if j < len(names) else "")
+
+    shown = [[measure.scale * float(v) for v in row] for row in values]
+    top = 100.0 if measure == ACCURACY else max((v for row in shown for v in row if v == v), default=1.0)
+    return HeatMap(shown, f"{measure.title} on task", "after task", where, top=top, unit=measure.unit)
 
 
 def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -129,77 +181,3 @@ def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list
             (f"{'samples' if matrix.of_domains else 'images'}/s in training", f"{sum(speeds) / len(speeds):,.0f}")
         )
     return tiles
-
-
-def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Measure = ACCURACY) -> str:
-    """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, where they are known."""
-
-    def where(i: int, j: int) -> str:
-        return f"after task {i}, on task {j}" + (f" ({page.shortened(names[j])})" if j < len(names) else "")
-
-    shown = [[measure.scale * float(v) for v in row] for row in values]
-    top = 100.0 if measure == ACCURACY else max((v for row in shown for v in row if v == v), default=1.0)
-    label = f"{measure.title} on task"
-    return svg.heat_map(shown, x_label=label, y_label="after task", where=where, top=top, unit=measure.unit)
-
-
-def _confusion(confusion: Confusion) -> str:
-    """What each class is taken for, as shares of its images."""
-    totals = confusion.counts.sum(1, keepdims=True)
-    share = 100 * confusion.counts / np.maximum(totals, 1)
-    names = confusion.classes
-    return svg.heat_map(
-        np.where(totals > 0, share, np.nan).tolist(),
-        x_label="predicted",
-        y_label="true",
-        where=lambda i, j: f"{names[i]} taken for {names[j]}",
-        names=names if len(names) <= 20 else None,
-    )
-
-
-def mean_chart(series: Sequence[svg.Series], measure: Measure, steps: Sequence[int]) -> str:
-    """Means over the tasks seen, after each task, as shown."""
-    if measure == ACCURACY:
-        return svg.line_chart(series, x_label="after task", y_label="AA, %", x_ticks=steps, y_range=(0, 102))
-    top = 1.05 * max((v for one in series for v in one.y), default=1.0)
-    return svg.line_chart(series, x_label="after task", y_label=measure.title, x_ticks=steps, y_range=(0, top))
-
-
-def _curves(matrix: AccuracyMatrix) -> str:
-    steps = list(range(matrix.steps))
-    if matrix.of_domains:
-        curve = [matrix.measure.scale * float(v) for v in matrix.aa_curve]
-        return mean_chart([svg.Series("tasks seen so far", steps, curve)], matrix.measure, steps)
-    series = [
-        svg.Series("class-incremental", steps, [100 * float(v) for v in matrix.class_incremental.aa_curve]),
-        svg.Series("task-incremental", steps, [100 * float(v) for v in matrix.task_incremental.aa_curve]),
-    ]
-    return mean_chart(series, ACCURACY, steps)
-
-
-def _forgetting(matrix: AccuracyMatrix) -> str:
-    if matrix.steps < 2:
-        return "<p>One task only: nothing to forget yet.</p>"
-    drops = [matrix.measure.scale * float(v) for v in matrix.class_incremental.forgetting_per_task("code")]
-    label = f"forgetting, {matrix.measure.change}"
-    return svg.bar_chart([str(t) for t in range(len(drops))], [("forgetting", drops)], x_label="task", y_label=label)
-
-
-def _losses(metrics: Sequence[dict[str, Any]]) -> str:
-    epochs = [line for line in metrics if line["kind"] == "epoch"]
-    names = list(dict.fromkeys(name for line in epochs for name in line["loss"]))
-    if not names:
-        return "<p>No epoch was trained.</p>"
-    series = []
-    for name in names:
-        points = [(i, line["loss"][name]) for i, line in enumerate(epochs) if name in line["loss"]]
-        series.append(svg.Series(name, [i for i, _ in points], [v for _, v in points]))
-    return svg.line_chart(series, x_label="epoch of the run", y_label="loss", log=True, markers=len(epochs) <= 60)
-
-
-def _rates(metrics: Sequence[dict[str, Any]]) -> str:
-    steps = [line for line in metrics if line["kind"] == "step"]
-    if not steps:
-        return "<p>No step was trained.</p>"
-    series = svg.Series("learning rate", [line["at"] for line in steps], [line["lr"] for line in steps])
-    return svg.line_chart([series], x_label="step of the run", y_label="learning rate", log=True, markers=False)

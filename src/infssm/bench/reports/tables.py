@@ -8,18 +8,17 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from infssm._files import write_text
-from infssm.bench.reports import page, svg
+from infssm.bench.reports.charts import Chart, Series
 from infssm.bench.reports.compare import Comparison, compare
-from infssm.bench.reports.escaping import latex, markdown, one_line
-from infssm.bench.reports.figures import Chart
-from infssm.bench.reports.report import accuracy_map, mean_chart, readable
+from infssm.bench.reports.page import render as render_page
+from infssm.bench.reports.report import accuracy_map, forgetting_chart, mean_chart, readable
 from infssm.bench.reports.row import Row
+from infssm.bench.reports.text import latex_table, markdown, markdown_table, one_line
 from infssm.learner.metrics import ACCURACY, Summary
 from infssm.learner.store.directory import RunDirectory, find_runs
 
@@ -85,13 +84,8 @@ def to_markdown(comparison: Comparison) -> str:
     blocks = []
     for benchmark in comparison.benchmarks:
         rows = comparison.of(benchmark)
-        cells, best, header = _cells(rows), best_cells(rows), _header(rows)
-        lines = [f"### {markdown(benchmark)}", "", _pipe(header), _pipe(["---", *["---:"] * (len(header) - 1)])]
-        for i, row in enumerate(cells):
-            escaped = [markdown(cell) for cell in row]
-            lines.append(_pipe([f"**{c}**" if (i, j) in best else c for j, c in enumerate(escaped)]))
-        blocks.append("\n".join(lines))
-        blocks += [markdown(sentence) for sentence in comparison.sentences(benchmark)]
+        blocks += [f"### {markdown(benchmark)}", markdown_table(_header(rows), _cells(rows), best=best_cells(rows))]
+        blocks += map(markdown, comparison.sentences(benchmark))
     notes = dict.fromkeys(note(comparison.of(benchmark)) for benchmark in comparison.benchmarks)
     return "\n\n".join([*blocks, *notes, *map(markdown, comparison.left_out)]) + "\n"
 
@@ -115,15 +109,9 @@ def to_latex(comparison: Comparison) -> str:
     blocks = []
     for benchmark in comparison.benchmarks:
         rows = comparison.of(benchmark)
-        best, header = best_cells(rows), _header(rows)
-        lines = [f"% {one_line(benchmark)}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
-        lines += [" & ".join(map(latex, header)) + r" \\", r"\midrule"]
-        for i, row in enumerate(_cells(rows)):
-            cells = [rf"\textbf{{{latex(c)}}}" if (i, j) in best else latex(c) for j, c in enumerate(row)]
-            lines.append(" & ".join(cells) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}"]
-        lines += [f"% {one_line(sentence)}" for sentence in comparison.sentences(benchmark)]
-        blocks.append("\n".join(lines))
+        table = latex_table(_header(rows), _cells(rows), best=best_cells(rows))
+        sentences = [f"% {one_line(sentence)}" for sentence in comparison.sentences(benchmark)]
+        blocks.append("\n".join([f"% {one_line(benchmark)}", table, *sentences]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -149,38 +137,37 @@ def to_json(comparison: Comparison) -> str:
 
 def to_html(comparison: Comparison) -> str:
     """The comparison report: tables, AA curves, forgetting; self-contained."""
-    parts = []
-    for benchmark in comparison.benchmarks:
-        rows = comparison.of(benchmark)
-        sentences = (f'<p class="verdict">{escape(said)}</p>' for said in comparison.sentences(benchmark))
-        table = page.table(_header(rows), _cells(rows), best_cells(rows))
-        parts += [*sentences, page.wide(page.card(benchmark, table, note(rows)))]
-        drawn = [page.card(chart.title, chart.drawing, chart.note) for chart in charts(rows)]
-        common = len(drawn) - len(rows)  # the matrices, one per row, begin a line of their own
-        parts += [page.columns(drawn[:common]), page.columns(drawn[common:])]
-    parts += [f'<p class="note">{escape(line)}</p>' for line in comparison.left_out]
-    runs = sum(len(row.seeds) for row in comparison.rows)
-    return page.page("Comparison of methods", f"{runs} runs · {' · '.join(comparison.benchmarks)}", parts)
+    parts = [
+        {
+            "benchmark": benchmark,
+            "sentences": comparison.sentences(benchmark),
+            "note": note(rows),
+            "header": _header(rows),
+            "rows": _cells(rows),
+            "best": best_cells(rows),
+            "charts": charts(rows),
+        }
+        for benchmark in comparison.benchmarks
+        for rows in [comparison.of(benchmark)]
+    ]
+    subtitle = f"{sum(len(row.seeds) for row in comparison.rows)} runs · {' · '.join(comparison.benchmarks)}"
+    title = "Comparison of methods"
+    return render_page("comparison.html", title=title, subtitle=subtitle, parts=parts, left_out=comparison.left_out)
 
 
 def charts(rows: Sequence[Row]) -> list[Chart]:
     """The charts of one benchmark: average over tasks, forgetting, and the matrix of every row."""
-    measure, steps, benchmark = rows[0].measure, list(range(len(rows[0].aa_curve))), rows[0].benchmark
-    curves = [svg.Series(row.label, steps, row.aa_curve, *row.aa_range) for row in rows]
+    measure, benchmark = rows[0].measure, rows[0].benchmark
+    after = [task + 1 for task in range(len(rows[0].aa_curve))]
+    curves = [Series(row.label, after, row.aa_curve, *row.aa_range) for row in rows]
     bands = "Bands reach from the lowest to the highest seed." if any(row.aa_range for row in rows) else ""
     title = f"Average {measure.title}, {measure.unit}"
-    found = [Chart(f"{benchmark} average", title, mean_chart(curves, measure, steps), bands)]
-    if len(steps) > 1:
-        bars = svg.bar_chart(
-            [str(t) for t in steps[:-1]],
-            [(row.label, row.forgetting) for row in rows],
-            x_label="task",
-            y_label=f"forgetting, {measure.change}",
-        )
+    found = [Chart(f"{benchmark} average", title, mean_chart(curves, measure), bands)]
+    if len(after) > 1:
+        bars = forgetting_chart([(row.label, row.forgetting) for row in rows], measure)
         found.append(Chart(f"{benchmark} forgetting", f"Forgetting per task, {measure.change}", bars))
     for row in rows:
-        values = np.mean([m.all_values for m in row.matrices], axis=0)
-        heat = accuracy_map(values, row.names_per_task, measure)
+        heat = accuracy_map(np.mean([m.all_values for m in row.matrices], axis=0), row.names_per_task, measure)
         title = f"{row.label}: {measure.title} after each task, {measure.unit}"
         found.append(Chart(f"{benchmark} matrix {row.label}", title, heat))
     return found
@@ -219,7 +206,3 @@ def _plain(summary: Summary) -> dict[str, float | None]:
     mean = None if math.isnan(summary.mean) else summary.mean
     std = None if summary.std is None or math.isnan(summary.std) else summary.std
     return {"mean": mean, "std": std}
-
-
-def _pipe(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -36,22 +36,24 @@ def blocks(
     such as ``train.epochs=2`` shorten it. All start from one task-0 model per seed; plain training is the yardstick.
     """
     changes = merge(parse_overrides(overrides), {} if data_root is None else {"data": {"root": data_root}})
-    rows: dict[str, list[Result]] = {}
+    found: dict[str, list[Result]] = {}
     for seed in seeds:
         configs = _configs(run, method, merge(changes, {"seed": seed, "out": os.fspath(out)}))
         jobs = [Experiment.of(config) for config in configs.values()]
         for label, result in zip(configs, results(gather(InProcess(), jobs, quiet=True)), strict=True):
-            rows.setdefault(label, []).append(result)
-    table = {label: summarize([result.matrix for result in results]) for label, results in rows.items()}
-    data: dict[str, Any] = {
-        "method": method,
-        "seeds": list(seeds),
-        "rows": [
-            {"blocks": label, **{m: 100 * table[label][m].mean for m in _MEASURES}, "std": _spread(table[label])}
-            for label in table
-        ],
-    }
-    return Study("blocks", data, _figure(data), _text(data))
+            found.setdefault(label, []).append(result)
+    rows: list[dict[str, Any]] = []
+    for label, runs in found.items():
+        table = summarize([result.matrix for result in runs])
+        stds = {m: table[m].std for m in _MEASURES}
+        spread = {m: None if std is None else 100 * std for m, std in stds.items()}
+        rows.append({"blocks": label, **{m: 100 * table[m].mean for m in _MEASURES}, "std": spread})
+    shown = "; ".join(f"{r['blocks']}: AA {r['aa']:.1f}, AIA {r['aia']:.1f}, FM {r['fm']:.1f}" for r in rows)
+    text = (
+        f"{method} over {len(seeds)} seed(s), percent: {shown}. AA is highest with "
+        f"{max(rows[1:], key=lambda r: r['aa'])['blocks']}. The paper (Table 7) has AA rise with the number of blocks."
+    )
+    return Study("blocks", {"method": method, "seeds": list(seeds), "rows": rows}, _figure(rows), text)
 
 
 def _configs(run: str | os.PathLike[str] | None, method: str, changes: dict[str, Any]) -> dict[str, RunConfig]:
@@ -70,23 +72,8 @@ def _configs(run: str | os.PathLike[str] | None, method: str, changes: dict[str,
     return configs
 
 
-def _spread(measures: Any) -> dict[str, float | None]:
-    return {m: None if measures[m].std is None else 100 * measures[m].std for m in _MEASURES}
-
-
-def _text(data: dict[str, Any]) -> str:
-    shown = "; ".join(f"{r['blocks']}: AA {r['aa']:.1f}, AIA {r['aia']:.1f}, FM {r['fm']:.1f}" for r in data["rows"])
-    held = data["rows"][1:]
-    best = max(held, key=lambda r: r["aa"])
-    return (
-        f"{data['method']} over {len(data['seeds'])} seed(s), percent: {shown}. "
-        f"AA is highest with {best['blocks']}. The paper (Table 7) has AA rise with the number of blocks."
-    )
-
-
-def _figure(data: dict[str, Any]) -> Any:
+def _figure(rows: list[dict[str, Any]]) -> Any:
     figure, panels = axes(3, width=3.2)
-    rows = data["rows"]
     for panel, measure in zip(panels, _MEASURES, strict=True):
         spread = None if rows[0]["std"][measure] is None else [r["std"][measure] for r in rows]
         colours = ["0.6", *["C0"] * (len(rows) - 1)]

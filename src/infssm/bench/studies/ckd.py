@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from infssm.bench.studies.run import TrainedRun, states_of
 from infssm.bench.studies.study import Study, axes, register_study
-from infssm.ssm import StateSpace
 
 
 @register_study("ckd")
@@ -43,7 +42,14 @@ def ckd(
         "ckd": table,
         "transitions": [f"{t - 1}->{t}" for t in range(1, trained.tasks)],
     }
-    return Study("ckd", data, _figure(table), _text(data))
+    means = torch.tensor(table, dtype=torch.float64).mean(0)
+    most, least, half = int(means.argmax()), int(means.argmin()), len(means) // 2
+    text = (
+        f"{data['method']}: mean disparity over {len(table)} transition(s) is {float(means.mean()):.3g}; largest "
+        f"in layer {most + 1} of {len(means)} ({means[most]:.3g}), smallest in layer {least + 1} ({means[least]:.3g}); "
+        f"first half of the layers {float(means[:half].mean()):.3g}, second half {float(means[half:].mean()):.3g}."
+    )
+    return Study("ckd", data, _figure(table), text)
 
 
 class LinearCKA:
@@ -71,35 +77,20 @@ class LinearCKA:
 
 
 def _disparities(old: nn.Module, new: nn.Module, x: Tensor, batch_size: int) -> list[float]:
-    """1 - CKA per layer, mean over directions."""
-    alignments: list[list[LinearCKA]] = []
+    """1 - CKA per layer, mean over directions; the rows are the states [A, C] of all tokens: [tokens, 2n]."""
+    alignments: dict[str, list[LinearCKA]] = {}
     for part in torch.split(x, batch_size):
-        pairs = zip(states_of(old, part).values(), states_of(new, part).values(), strict=True)
-        for i, (before, after) in enumerate(pairs):
-            if i == len(alignments):
-                alignments.append([LinearCKA() for _ in before])
-            for alignment, a, b in zip(alignments[i], before, after, strict=True):
-                alignment.add(_rows(a), _rows(b))
-    return [1 - sum(a.value() for a in layer) / len(layer) for layer in alignments]
+        before, after = states_of(old, part), states_of(new, part)
+        for layer, spaces in before.items():
+            for direction, pair in enumerate(zip(spaces, after[layer], strict=True)):
+                found = alignments.setdefault(layer, [LinearCKA() for _ in spaces])[direction]
+                found.add(*(torch.cat([_real(space.a), _real(space.c)], dim=-1) for space in pair))
+    return [1 - sum(a.value() for a in layer) / len(layer) for layer in alignments.values()]
 
 
-def _rows(space: StateSpace) -> Tensor:
-    """States of all tokens as rows [A, C]: [tokens, 2n]; a complex A as its real and imaginary part."""
-    a = torch.view_as_real(space.a).flatten(-2) if space.a.is_complex() else space.a
-    c = torch.view_as_real(space.c).flatten(-2) if space.c.is_complex() else space.c
-    return torch.cat([a.flatten(0, -2), c.flatten(0, -2)], dim=-1)
-
-
-def _text(data: dict[str, Any]) -> str:
-    means = torch.tensor(data["ckd"], dtype=torch.float64).mean(0)
-    most, least = int(means.argmax()), int(means.argmin())
-    half = len(means) // 2
-    early, late = float(means[:half].mean()) if half else float("nan"), float(means[half:].mean())
-    return (
-        f"{data['method']}: mean disparity over {len(data['ckd'])} transition(s) is {float(means.mean()):.3g}; largest "
-        f"in layer {most + 1} of {len(means)} ({means[most]:.3g}), smallest in layer {least + 1} ({means[least]:.3g}); "
-        f"first half of the layers {early:.3g}, second half {late:.3g}."
-    )
+def _real(states: Tensor) -> Tensor:
+    """States of all tokens as rows, complex ones as their real and imaginary part."""
+    return (torch.view_as_real(states).flatten(-2) if states.is_complex() else states).flatten(0, -2)
 
 
 def _figure(table: list[list[float]]) -> Any:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from infssm._timing import measure, num_threads
 from infssm.bench.studies.study import Study, axes, register_study
 from infssm.ops import backend_report
 from infssm.ssm import StateSpace, distance, gram, list_distances
 
 Formula = Callable[[StateSpace, StateSpace], Tensor]
-_PATIENCE = 0.3
-"""Seconds after which a slow formula is not repeated again."""
-_ENOUGH = 0.02
-"""Seconds for which a fast one is repeated at least."""
+_LIMITS: dict[str, Any] = {"at_least": 0.02, "at_most": 0.3}
+"""Seconds for which a fast formula is repeated at least, and after which a slow one is not repeated again."""
 _ROUNDS = 3
 """Times all formulas are gone through, so that a passing load does not fall on one of them alone."""
 _BOUND = 3.0
@@ -38,32 +35,29 @@ def distance_speed(
     negative, or off by more than 10 % from the float64 closed form.
     """
     formulas: dict[str, Formula] = {kind: _ours(kind) for kind in list_distances()} | _TEXTBOOK
-    rows = []
+    rows: list[dict[str, Any]] = []
     for n in sizes:
-        old, new = _pair(n, systems, seed)
+        # Raw Gaussian systems and a perturbation of them by 0.1.
+        a, c, b, da, dc, db = torch.randn(6, systems, n, generator=torch.Generator().manual_seed(seed))
+        pair = StateSpace(a, c, b), StateSpace(a + 0.1 * da, c + 0.1 * dc, b + 0.1 * db)
+        normalized = pair[0].soft_normalized(), pair[1].soft_normalized()  # which the textbook formulas do not do
+        spaces = {name: normalized if name in _TEXTBOOK else pair for name in formulas}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in formulas}
-        with _one_thread():
+        with num_threads(1):
             for name in [*formulas] * _ROUNDS:
-                times[name].append(_time(formulas[name], *_states(name, old, new), repeats))
+                times[name].append(_time(formulas[name], *spaces[name], repeats))
         for name, found in times.items():
             forward, both = (min(seconds) for seconds in zip(*found, strict=True))
             rows.append({"n": n, "formula": name, "forward_s": forward, "forward_backward_s": both})
-            if (truth := _TRUTH.get(name)) is not None:
-                value = formulas[name](*_states(name, old, new))
-                rows[-1]["failed"] = _failed(value, _ours(truth)(_double(old), _double(new)))
+            kind = name.partition(",")[0]
+            if f"{kind}, determinant" in _TEXTBOOK:
+                value = formulas[name](*spaces[name])
+                truth = _ours(kind)(pair[0].map(Tensor.double), pair[1].map(Tensor.double))
+                wrong = ~value.isfinite() | (value < 0) | ((value.double() - truth).abs() > 0.1 * truth)
+                rows[-1]["failed"] = float(wrong.double().mean())
     backend = backend_report()["default"]
     data = {"systems": systems, "repeats": repeats, "threads": 1, "backend": backend, "rows": rows}
-    return Study("distance-speed", data, _figure(rows), _text(rows))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return Study("distance-speed", data, _figure(rows), _text(rows, backend))
 
 
 def _ours(kind: str) -> Formula:
@@ -82,93 +76,47 @@ _TEXTBOOK: dict[str, Formula] = {
     "fubini-study, determinant": lambda old, new: _determinant(old, new).sqrt().acos().square(),
     "binet-cauchy, determinant": lambda old, new: 1 - _determinant(old, new),
 }
-_TRUTH = {name: name.split(",")[0] for name in [*_TEXTBOOK, "martin", "fubini-study", "binet-cauchy"]}
-
-
-def _pair(n: int, systems: int, seed: int) -> tuple[StateSpace, StateSpace]:
-    """Raw Gaussian systems and a perturbation of them by 0.1."""
-    g = torch.Generator().manual_seed(seed)
-    a, c, b, da, dc, db = torch.randn(6, systems, n, generator=g)
-    return StateSpace(a, c, b), StateSpace(a + 0.1 * da, c + 0.1 * dc, b + 0.1 * db)
-
-
-def _states(name: str, old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:
-    """What the formula takes: the textbook ones do not soft-normalise."""
-    return (old.soft_normalized(), new.soft_normalized()) if name in _TEXTBOOK else (old, new)
-
-
-def _double(space: StateSpace) -> StateSpace:
-    return space.map(Tensor.double)
 
 
 def _time(formula: Formula, old: StateSpace, new: StateSpace, repeats: int) -> tuple[float, float]:
+    """Fastest seconds forward, and forward and backward: what else runs on the machine only ever adds."""
     leaf = new.map(lambda x: x.clone().requires_grad_())
-
-    def both() -> None:
-        formula(old, leaf).sum().backward()  # type: ignore[no-untyped-call]
-
-    def fastest(call: Callable[[], object]) -> float:  # what else runs on the machine only ever adds
-        call()
-        seconds: list[float] = []
-        while (len(seconds) < repeats or sum(seconds) < _ENOUGH) and sum(seconds) < _PATIENCE:
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
-
     with torch.no_grad():
-        forward = fastest(lambda: formula(old, new))
-    return forward, fastest(both)
+        forward = measure(lambda: formula(old, new), repeats, **_LIMITS)
+    both = measure(lambda: formula(old, leaf).sum().backward(), repeats, **_LIMITS)  # type: ignore[no-untyped-call]
+    return min(forward), min(both)
 
 
-def _failed(value: Tensor, truth: Tensor) -> float:
-    """Share of values that are not finite, negative, or off by more than 10 %."""
-    wrong = ~value.isfinite() | (value < 0) | ((value.double() - truth).abs() > 0.1 * truth)
-    return float(wrong.double().mean())
-
-
-def _text(rows: list[dict[str, Any]]) -> str:
+def _text(rows: list[dict[str, Any]], backend: str) -> str:
     n = max((row["n"] for row in rows if row["n"] <= 100), default=rows[-1]["n"])
     here = {row["formula"]: row for row in rows if row["n"] == n}
     base = here["simplified"]
     times = {name: row["forward_s"] / base["forward_s"] for name, row in here.items()}
+    both = {name: row["forward_backward_s"] / base["forward_backward_s"] for name, row in here.items()}
     ours = [name for name in here if name not in _TEXTBOOK and name != "simplified"]
-    both = {name: here[name]["forward_backward_s"] / base["forward_backward_s"] for name in ours}
     book = [f"{name} {times[name]:.0f} times ({100 * here[name]['failed']:.0f} % failed)" for name in _TEXTBOOK]
+    compiled = "a busy machine, or many systems at once"
+    other = "no compiled kernel served it" if backend == "reference" else compiled
+    above = [f"{name} ({_REASONS.get(name, other)})" for name in ours if times[name] > _BOUND]
+    verdict = f"Above {_BOUND:.0f} times: {', '.join(above)}." if above else f"All are within {_BOUND:.0f} times."
     return (
         f"At n = {n} in float32 on one thread the simplified distance takes {1e3 * base['forward_s']:.3f} ms forward "
         f"and {1e3 * base['forward_backward_s']:.3f} ms with the gradient. Time over that, forward (with gradient): "
-        f"{', '.join(f'{name} {times[name]:.1f} ({both[name]:.1f})' for name in ours)}. "
-        f"{_beyond({name: times[name] for name in ours})} "
+        f"{', '.join(f'{name} {times[name]:.1f} ({both[name]:.1f})' for name in ours)}. {verdict} "
         f"The textbook formulas: {', '.join(book)}."
     )
 
 
-def _beyond(times: dict[str, float]) -> str:
-    """Which kinds are above the bound, each with its reason."""
-    above = [name for name, value in times.items() if value > _BOUND]
-    if not above:
-        return f"All are within {_BOUND:.0f} times."
-    other = (
-        "no compiled kernel served it"
-        if backend_report()["default"] == "reference"
-        else "a busy machine, or many systems at once"
-    )
-    named = (f"{name} ({_REASONS.get(name, other)})" for name in above)
-    return f"Above {_BOUND:.0f} times: {', '.join(named)}."
-
-
 def _figure(rows: list[dict[str, Any]]) -> Any:
-    figure, (left, right) = axes(2, width=5.5, height=4.2)
+    figure, panels = axes(2, width=5.5, height=4.2)
     kinds = list_distances()
-    for name in dict.fromkeys(row["formula"] for row in rows):
-        mine = [row for row in rows if row["formula"] == name]
-        colour = f"C{kinds.index(name.partition(',')[0])}"
-        style: dict[str, Any] = {"linestyle": "--" if "," in name else "-", "color": colour, "marker": "."}
-        style["label"] = name
-        left.plot([r["n"] for r in mine], [1e3 * r["forward_s"] for r in mine], **style)
-        right.plot([r["n"] for r in mine], [1e3 * r["forward_backward_s"] for r in mine], **style)
-    for panel, title in ((left, "forward"), (right, "forward + backward")):
+    for panel, key in zip(panels, ("forward_s", "forward_backward_s"), strict=True):
+        for name in dict.fromkeys(row["formula"] for row in rows):
+            mine = [row for row in rows if row["formula"] == name]
+            colour, style = f"C{kinds.index(name.partition(',')[0])}", "--" if "," in name else "-"
+            times = [1e3 * row[key] for row in mine]
+            panel.plot([row["n"] for row in mine], times, linestyle=style, color=colour, marker=".", label=name)
+        title = "forward" if key == "forward_s" else "forward + backward"
         panel.set(xlabel="n", ylabel="ms per call", yscale="log", title=title)
-    right.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    panels[1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -43,7 +43,19 @@ def drift(
         "layers": list(old),
         "distance_after_task": table,
     }
-    return Study("drift", data, _figure(table, list(old)), _text(data))
+    parts = []
+    for kind, rows in table.items():
+        last = rows[-1]
+        most = max(range(len(last)), key=last.__getitem__)
+        at_start = f"; {sum(rows[0]) / len(last):.2g} already between equal models" if sum(rows[0]) > 1e-9 else ""
+        parts.append(
+            f"{kind} {sum(last) / len(last):.2g} (most in layer {most + 1} of {len(last)}: {last[most]:.2g}{at_start})"
+        )
+    text = (
+        f"{data['method']}, mean distance of the states on {len(x)} images of task 0 after {trained.tasks - 1} further "
+        f"task(s): {'; '.join(parts)}."
+    )
+    return Study("drift", data, _figure(table, list(old)), text)
 
 
 @torch.no_grad()
@@ -54,22 +66,6 @@ def _mean_distance(old: Sequence[StateSpace], new: Sequence[StateSpace], kind: s
         distance(a, b, kind=kind, soft_normalize=True, validate=False, **options).double().mean() for a, b in pairs
     ]
     return float(torch.stack(values).mean())
-
-
-def _text(data: dict[str, Any]) -> str:
-    parts = []
-    for kind, rows in data["distance_after_task"].items():
-        last = rows[-1]
-        most = max(range(len(last)), key=last.__getitem__)
-        at_start = f"; {sum(rows[0]) / len(last):.2g} already between equal models" if sum(rows[0]) > 1e-9 else ""
-        parts.append(
-            f"{kind} {sum(last) / len(last):.2g} (most in layer {most + 1} of {len(last)}: {last[most]:.2g}{at_start})"
-        )
-    tasks = len(next(iter(data["distance_after_task"].values()))) - 1
-    return (
-        f"{data['method']}, mean distance of the states on {data['images']} images of task 0 after {tasks} further "
-        f"task(s): {'; '.join(parts)}."
-    )
 
 
 def _figure(table: dict[str, list[list[float]]], layers: list[str]) -> Any:
@@ -84,9 +80,9 @@ def _figure(table: dict[str, list[list[float]]], layers: list[str]) -> Any:
             label = f"layer {i + 1}" if i in shown else None
             panel.plot(range(len(rows)), [row[i] for row in rows], color=colours(i), marker=".", label=label)
         panel.set(title=kind, xlabel="after task")
-        panel.set_xticks(range(len(rows)))
+        panel.set_xticks(range(len(rows)), [str(task + 1) for task in range(len(rows))])
         panel.ticklabel_format(axis="y", scilimits=(-2, 3))
-    panels[0].set_ylabel("distance from task 0's model")
+    panels[0].set_ylabel("distance from the first task's model")
     panels[0].legend(frameon=False, fontsize=8)
     for panel in panels[len(table) :]:
         panel.set_visible(False)

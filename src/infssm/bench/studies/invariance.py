@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,21 +20,35 @@ def invariance(*, n: int = 8, systems: int = 64, seed: int = 0) -> Study:
     """
     generator = torch.Generator().manual_seed(seed)
     system = _random_systems(systems, n, generator)
-    changes: dict[str, Callable[[], tuple[StateSpace, StateSpace]]] = {
-        "none": lambda: (system, system),
-        "permutation": lambda: (system, _permuted(system, generator)),
-        "rescaling": lambda: (system, _rescaled(system, generator)),
-        "general P": lambda: _general(system, generator),
-        "poles + 0.01": lambda: (system, StateSpace(system.a + 0.01, system.c, system.b)),
+    a, c, b = system.a, system.c, system.b
+    assert b is not None
+    order = torch.rand(a.shape, generator=generator).argsort(dim=-1)
+    scale = torch.rand(a.shape, generator=generator, dtype=torch.float64) + 0.5
+    noise = torch.randn(*a.shape, n, generator=generator, dtype=torch.float64)
+    P = torch.eye(n, dtype=torch.float64) + 0.3 * noise / n**0.5
+    inverse = torch.linalg.inv(P)
+    A, C, B = torch.diag_embed(a), c.unsqueeze(-2), b.unsqueeze(-1)
+    changes = {
+        "none": (system, system),
+        "permutation": (system, system.map(lambda x: x.gather(-1, order))),
+        "rescaling": (system, StateSpace(a, c / scale, b * scale)),
+        "general P": (StateSpace.from_dense(A, C, B), StateSpace.from_dense(P @ A @ inverse, C @ inverse, P @ B)),
+        "poles + 0.01": (system, StateSpace(a + 0.01, c, b)),
     }
     table: dict[str, dict[str, float]] = {kind: {} for kind in list_distances()}
-    for change, make in changes.items():
-        old, new = make()
+    for change, (old, new) in changes.items():
         for kind in table:
             options: dict[str, Any] = {"equality": "off"} if kind == "simplified" else {}
             table[kind][change] = float(distance(old, new, kind=kind, **options).abs().max())
+    largest = {kind: max(row[c] for c in [*changes][:-1]) for kind, row in table.items()}
+    exact = [kind for kind, value in largest.items() if value < 1e-6]
+    others = [f"{kind} (up to {value:.2g})" for kind, value in largest.items() if kind not in exact]
+    text = (
+        f"Unchanged by any change of coordinates (below 1e-6): {', '.join(exact) or 'none'}. "
+        f"Not: {', '.join(others) or 'none'}."
+    )
     data = {"n": n, "systems": systems, "seed": seed, "largest_distance": table}
-    return Study("invariance", data, _figure(table), _text(table))
+    return Study("invariance", data, _figure(table), text)
 
 
 def _random_systems(count: int, n: int, generator: torch.Generator) -> StateSpace:
@@ -44,39 +57,6 @@ def _random_systems(count: int, n: int, generator: torch.Generator) -> StateSpac
     a = grid + (torch.rand(count, n, generator=generator, dtype=torch.float64) - 0.5) * (0.8 / n)
     c, b = torch.randn(2, count, n, generator=generator, dtype=torch.float64)
     return StateSpace(a, c + c.sign() * 0.2, b)
-
-
-def _permuted(system: StateSpace, generator: torch.Generator) -> StateSpace:
-    order = torch.rand(system.a.shape, generator=generator).argsort(dim=-1)
-    return system.map(lambda x: x.gather(-1, order))
-
-
-def _rescaled(system: StateSpace, generator: torch.Generator) -> StateSpace:
-    p = torch.rand(system.a.shape, generator=generator, dtype=torch.float64) + 0.5
-    assert system.b is not None
-    return StateSpace(system.a, system.c / p, system.b * p)
-
-
-def _general(system: StateSpace, generator: torch.Generator) -> tuple[StateSpace, StateSpace]:
-    n = system.n
-    assert system.b is not None
-    P = (
-        torch.eye(n, dtype=torch.float64)
-        + 0.3 * torch.randn(*system.a.shape, n, generator=generator, dtype=torch.float64) / n**0.5
-    )
-    A, C, B = torch.diag_embed(system.a), system.c.unsqueeze(-2), system.b.unsqueeze(-1)
-    inverse = torch.linalg.inv(P)
-    return StateSpace.from_dense(A, C, B), StateSpace.from_dense(P @ A @ inverse, C @ inverse, P @ B)
-
-
-def _text(table: dict[str, dict[str, float]]) -> str:
-    changes = ("none", "permutation", "rescaling", "general P")
-    exact = [kind for kind, row in table.items() if max(row[c] for c in changes) < 1e-6]
-    others = {kind: max(row[c] for c in changes) for kind, row in table.items() if kind not in exact}
-    return (
-        f"Unchanged by any change of coordinates (below 1e-6): {', '.join(exact) or 'none'}. "
-        f"Not: {', '.join(f'{kind} (up to {value:.2g})' for kind, value in others.items()) or 'none'}."
-    )
 
 
 def _figure(table: dict[str, dict[str, float]]) -> Any:
@@ -89,14 +69,7 @@ def _figure(table: dict[str, dict[str, float]]) -> Any:
     panel.grid(visible=False)
     for i, kind in enumerate(kinds):
         for j, change in enumerate(changes):
-            panel.text(
-                j,
-                i,
-                f"{table[kind][change]:.0e}",
-                ha="center",
-                va="center",
-                color="k" if values[i, j] > -4 else "w",
-                fontsize=7,
-            )
+            style: dict[str, Any] = {"ha": "center", "va": "center", "color": "k" if values[i, j] > -4 else "w"}
+            panel.text(j, i, f"{table[kind][change]:.0e}", fontsize=7, **style)
     figure.colorbar(image, ax=panel, label="log10 of the largest distance")
     return figure

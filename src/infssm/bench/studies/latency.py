@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from infssm._timing import measure
 from infssm.bench.presets import paper_numbers
 from infssm.bench.studies.study import Study, axes, choose_kinds, register_study
 from infssm.errors import ConfigError
@@ -36,21 +38,41 @@ def latency(
     """
     options = dict(model_options or {})
     torch.manual_seed(seed)
-    chosen = choose_kinds(kinds)
     makers: dict[str, tuple[str, dict[str, Any]]] = {
         "plain": ("seq", {}),
         "ewc": ("ewc", {}),
         "x-der": ("x-der", {"buffer_size": 4 * batch_size}),
         "inf-ssm": ("inf-ssm", {}),
     }
-    makers |= {f"exact: {k}": ("inf-ssm-exact", {"distance": k, "weight": 1.0}) for k in chosen if k != "simplified"}
+    for kind in choose_kinds(kinds):
+        if kind != "simplified":
+            makers[f"exact: {kind}"] = ("inf-ssm-exact", {"distance": kind, "weight": 1.0})
     methods, fisher = {}, 0.0
+    first, second = TaskInfo(0, range(_CLASSES // 2)), TaskInfo(1, range(_CLASSES // 2, _CLASSES))
     for label, (name, own) in makers.items():
-        methods[label], seconds = _prepared(name, own, model, options, batch_size, fisher_images)
-        fisher = seconds if label == "ewc" else fisher
-    shape = _image_shape(methods["plain"])
-    batch = _batch(batch_size, shape, range(_CLASSES // 2, _CLASSES))
-    forward, step = _time(methods, batch, repeats)
+        module = create_model(model, num_classes=_CLASSES, **options)
+        method = build_method(module, name, num_classes=_CLASSES, num_tasks=2, **own)
+        count = fisher_images if name == "ewc" else 4 * batch_size
+        loader = [_batch(method, count, range(_CLASSES // 2))]
+        method.begin_task(first, loader)
+        [seconds] = measure(partial(method.end_task, first, loader), 1, warmup=0)
+        fisher = seconds if name == "ewc" else fisher
+        with torch.no_grad():  # the new model has moved: equal states would take short cuts
+            for parameter in module.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+        method.begin_task(second, loader)
+        methods[label] = method
+    forward, step = _time(methods, _batch(methods["plain"], batch_size, range(_CLASSES // 2, _CLASSES)), repeats)
+    rows: list[dict[str, Any]] = [
+        {
+            "method": label,
+            "extra_loss_s": forward[label] - forward["plain"],
+            "extra_step_s": step[label] - step["plain"],
+            "relative_step": step[label] / step["plain"],
+        }
+        for label in methods
+        if label != "plain"
+    ]
     data: dict[str, Any] = {
         "model": model,
         "model_options": options,
@@ -58,54 +80,30 @@ def latency(
         "repeats": repeats,
         "threads": torch.get_num_threads(),
         "plain_step_s": step["plain"],
-        "rows": [
-            {
-                "method": label,
-                "extra_loss_s": forward[label] - forward["plain"],
-                "extra_step_s": step[label] - step["plain"],
-                "relative_step": step[label] / step["plain"],
-            }
-            for label in methods
-            if label != "plain"
-        ],
+        "rows": rows,
         "fisher_s_per_image": fisher / fisher_images,
         "paper": paper_numbers()["latency"],
     }
-    return Study("latency", data, _figure(data), _text(data))
+    plain, per_image = step["plain"], fisher / fisher_images
+    shown = ", ".join(f"{row['method']} {100 * (row['relative_step'] - 1):+.0f} %" for row in rows)
+    paper = ", ".join(f"{r['operation']} {r['mean_s']:.4g} s" for r in data["paper"]["rows"])
+    text = (
+        f"A plain step of {model} at batch {batch_size} takes {1e3 * plain:.0f} ms on "
+        f"{data['threads']} thread(s). Added to it: {shown}. EWC's Fisher takes {1e3 * per_image:.1f} "
+        f"ms per image: {per_image * 1000 / plain:.0f} plain steps for a task of 1,000 images. "
+        f"The paper's Table 3 (Vim-small, one A40, batch not stated): {paper}."
+    )
+    return Study("latency", data, _figure(data), text)
 
 
-def _prepared(
-    name: str, options: dict[str, Any], model: str, model_options: dict[str, Any], batch_size: int, images: int
-) -> tuple[Method, float]:
-    """A method in the middle of task 1, and the seconds its end of task 0 took."""
-    module = create_model(model, num_classes=_CLASSES, **model_options)
-    method = build_method(module, name, num_classes=_CLASSES, num_tasks=2, **options)
-    first, second = TaskInfo(0, range(_CLASSES // 2)), TaskInfo(1, range(_CLASSES // 2, _CLASSES))
-    count = images if name == "ewc" else 4 * batch_size
-    loader = [_batch(count, _image_shape(method), first.classes or range(0))]
-    method.begin_task(first, loader)
-    start = time.perf_counter()
-    method.end_task(first, loader)
-    seconds = time.perf_counter() - start
-    with torch.no_grad():  # the new model has moved: equal states would take short cuts
-        for parameter in method.module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=1e-3)
-    method.begin_task(second, loader)
-    return method, seconds
-
-
-def _image_shape(method: Method) -> tuple[int, int, int]:
+def _batch(method: Method, count: int, classes: range) -> Batch:
+    """Random images of the size that the method's model takes."""
     size, embed = getattr(method.module, "img_size", None), getattr(method.module, "patch_embed", None)
     if size is None or embed is None:
         raise ConfigError("the latency study times image classifiers of the Vim family; choose such a model")
     channels = next(embed.parameters()).shape[1]
-    return int(channels), int(size[0]), int(size[1])
-
-
-def _batch(count: int, shape: tuple[int, int, int], classes: range) -> Batch:
-    raw = torch.randint(0, 256, (count, *shape), dtype=torch.uint8)
-    y = torch.arange(count) % len(classes) + classes.start
-    return Batch(raw.float() / 255, y, raw=raw)
+    raw = torch.randint(0, 256, (count, channels, *size), dtype=torch.uint8)
+    return Batch(raw.float() / 255, torch.arange(count) % len(classes) + classes.start, raw=raw)
 
 
 def _time(methods: Mapping[str, Method], batch: Batch, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -123,21 +121,8 @@ def _time(methods: Mapping[str, Method], batch: Batch, repeats: int) -> tuple[di
             if turn:
                 forward[label].append(middle - start)
                 both[label].append(end - start)
-    median: Callable[[list[float]], float] = statistics.median
-    return {k: median(v) for k, v in forward.items()}, {k: median(v) for k, v in both.items()}
-
-
-def _text(data: dict[str, Any]) -> str:
-    rows = {row["method"]: row for row in data["rows"]}
-    plain = data["plain_step_s"]
-    shown = ", ".join(f"{k} {100 * (row['relative_step'] - 1):+.0f} %" for k, row in rows.items())
-    paper = ", ".join(f"{r['operation']} {r['mean_s']:.4g} s" for r in data["paper"]["rows"])
-    return (
-        f"A plain step of {data['model']} at batch {data['batch_size']} takes {1e3 * plain:.0f} ms on "
-        f"{data['threads']} thread(s). Added to it: {shown}. EWC's Fisher takes {1e3 * data['fisher_s_per_image']:.1f} "
-        f"ms per image: {data['fisher_s_per_image'] * 1000 / plain:.0f} plain steps for a task of 1,000 images. "
-        f"The paper's Table 3 (Vim-small, one A40, batch not stated): {paper}."
-    )
+    medians = ({label: statistics.median(seconds) for label, seconds in times.items()} for times in (forward, both))
+    return next(medians), next(medians)
 
 
 def _figure(data: dict[str, Any]) -> Any:

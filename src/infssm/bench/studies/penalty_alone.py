@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,24 +48,42 @@ def penalty_alone(
         measured = _train(trained, kind, shown, lr=lr, weight_decay=decay, weight=weight)
         rows += [{"kind": kind, "weight_decay": decay, **row} for row in measured]
     data: dict[str, Any] = {"run": str(run), "steps": steps, "lr": lr, "weight": weight, "rows": rows}
-    return Study("penalty-alone", data, _figure(data), _text(data))
+    parts = [
+        f"{r['kind']}{'' if r['weight_decay'] else ' without weight decay'}: accuracy {r['accuracy']:.1f} %, drift of "
+        f"A {r['drift_a']:.2g}, of C {r['drift_c']:.2g}"
+        for r in rows
+        if r["step"] == steps
+    ]
+    before = rows[0]["accuracy"]
+    text = f"Task-0 accuracy {before:.1f} % before; after {steps} steps on the penalty alone: {'; '.join(parts)}."
+    return Study("penalty-alone", data, _figure(rows), text)
 
 
 def _train(
     trained: TrainedRun, kind: str, shown: Sequence[int], *, lr: float, weight_decay: float, weight: float
 ) -> Iterator[dict[str, float]]:
-    """Train on the penalty; yield what is measured after the steps of ``at``."""
-    method = _method(trained, kind, weight)
-    method.begin_task(trained.setup.stream[1])
+    """Train on the penalty; yield what is measured after the steps of ``shown``."""
+    stream = trained.setup.stream
+    options: dict[str, Any] = {} if kind == "simplified" else {"distance": kind}
+    method = build_method(
+        trained.model(0),
+        "inf-ssm" if kind == "simplified" else "inf-ssm-exact",
+        num_classes=stream.num_classes,
+        num_tasks=stream.num_tasks,
+        task_sizes=stream.task_sizes,
+        weight=weight,
+        **options,
+    )
+    method.begin_task(stream[1])
     optimizer = build_optimizer(decay_groups(method.module, weight_decay))
     set_learning_rate(optimizer, lr)
     probe = trained.images(_IMAGES)
-    old = _flat(states_of(method.module.eval(), probe))
-    batches = _batches(trained)
+    old = states_of(method.module.eval(), probe)
+    loaders = (trained.setup.train_loader(stream[1], epoch) for epoch in itertools.count())
+    batches = itertools.chain.from_iterable(loaders)
     for step in range(shown[-1] + 1):
         if step in shown:
-            method.module.eval()
-            new = _flat(states_of(method.module, probe))
+            new = states_of(method.module.eval(), probe)
             with torch.no_grad():
                 own = _penalty(method, probe) / weight
             yield {
@@ -76,29 +93,10 @@ def _train(
                 "distance": float(own),
                 "accuracy": 100 * trained.accuracy(method, 0),
             }
-        if step == shown[-1]:
-            return
-        method.module.train()
-        train_step(partial(_terms, method, next(batches)), optimizer)
-
-
-def _method(trained: TrainedRun, kind: str, weight: float) -> Method:
-    name = "inf-ssm" if kind == "simplified" else "inf-ssm-exact"
-    options: dict[str, Any] = {} if kind == "simplified" else {"distance": kind}
-    stream = trained.setup.stream
-    return build_method(
-        trained.model(0),
-        name,
-        num_classes=stream.num_classes,
-        num_tasks=stream.num_tasks,
-        task_sizes=stream.task_sizes,
-        weight=weight,
-        **options,
-    )
-
-
-def _terms(method: Method, x: Tensor) -> dict[str, Tensor]:
-    return {"penalty": _penalty(method, x)}
+        if step < shown[-1]:
+            method.module.train()
+            x = next(batches).x
+            train_step(lambda x=x: {"penalty": _penalty(method, x)}, optimizer)  # type: ignore[misc]
 
 
 def _penalty(method: Method, x: Tensor) -> Tensor:
@@ -109,57 +107,26 @@ def _penalty(method: Method, x: Tensor) -> Tensor:
     return terms[f"{method.regularizers[0].name}/distance"]
 
 
-def _batches(trained: TrainedRun) -> Iterator[Tensor]:
-    """Training images of task 1, epoch after epoch."""
-    for epoch in itertools.count():
-        for batch in trained.setup.train_loader(trained.setup.stream[1], epoch):
-            yield batch.x
-
-
-def _flat(states: dict[str, list[StateSpace]]) -> list[StateSpace]:
-    return [space for spaces in states.values() for space in spaces]
-
-
-def _rms(old: Sequence[StateSpace], new: Sequence[StateSpace], which: str) -> float:
-    squares = [(getattr(a, which) - getattr(b, which)).abs().square().mean() for a, b in zip(old, new, strict=True)]
+def _rms(old: dict[str, list[StateSpace]], new: dict[str, list[StateSpace]], which: str) -> float:
+    """Root mean square of the change of ``a`` or ``c`` over all layers and directions."""
+    pairs = (pair for layer in old for pair in zip(old[layer], new[layer], strict=True))
+    squares = [(getattr(a, which) - getattr(b, which)).abs().square().mean() for a, b in pairs]
     return float(torch.stack(squares).mean().sqrt())
 
 
-def _last(data: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in data["rows"] if row["step"] == data["steps"]]
-
-
-def _text(data: dict[str, Any]) -> str:
-    before = data["rows"][0]["accuracy"]
-    parts = [
-        f"{r['kind']}{'' if r['weight_decay'] else ' without weight decay'}: accuracy {r['accuracy']:.1f} %, drift of "
-        f"A {r['drift_a']:.2g}, of C {r['drift_c']:.2g}"
-        for r in _last(data)
-    ]
-    return (
-        f"Task-0 accuracy {before:.1f} % before; after {data['steps']} steps on the penalty alone: {'; '.join(parts)}."
-    )
-
-
-def _figure(data: dict[str, Any]) -> Any:
+def _figure(rows: list[dict[str, Any]]) -> Any:
     figure, panels = axes(3, width=4.0, height=3.6)
-    kinds = list(dict.fromkeys(row["kind"] for row in data["rows"]))
-    decays = list(dict.fromkeys(row["weight_decay"] for row in data["rows"]))
-    wanted = (("accuracy", "task-0 accuracy, %"), ("drift_a", "drift of A (rms)"), ("drift_c", "drift of C (rms)"))
-    for panel, (key, title) in zip(panels, wanted, strict=True):
-        for colour, kind in enumerate(kinds):
-            for decay in decays:
-                mine = [r for r in data["rows"] if r["kind"] == kind and r["weight_decay"] == decay]
-                label = kind if decay == decays[0] else None
-                style: dict[str, Any] = {
-                    "color": f"C{colour}",
-                    "linestyle": "-" if decay else ":",
-                    "marker": ".",
-                    "label": label,
-                }
-                panel.plot([r["step"] for r in mine], [r[key] for r in mine], **style)
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    decays = list(dict.fromkeys(row["weight_decay"] for row in rows))
+    titles = {"accuracy": "task-0 accuracy, %", "drift_a": "drift of A (rms)", "drift_c": "drift of C (rms)"}
+    for panel, (key, title) in zip(panels, titles.items(), strict=True):
+        for (colour, kind), decay in itertools.product(enumerate(kinds), decays):
+            mine = [r for r in rows if r["kind"] == kind and r["weight_decay"] == decay]
+            style: dict[str, Any] = {"color": f"C{colour}", "linestyle": "-" if decay else ":", "marker": "."}
+            label = kind if decay == decays[0] else None
+            panel.plot([r["step"] for r in mine], [r[key] for r in mine], label=label, **style)
         panel.set_xscale("symlog", linthresh=1)
-        panel.set_xticks(sorted({r["step"] for r in data["rows"]}), labels=None)
+        panel.set_xticks(sorted({r["step"] for r in rows}), labels=None)
         panel.set(xlabel="step on the penalty alone", title=title)
         panel.xaxis.set_major_formatter("{x:.0f}")
     panels[0].set_ylim(bottom=0)

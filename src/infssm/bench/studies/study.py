@@ -31,15 +31,13 @@ class Study:
 
     def save(self, out: str | os.PathLike[str]) -> Path:
         """Write ``<name>.json``, ``<name>.png`` and ``<name>.md`` into ``out`` and return the figure's path."""
-        folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.json").write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
-        (folder / f"{self.name}.md").write_text(
-            f"# {self.name}\n\n{self.text}\n\n![]({self.name}.png)\n", encoding="utf-8"
-        )
-        file = folder / f"{self.name}.png"
-        self.figure.savefig(file, dpi=130, bbox_inches="tight")
-        return file
+        stem = Path(out) / self.name
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        page = f"# {self.name}\n\n{self.text}\n\n![]({self.name}.png)\n"
+        stem.with_suffix(".json").write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+        stem.with_suffix(".md").write_text(page, encoding="utf-8")
+        self.figure.savefig(stem.with_suffix(".png"), dpi=130, bbox_inches="tight")
+        return stem.with_suffix(".png")
 
 
 _STUDIES: Registry[Callable[..., Study]] = Registry("study")
@@ -57,30 +55,21 @@ def describe_study(name: str) -> str:
 
 
 def run_study(name: str, **options: Any) -> Study:
-    """Run the named study; options are those of its function."""
+    """Run the named study; options are those of its function, with values of its types and counts of at least 1."""
     study = _STUDIES[name]
-    known = get_type_hints(study)
+    known = {key: hint for key, hint in get_type_hints(study).items() if key != "return"}
     for key, value in options.items():
-        if key not in known or key == "return":
-            raise ConfigError(
-                f"study {name!r} has no option {shorten(repr(key))}{suggest(key, set(known) - {'return'})}"
-            )
-        _check_option(name, key, value, known[key])
+        if key not in known:
+            raise ConfigError(f"study {name!r} has no option {shorten(repr(key))}{suggest(key, known)}")
+        try:
+            lax = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+            TypeAdapter(known[key], config=lax).validate_python(value)
+        except ValidationError as error:
+            reason = shorten(error.errors()[0]["msg"])
+            raise ConfigError(f"study {name!r}: {key}={shorten(repr(value))}: {reason}") from None
+        if isinstance(value, int) and not isinstance(value, bool) and value < (0 if key == "seed" else 1):
+            raise ConfigError(f"study {name!r}: {key}={value} is too small")
     return study(**options)
-
-
-_LAX = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
-
-
-def _check_option(study: str, key: str, value: Any, hint: Any) -> None:
-    """Raise for a value of another type than the option's, and for counts below 1."""
-    try:
-        TypeAdapter(hint, config=_LAX).validate_python(value)
-    except ValidationError as error:
-        reason = shorten(error.errors()[0]["msg"])
-        raise ConfigError(f"study {study!r}: {key}={shorten(repr(value))}: {reason}") from None
-    if isinstance(value, int) and not isinstance(value, bool) and value < (0 if key == "seed" else 1):
-        raise ConfigError(f"study {study!r}: {key}={value} is too small")
 
 
 def choose_kinds(kinds: str | Sequence[str]) -> list[str]:

@@ -51,15 +51,33 @@ def variance(
     for name, direction, scan in _scans(module.eval(), x):
         spread = axis_variances(discretised(scan, include_dt_bias=include_dt_bias))
         rows.append({"layer": name, "direction": direction, **spread})
+
+    def over_rows(values: list[float]) -> dict[str, float]:
+        tensor = torch.tensor(values, dtype=torch.float64)
+        return {"mean": float(tensor.mean()), "std": float(tensor.std(correction=0))}
+
+    mean: dict[str, Any] = {"total": over_rows([row["total"] for row in rows])}
+    for reading in ("along", "after"):
+        mean[reading] = {axis: over_rows([row[reading][axis] for row in rows]) for axis in AXES}
+    published = {row["averaged_dimension"]: row for row in paper_numbers()["variance_preserved_A_bar"]["rows"]}
+    paper = {axis: {key: published[_PAPER[axis]][key] for key in ("mean", "std")} for axis in AXES}
     data: dict[str, Any] = {
         "source": source,
         "images": len(x),
         "include_dt_bias": include_dt_bias,
         "rows": rows,
-        "mean": _means(rows),
-        "paper": {k: _published(k) for k in AXES},
+        "mean": mean,
+        "paper": paper,
     }
-    return Study("variance", data, _figure(data), _text(data))
+    total, left = mean["total"]["mean"], {axis: mean["after"][axis]["mean"] for axis in AXES}
+    after = ", ".join(f"{k} {v:.2g} ({f'{100 * v / total:.0f} %' if total else '-'})" for k, v in left.items())
+    along = ", ".join(f"{k} {mean['along'][k]['mean']:.2g}" for k in AXES)
+    theirs = ", ".join(f"{k} {paper[k]['mean']:.4f}" for k in AXES)
+    text = (
+        f"Ā has variance {total:.2g}. Left after averaging over {after}; along {along}. Averaging over "
+        f"{max(AXES, key=left.__getitem__)} keeps the most. The paper's Table 5 (ImageNet-R, Vim-small): {theirs}."
+    )
+    return Study("variance", data, _figure(data), text)
 
 
 @torch.no_grad()
@@ -107,44 +125,6 @@ def _input_shape(model: nn.Module) -> tuple[int, int, int]:
     height, width = (size, size) if isinstance(size, int) else size
     first = next(p for p in model.parameters() if p.ndim == 4)
     return int(first.shape[1]), int(height), int(width)
-
-
-def _means(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over layers and directions."""
-
-    def summary(values: list[float]) -> dict[str, float]:
-        tensor = torch.tensor(values, dtype=torch.float64)
-        return {"mean": float(tensor.mean()), "std": float(tensor.std(correction=0))}
-
-    readings = {
-        reading: {axis: summary([row[reading][axis] for row in rows]) for axis in AXES}
-        for reading in ("along", "after")
-    }
-    return {"total": summary([row["total"] for row in rows]), **readings}
-
-
-def _published(axis: str) -> dict[str, float]:
-    rows = paper_numbers()["variance_preserved_A_bar"]["rows"]
-    found = next(row for row in rows if row["averaged_dimension"] == _PAPER[axis])
-    return {"mean": found["mean"], "std": found["std"]}
-
-
-def _text(data: dict[str, Any]) -> str:
-    mean, paper = data["mean"], data["paper"]
-    total = mean["total"]["mean"]
-    after = ", ".join(f"{k} {mean['after'][k]['mean']:.2g} ({_share(mean['after'][k]['mean'], total)})" for k in AXES)
-    along = ", ".join(f"{k} {mean['along'][k]['mean']:.2g}" for k in AXES)
-    published = ", ".join(f"{k} {paper[k]['mean']:.4f}" for k in AXES)
-    best = max(AXES, key=lambda k: mean["after"][k]["mean"])
-    return (
-        f"Ā has variance {total:.2g}. Left after averaging over {after}; along {along}. Averaging over {best} keeps "
-        f"the most. The paper's Table 5 (ImageNet-R, Vim-small): "
-        f"{published}."
-    )
-
-
-def _share(part: float, total: float) -> str:
-    return f"{100 * part / total:.0f} %" if total else "-"
 
 
 def _figure(data: dict[str, Any]) -> Any:
