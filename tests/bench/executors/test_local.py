@@ -12,8 +12,8 @@ import pytest
 
 from infssm._memory import RUNS_AT_ONCE, cores_here, memory_here
 from infssm.bench.executors import Experiment, InProcess, LocalProcesses, gather, make_plan, results
-from infssm.bench.executors.local import _how, _Pipe
-from infssm.bench.executors.working import Reporter
+from infssm.bench.executors.local import describe_exit
+from infssm.bench.executors.worker import Reporter
 from infssm.bench.running import run
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
@@ -77,14 +77,13 @@ def test_ctrl_c_while_processes_are_started_does_not_end_the_fork_server(tmp_pat
 
 def test_a_run_whose_starter_is_gone_saves_and_leaves(tmp_path: Path) -> None:
     here, there = multiprocessing.Pipe()
-    pipe = _Pipe(there)
-    assert not pipe.asked_to_stop()
+    reporter = Reporter(there, asks=False)
+    assert not reporter.control.stopping
     here.close()
-    reporter = Reporter(pipe, asks=False)
     with pytest.raises(Interrupted):
         run(tiny_config(tmp_path / "a"), listen=reporter, control=reporter.control)
     assert list(tmp_path.rglob("last.ckpt"))
-    assert pipe.receive() is None
+    assert reporter.receive() is None
     assert_same(run(tiny_config(tmp_path / "a"), quiet=True), run(tiny_config(tmp_path / "b"), quiet=True))
 
 
@@ -99,8 +98,8 @@ def test_processes_share_memory_and_cores(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_ends_of_processes_in_words() -> None:
-    assert "SIGKILL, as the system does where memory runs out" in _how(-signal.SIGKILL)
-    assert _how(3) == "its process left with exit code 3"
+    assert "SIGKILL, as the system does where memory runs out" in describe_exit(-signal.SIGKILL)
+    assert describe_exit(3) == "its process left with exit code 3"
 
 
 def test_no_process_is_too_few() -> None:

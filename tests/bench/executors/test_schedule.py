@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from infssm.bench.executors import Experiment, Finished, LostError
-from infssm.bench.executors.messages import Died, Done, Failed, Message
 from infssm.bench.executors.schedule import Schedule
+from infssm.bench.executors.worker import Died, Done, Failed, Message, Order
 from infssm.learner.display import LiveScreen, PlainScreen, Screen
 from infssm.learner.events import Note, RunBegan, StepDone, TaskEnded
 from infssm.learner.signals import Interrupted
@@ -27,9 +27,9 @@ class Played:
         self.answers: list[bool] = []
         self.stopped = self.closed = False
 
-    def start(self, number: int, job: Experiment, *, overwrite: bool, asks: bool) -> None:  # noqa: ARG002
-        self.started.append((job, overwrite))
-        self.at_work[number] = (job, list(self.script[job].pop(0)))
+    def start(self, number: int, order: Order) -> None:
+        self.started.append((order.experiment, order.overwrite))
+        self.at_work[number] = (order.experiment, list(self.script[order.experiment].pop(0)))
 
     def hear(self) -> list[tuple[int, Message]]:
         heard: list[tuple[int, Message]] = []
@@ -42,11 +42,11 @@ class Played:
             heard.append((number, message))
         return heard
 
-    def reply(self, number: int, go_on: bool) -> None:  # noqa: ARG002
-        self.answers.append(go_on)
-
-    def stop(self) -> None:
-        self.stopped = True
+    def reply(self, number: int, answer: bool | None) -> None:  # noqa: ARG002
+        if answer is None:
+            self.stopped = True
+        else:
+            self.answers.append(answer)
 
     def close(self) -> None:
         self.closed = True
@@ -159,6 +159,15 @@ def test_leaving_early_stops_all(tmp_path: Path) -> None:
     assert crew.closed
 
 
+def test_leaving_early_does_not_wait_for_an_end_that_was_heard(tmp_path: Path) -> None:
+    jobs = make(tmp_path, 2)
+    crew = Played({job: [FAIL] for job in jobs})  # both end at once
+    running = Schedule(crew, Screen(), overwrite=False, retries=0, watch=None).run(jobs)
+    assert next(running).experiment is jobs[0]
+    running.close()
+    assert crew.closed
+
+
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     screen = PlainScreen(every=0.0)
     one, other, alone = screen.open("ewc seed 0"), screen.open("si seed 0"), screen.open()
@@ -167,8 +176,8 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
         one(message)
     one.stop()
     other(StepDone(4, 0, 1, 0, 1, {"ce": 0.5}, 2000.0))
-    alone.start("lwf seed 1", 3)
-    alone.note("alone")
+    alone(RunBegan("lwf seed 1", 3, 0))
+    alone(Note("alone"))
     assert capsys.readouterr().err.splitlines() == [
         "si seed 0: 4 steps, 2 of them done",
         "ewc seed 0: 9 steps",
@@ -185,9 +194,9 @@ def test_live_lines_are_named_and_taken_away(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("sys.stderr", io.StringIO())
     screen = LiveScreen()
     one, other = screen.open("ewc seed 0"), screen.open()
-    one.start("", 9, 3)
-    other.start("si seed 1", 4)
-    one.step(5, "task 1/2", {"ce": 1.0}, 5.0)
+    one(RunBegan("", 9, 3))
+    other(RunBegan("si seed 1", 4, 0))
+    one(StepDone(5, 0, 2, 0, 1, {"ce": 1.0}, 5.0))
     assert [(task.description, task.completed, task.total) for task in screen.bars.tasks] == [
         ("ewc seed 0", 5, 9),
         ("si seed 1", 0, 4),
@@ -195,7 +204,7 @@ def test_live_lines_are_named_and_taken_away(monkeypatch: pytest.MonkeyPatch) ->
     other.stop()
     other.stop()
     assert screen.bars.live.is_started
-    one.note("hello")
+    one(Note("hello"))
     one.stop()
     assert not screen.bars.live.is_started
     assert "ewc seed 0: hello" in sys.stderr.getvalue()

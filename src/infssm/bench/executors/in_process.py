@@ -54,5 +54,5 @@ class InProcess:
             return run(experiment, overwrite=overwrite, listen=listen, control=control)
         except Interrupted:
             if stopped:
-                raise StoppedError(f"stopped after task {stopped[0]}") from None
+                raise StoppedError(f"stopped after task {stopped[0] + 1}") from None
             raise

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from infssm.bench.executors.executor import Finished, Watch
-from infssm.bench.executors.messages import Died, Done, Failed, Message
+from infssm.bench.executors.worker import Died, Done, Failed, Message, Order
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
 from infssm.bench.running import forget_task0
 from infssm.data import Split
 from infssm.errors import InfssmError
-from infssm.learner.display import Display, Screen
+from infssm.learner.display import Display, Screen, choose_screen
 from infssm.learner.events import Control, RunBegan, RunEnded, TaskEnded
 from infssm.learner.result import Result
 from infssm.learner.setup import check_data
@@ -28,50 +29,71 @@ class LostError(InfssmError):
 
 
 class Crew(Protocol):
-    """Processes that carry out runs. An attempt at an experiment has a number of its own."""
+    """Workers that carry out runs. An attempt at an experiment has a number of its own."""
 
     @property
     def slots(self) -> int:
         """How many can work at once, now."""
 
-    def start(self, number: int, experiment: Experiment, *, overwrite: bool, asks: bool) -> None:
-        """Carry out an experiment; ``asks``: wait for :meth:`reply` after each of its tasks."""
+    def start(self, number: int, order: Order) -> None:
+        """Have a worker carry out an order."""
 
     def hear(self) -> list[tuple[int, Message]]:
         """Messages with the numbers of their attempts; waits a moment where there are none."""
 
-    def reply(self, number: int, go_on: bool) -> None:
-        """Answer a task that is done."""
-
-    def stop(self) -> None:
-        """Ask all to save and leave; they end with a message."""
+    def reply(self, number: int, answer: bool | None) -> None:
+        """Answer a task that is done: whether to go on. None, at any time, asks to save the run and leave."""
 
     def close(self) -> None:
-        """Let go of all processes; those that still work end at once."""
+        """Let go of all workers; those that still work end at once."""
 
 
-@dataclass
-class _Attempt:
+class Scheduled(ABC):
+    """An executor whose experiments are carried out by a crew."""
+
+    _retries: int
+
+    @abstractmethod
+    def _open(self) -> Crew: ...
+
+    def run(
+        self,
+        experiments: Iterable[Experiment],
+        *,
+        overwrite: bool = False,
+        quiet: bool = False,
+        watch: Watch | None = None,
+    ) -> Iterator[Finished]:
+        """See :class:`Executor`."""
+        schedule = Schedule(self._open(), choose_screen(quiet), overwrite, self._retries, watch)
+        yield from schedule.run(experiments)
+
+
+@dataclass(eq=False)
+class _Job:
+    """An experiment on its way; ``deaths`` are those of its workers since its last complete task."""
+
     experiment: Experiment
     display: Display
+    begun: bool = False
+    deaths: int = 0
 
 
 class Schedule:
     """Experiments on their way through a crew."""
 
-    def __init__(self, crew: Crew, screen: Screen, *, overwrite: bool, retries: int, watch: Watch | None) -> None:
+    def __init__(self, crew: Crew, screen: Screen, overwrite: bool, retries: int, watch: Watch | None) -> None:
         self._crew, self._screen, self._watch = crew, screen, watch
         self._overwrite, self._retries = overwrite, retries
-        self._waiting: list[Experiment] = []
-        self._running: dict[int, _Attempt] = {}
-        self._begun: set[Experiment] = set()
+        self._waiting: list[_Job] = []
+        self._running: dict[int, _Job] = {}
+        self._heard: list[tuple[int, Message]] = []
+        self._numbers = itertools.count()
         self._renewed: set[Path | None] = set()
-        self._deaths: Counter[Experiment] = Counter()
-        self._numbers = 0
 
     def run(self, experiments: Iterable[Experiment]) -> Iterator[Finished]:
         """Start experiments while slots are free and yield those that are over."""
-        source = iter(experiments)
+        source = (_Job(experiment, self._screen.open(experiment.name)) for experiment in experiments)
         control = Control()
         with stop_on_signals(control):
             try:
@@ -79,24 +101,24 @@ class Schedule:
                     yield from self._fill(source)
                     if not self._running and not self._waiting:
                         return
-                    heard = self._crew.hear()
-                    if control.stopping:
-                        self._leave(heard)
-                        raise Interrupted("interrupted; all runs are saved, and the same command continues them")
-                    for number, message in heard:
-                        if (end := self._take(number, message)) is not None:
+                    self._heard = self._crew.hear()
+                    while self._heard and not control.stopping:
+                        if (end := self._take(*self._heard.pop(0))) is not None:
                             yield end
+                    if control.stopping:
+                        self._leave()
+                        raise Interrupted("interrupted; all runs are saved, and the same command continues them")
             finally:
                 self._leave()
                 self._crew.close()
                 self._screen.stop()
 
-    def _fill(self, source: Iterator[Experiment]) -> Iterator[Finished]:
+    def _fill(self, source: Iterator[_Job]) -> Iterator[Finished]:
         """Start what can be; yield what is complete already."""
-        while len(self._running) < self._crew.slots and (experiment := self._next(source)) is not None:
-            overwrite = self._overwrite and experiment not in self._begun
+        while len(self._running) < self._crew.slots and (job := self._next(source)) is not None:
+            experiment, overwrite = job.experiment, self._overwrite and not job.begun
             run = RunDirectory(experiment.path)
-            if not overwrite and run.complete:
+            if run.complete and not overwrite:
                 try:
                     check_data(experiment.config, Split.load(run.split_path))
                 except InfssmError as error:
@@ -108,82 +130,79 @@ class Schedule:
             if self._overwrite and experiment.task0_weights not in self._renewed:
                 self._renewed.add(experiment.task0_weights)
                 forget_task0(experiment)
-            self._numbers += 1
-            self._running[self._numbers] = _Attempt(experiment, self._screen.open(experiment.name))
-            self._crew.start(self._numbers, experiment, overwrite=overwrite, asks=self._watch is not None)
+            number = next(self._numbers)
+            self._running[number] = job
+            self._crew.start(number, Order(experiment, overwrite, asks=self._watch is not None))
 
-    def _next(self, source: Iterator[Experiment]) -> Experiment | None:
+    def _next(self, source: Iterator[_Job]) -> _Job | None:
         """An experiment that can start: one that waited, else a new one. No more wait than could run."""
         if (ready := next(filter(self._is_ready, self._waiting), None)) is not None:
             self._waiting.remove(ready)
             return ready
-        while len(self._waiting) < self._crew.slots and (experiment := next(source, None)) is not None:
-            if self._is_ready(experiment):
-                return experiment
-            self._waiting.append(experiment)
+        while len(self._waiting) < self._crew.slots and (job := next(source, None)) is not None:
+            if self._is_ready(job):
+                return job
+            self._waiting.append(job)
         return None
 
-    def _is_ready(self, experiment: Experiment) -> bool:
+    def _is_ready(self, job: _Job) -> bool:
         """Whether it would not just wait for a task-0 model that another experiment is about to train."""
-        model = experiment.task0_weights
-        making = [attempt.experiment.task0_weights for attempt in self._running.values()]
+        model = job.experiment.task0_weights
+        making = [other.experiment.task0_weights for other in self._running.values()]
         return model is None or model not in making or model.is_file()
 
     def _take(self, number: int, message: Message) -> Finished | None:
         """What a message means for its experiment; the end of it, if it is that."""
-        if (attempt := self._running.get(number)) is None:
+        if (job := self._running.get(number)) is None:
             return None
-        experiment = attempt.experiment
+        experiment = job.experiment
         if isinstance(message, RunBegan | TaskEnded | Done):
-            self._begun.add(experiment)
+            job.begun = True
         if isinstance(message, TaskEnded):
-            self._deaths[experiment] = 0
+            job.deaths = 0
             if self._watch is not None:
                 self._crew.reply(number, self._watch(experiment, message.task, message.average))
         if not isinstance(message, Done | Failed | Died):
-            if not isinstance(message, RunEnded):  # a line stays until the process says how the run ended
-                attempt.display(message)
+            if not isinstance(message, RunEnded):  # a line stays until the worker has told how the run ended
+                job.display(message)
             return None
         del self._running[number]
-        attempt.display.stop()
-        return self._conclude(experiment, message)
-
-    def _conclude(self, experiment: Experiment, message: Done | Failed | Died) -> Finished | None:
+        job.display.stop()
         if isinstance(message, Done):
             return _completed(experiment)
         if isinstance(message, Failed):
             return Finished(experiment, error=message.error)
-        self._deaths[experiment] += 1
-        if self._deaths[experiment] <= self._retries:
+        job.deaths += 1
+        if job.deaths <= self._retries:
             self._screen.note(f"{experiment.name}: {message.reason}; it continues from its checkpoint")
-            self._waiting.insert(0, experiment)
+            self._waiting.insert(0, job)
             return None
         reason = (
-            f"its process ended {self._deaths[experiment]} times in one task, the last time because {message.reason}; "
-            f"what it saved is in {experiment.path}. Where memory was short, run fewer at once or lower "
-            "train.batch_size"
+            f"its process ended {job.deaths} times in one task, the last time because {message.reason}; what it saved "
+            f"is in {experiment.path}. Where memory was short, run fewer at once or lower train.batch_size"
         )
         return Finished(experiment, error=LostError(reason))
 
-    def _leave(self, heard: Iterable[tuple[int, Message]] = ()) -> None:
-        """Have all runs saved, and wait for it; ``heard`` are messages that came before."""
-        if self._running:
-            self._crew.stop()
+    def _leave(self) -> None:
+        """Have all runs saved, and wait for it."""
+        for number in self._running:
+            self._crew.reply(number, None)
         while True:
-            for number, message in heard:
+            for number, message in self._heard:
                 if isinstance(message, Done | Failed | Died):
                     self._running.pop(number, None)
             if not self._running:
                 return
-            heard = self._crew.hear()
+            self._heard = self._crew.hear()
 
 
 def _completed(experiment: Experiment) -> Finished:
-    """The end of an experiment whose run is complete, with a report; of one whose files are damaged, too."""
+    """The end of an experiment whose run is complete, with a report; an error where its files are damaged."""
+    run = RunDirectory(experiment.path)
     try:
-        result = Result.load(experiment.path)
+        result = Result.load(run.path)
         if not result.report.exists():
-            write_report(RunDirectory(experiment.path))
+            write_report(run)
     except InfssmError as error:
         return Finished(experiment, error=error)
     return Finished(experiment, result)
