@@ -3,5 +3,17 @@
 from infssm.bench.sweeps.report import Row, objective, rows, winners_command, write_findings
 from infssm.bench.sweeps.space import Choice, Range, parse_space
 from infssm.bench.sweeps.sweep import Sweep
+from infssm.bench.sweeps.trials import Trial
 
-__all__ = ["Choice", "Range", "Row", "Sweep", "objective", "parse_space", "rows", "winners_command", "write_findings"]
+__all__ = [
+    "Choice",
+    "Range",
+    "Row",
+    "Sweep",
+    "Trial",
+    "objective",
+    "parse_space",
+    "rows",
+    "winners_command",
+    "write_findings",
+]

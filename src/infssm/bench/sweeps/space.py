@@ -42,6 +42,11 @@ class Range:
             return str(int(value))
         return f"{min(max(float(f'{value:.{_DIGITS}g}'), self.low), self.high):g}"
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The ends of the range."""
+        return self.low, self.high
+
 
 @dataclass(frozen=True)
 class Choice:

@@ -1,4 +1,4 @@
-"""`Sweep`: trials asked of a journal, carried out by an executor, and told to the journal."""
+"""`Sweep`: trials taken from a shared folder, carried out by an executor, and told to the folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infssm.bench.executors import Executor, Experiment, Finished, StoppedError
 from infssm.bench.presets import plan
-from infssm.bench.sweeps.journal import Journal
 from infssm.bench.sweeps.propose import propose
-from infssm.bench.sweeps.space import Choice, Range, overrides_of, parse_space
+from infssm.bench.sweeps.space import overrides_of, parse_space
+from infssm.bench.sweeps.trials import Trial, Trials
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.metrics import Measure
@@ -23,24 +23,20 @@ from infssm.learner.scoring import scoring_of
 from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
 _PAUSE = 1.0
 """Seconds between two looks at what other processes do."""
-ON_VALIDATION = "data.evaluate=val"
 
 
 @dataclass
 class _Work:
-    """A trial that this process works on."""
+    """A trial that this process works on. ``over`` counts the jobs that ended, or were not begun because it stopped."""
 
+    number: int
     jobs: list[Experiment]
-    values: dict[Experiment, float] = field(default_factory=dict)
+    values: list[float] = field(default_factory=list)
     stopped: bool = False
     error: str | None = None
     over: int = 0
-    """Jobs that are over, or not begun because the trial was stopped."""
 
 
 class Sweep:
@@ -65,7 +61,11 @@ class Sweep:
         out: str = "runs",
         data_root: str | None = None,
     ) -> None:
-        _require_optuna()
+        try:
+            import optuna
+        except ImportError:
+            raise InfssmError("`infssm sweep` needs optuna: pip install 'infssm[sweep]'") from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._source, self._data_root, self.seeds = source, data_root, list(seeds)
         self.fixed, self.space = parse_space(overrides)
         if not self.space:
@@ -76,21 +76,22 @@ class Sweep:
         given = {} if source is None else to_dict(load_config(source))
         facts = {
             "source": given,
-            "fixed": sorted(self.fixed),
-            "space": {key: _facts(part) for key, part in self.space.items()},
+            "overrides": sorted(overrides),
             "seeds": self.seeds,
             "search_seed": search_seed,
         }
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
         self.folder = Path(out).expanduser() / f"sweep-{name}"
-        self._check_settings()
+        for pick in (0, -1):  # what no trial could run is told before any does
+            found = self._plan([f"{key}={part.text(part.values[pick])}" for key, part in self.space.items()])
+            if len(found) != len(self.seeds):
+                raise ConfigError("a search is for one method: name it, such as method=inf-ssm-exact")
         self._facts, self._seed = facts, search_seed
-        self._work: dict[int, _Work] = {}
-        self._of: dict[Experiment, int] = {}
+        self._work: dict[Experiment, _Work] = {}
 
     @cached_property
-    def _journal(self) -> Journal:
-        return Journal(self.folder, self.space, self._facts, self._seed, self.measure.sign)
+    def _trials(self) -> Trials:
+        return Trials(self.folder, self.space, self._facts, self._seed, self.measure.sign)
 
     @cached_property
     def measure(self) -> Measure:
@@ -104,128 +105,91 @@ class Sweep:
         assert params is not None
         return self._plan(overrides_of(self.space, params))
 
-    def trials(self) -> list[FrozenTrial]:
+    def trials(self) -> list[Trial]:
         """All trials so far, by number."""
-        return self._journal.trials()
+        return self._trials.all()
 
     def run(
         self, executor: Executor, *, trials: int | None = 20, seconds: float | None = None, quiet: bool = False
-    ) -> list[FrozenTrial]:
+    ) -> list[Trial]:
         """Work until there are ``trials`` trials, or no new one is begun after ``seconds``; all trials, by number.
 
         What other processes work on is waited for, and taken over where they die.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = float("inf") if seconds is None else time.monotonic() + seconds
         try:
             while True:
                 for end in executor.run(self._jobs(trials, deadline), quiet=quiet, watch=self._watch):
                     self._take(end)
-                late = deadline is not None and time.monotonic() >= deadline
-                if late or not self._journal.working():
-                    return self._journal.trials()
+                found = self.trials()
+                if time.monotonic() >= deadline or all(trial.state != "running" for trial in found):
+                    return found
                 time.sleep(_PAUSE)
         finally:
-            self._journal.let_go()
+            self._trials.let_go()
 
-    def best(self) -> FrozenTrial | None:
+    def best(self) -> Trial | None:
         """The complete trial with the best objective; the earliest of several."""
-        complete = [trial for trial in self._journal.trials() if trial.state.name == "COMPLETE"]
+        complete = [trial for trial in self.trials() if trial.state == "complete"]
         return max(complete, key=lambda trial: (self.measure.sign * (trial.value or 0), -trial.number), default=None)
 
-    def settings(self, trial: FrozenTrial) -> list[str]:
+    def settings(self, trial: Trial) -> list[str]:
         """The searched settings of a trial, as they are written on the command line."""
         return overrides_of(self.space, trial.params)
-
-    def _check_settings(self) -> None:
-        """Raise for what no trial could run, before any does: the ends of all ranges are tried out."""
-        for pick in (0, -1):
-            ends = [_end(key, part, pick) for key, part in self.space.items()]
-            found = self._plan(ends)
-            if len(found) != len(self.seeds):
-                raise ConfigError("a search is for one method: name it, such as method=inf-ssm-exact")
 
     def _plan(self, settings: Sequence[str]) -> list[Experiment]:
         return plan(
             self._source,
-            [*self.fixed, *settings, ON_VALIDATION],
+            [*self.fixed, *settings, "data.evaluate=val"],
             seeds=self.seeds,
             data_root=self._data_root,
             out=str(self.folder / "runs"),
         )
 
-    def _jobs(self, budget: int | None, deadline: float | None) -> Iterator[Experiment]:
+    def _jobs(self, budget: int | None, deadline: float) -> Iterator[Experiment]:
         """Jobs of one trial after the other; the next trial is chosen when a slot is free."""
-        while True:
-            late = deadline is not None and time.monotonic() >= deadline
-            trial = self._journal.take(0 if late else budget)
-            if trial is None:
-                return
+        while (trial := self._trials.take(0 if time.monotonic() >= deadline else budget)) is not None:
             jobs = [
                 replace(job, label=f"trial {trial.number} seed {job.config.seed}")
                 for job in self._plan(self.settings(trial))
             ]
-            work = self._work[trial.number] = _Work(jobs)
-            self._of |= dict.fromkeys(jobs, trial.number)
+            work = _Work(trial.number, jobs)
+            self._work |= dict.fromkeys(jobs, work)
             for job in jobs:
-                self._catch_up(job)
+                # Tasks that the run did before its trial was left behind are reported as if they were done now.
+                directory = RunDirectory(job.path)
+                if directory.is_run and directory.saved_tasks:
+                    for task, aa in enumerate(directory.matrix().aa_curve):
+                        if not self._watch(job, task, float(aa)):
+                            break
                 if work.stopped:
-                    self._over(trial.number)
+                    self._over(work)
                 else:
                     yield job
 
-    def _catch_up(self, job: Experiment) -> None:
-        """Report the tasks that the run did before its trial was left behind, as if they were done now."""
-        directory = RunDirectory(job.path)
-        if directory.is_run and directory.saved_tasks:
-            for task, aa in enumerate(directory.matrix().aa_curve):
-                if not self._watch(job, task, float(aa)):
-                    return
-
     def _watch(self, job: Experiment, task: int, aa: float) -> bool:
-        number = self._of[job]
-        work = self._work[number]
-        tasks = job.config.data.num_tasks
+        work, tasks = self._work[job], job.config.data.num_tasks
         last = job is work.jobs[-1] and task == tasks - 1
-        good = self._journal.report(number, work.jobs.index(job) * tasks + task, aa)
+        good = self._trials.report(work.number, work.jobs.index(job) * tasks + task, aa)
         work.stopped = work.stopped or not (good or last)
         return not work.stopped
 
     def _take(self, end: Finished) -> None:
         """A job is over."""
-        number = self._of[end.experiment]
-        work = self._work[number]
+        work = self._work[end.experiment]
         if end.result is not None:
-            work.values[end.experiment] = end.result.aa
+            work.values.append(end.result.aa)
         elif isinstance(end.error, DivergedError):
             work.stopped, work.error = True, str(end.error)
         elif not isinstance(end.error, StoppedError):
             assert end.error is not None
             raise end.error
-        self._over(number)
+        self._over(work)
 
-    def _over(self, number: int) -> None:
-        work = self._work[number]
+    def _over(self, work: _Work) -> None:
         work.over += 1
-        if work.over < len(work.jobs):
-            return
-        value = None if work.stopped else sum(work.values.values()) / len(work.jobs)
-        self._journal.tell(number, value, work.error)
-        for job in work.jobs:
-            del self._of[job]
-        del self._work[number]
-
-
-def _facts(part: Range | Choice) -> list[Any]:
-    return list(part.values) if isinstance(part, Choice) else [part.low, part.high, part.log, part.whole]
-
-
-def _end(key: str, part: Range | Choice, pick: int) -> str:
-    return f"{key}={part.values[pick] if isinstance(part, Choice) else part.text((part.low, part.high)[pick])}"
-
-
-def _require_optuna() -> None:
-    try:
-        import optuna
-    except ImportError:
-        raise InfssmError("`infssm sweep` needs optuna: pip install 'infssm[sweep]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+        if work.over == len(work.jobs):
+            value = None if work.stopped else sum(work.values) / len(work.jobs)
+            self._trials.tell(work.number, value, work.error)
+            for job in work.jobs:
+                del self._work[job]
