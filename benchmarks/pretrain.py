@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infssm.data import load_dataset, make_recipe, make_split
-from infssm.data.recipes.stats import DIGITS
+from infssm.data.recipes import DIGITS
 from infssm.models import create_model
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "src" / "infssm" / "models" / "weights"

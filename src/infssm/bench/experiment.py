@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from infssm.learner.config.fields import LogConfig, MethodConfig, RunConfig
+from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import config_hash, to_dict
-from infssm.learner.optim.schedule import task_lr
-from infssm.learner.precision import settle_precision
+from infssm.learner.config.resolve import resolve, task0_config
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.names import TASK0
 from infssm.learner.store.settings import flatten
-from infssm.methods import method_options, parse_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,53 +63,14 @@ class Experiment:
         It has plain training for its method, and of the settings of ``train`` only those that act on task 0, so all
         experiments that agree in these have the same one. It reads no test data.
         """
-        config, train = self.config, self.config.train
-        if train.task0 != "plain":
+        if self.config.train.task0 != "plain":
             return None
-        own = {
-            "task0": "own",
-            "epochs": train.task0_epochs or train.epochs,
-            "task0_epochs": None,
-            "lr": task_lr(train, 0),
-            "lr_scale": 1.0,
-            "lr_scale_variant": "plain",
-        }
-        changes = {
-            "method": MethodConfig(name="seq"),
-            "train": train.model_copy(update=own),
-            "data": config.data.model_copy(update={"evaluate": "val"}),
-            "benchmark": config.benchmark_name,
-            "log": LogConfig(),
-        }
-        return Experiment(config.model_copy(update=changes), f"task 0 seed {config.seed}", task0_only=True)
+        return Experiment(task0_config(self.config), f"task 0 seed {self.config.seed}", task0_only=True)
 
     @property
     def task0_weights(self) -> Path | None:
         """Where the model it starts from is, or will be."""
         return None if self.task0 is None else RunDirectory(self.task0.path).weights_path(0)
-
-
-def resolve(config: RunConfig) -> RunConfig:
-    """Decide what a configuration leaves to the machine and the method: threads, precision, how task 0 is made.
-
-    Sums depend on the number of threads in their last digits, so it must not depend on what else is running: models
-    called ``..._nano`` get one, in which they are fastest, others all that torch has here.
-    """
-    train = config.train
-    threads = train.threads or (1 if config.model.name.endswith("_nano") else torch.get_num_threads())
-    task0 = train.task0
-    if task0 == "train":
-        task0 = "plain" if _starts_anywhere(config.method) else "own"
-    changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
-    return config.model_copy(update={"train": train.model_copy(update=changes)})
-
-
-def _starts_anywhere(method: MethodConfig) -> bool:
-    """Whether a method can start from a task-0 model that was trained by cross-entropy alone."""
-    if any(component.own_first_task for component in parse_name(method.name).classes):
-        return False
-    plain = method_options(method.name, method.options).get("seq")
-    return getattr(plain, "mask", "current") != "full"  # the logits of later classes, in task 0 too
 
 
 def make_plan(configs: Iterable[RunConfig]) -> list[Experiment]:

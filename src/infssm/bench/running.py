@@ -155,6 +155,7 @@ def _train(
         config,
         fabric.device,
         stream=stream,
+        task=0 if saved is None else Position(**saved["position"]).known_task,
         weights=saved is None,
         task0=None if first is None else first.weights_path(0),
     )

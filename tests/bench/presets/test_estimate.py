@@ -1,5 +1,7 @@
 """What a run would cost."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from infssm.bench.presets import estimate
 from infssm.bench.presets import estimates as _estimate
 from infssm.learner.config.load import load_config
 from infssm.learner.setup import build
+from tests.learner import sequences
 
 CONFIG = {
     "data": {"name": "digits", "num_tasks": 2, "train_per_class": 8, "test_per_class": 4},
@@ -66,3 +69,10 @@ def test_memory_of_the_heads_statistics_is_stated(head: str, options: dict[str, 
     assert ("class statistics" in str(found)) == (found.statistics > 0)
     assert f"that {head} keeps" in str(found) or not found.statistics
     assert plain.statistics == 0
+
+
+def test_what_self_replay_generates_is_stated(tmp_path: Path) -> None:
+    options = {"sequences": 6, "replay_batch": 2, "length": 8}
+    found = estimate(sequences.config(f"text:{sequences.text_folder(tmp_path)}", tmp_path, "self-replay", options))
+    assert found.generated[0] == 4 * 6 * 8
+    assert "192 bytes of sequences that the old model generates for each later task" in str(found)

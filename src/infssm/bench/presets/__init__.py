@@ -14,8 +14,7 @@ from infssm.bench.presets.load import (
 )
 from infssm.bench.presets.paper import Cell, Measured, compare_with_paper, paper_cells
 from infssm.bench.presets.paper_tables import PAPER_FORMATS, coverage, render_paper
-from infssm.bench.presets.plan import describe, plan
-from infssm.bench.presets.single import run
+from infssm.bench.presets.plan import describe, plan, run
 
 __all__ = [
     "PAPER_FORMATS",

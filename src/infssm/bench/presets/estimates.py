@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from infssm._memory import memory_here
+from infssm._memory import describe_bytes, memory_here
 from infssm._modality import IMAGES, Modality
+from infssm._timing import measure, num_threads
 from infssm.bench.presets.fast import shorter_measurements
 from infssm.data import Batch, Task
 from infssm.learner.config.fields import RunConfig
@@ -21,6 +22,7 @@ from infssm.learner.config.load import load_config, merge, to_dict
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups
 from infssm.learner.setup import Setup, build
 from infssm.methods import train_step
+from infssm.methods.regularizers.self_replay import SelfReplay
 
 _IMAGES = 4
 """Images of the first step, whose time decides how many the timed ones can have."""
@@ -34,7 +36,8 @@ class Estimate:
 
     tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimizer,
     activations of a step and the head's statistics. seconds: training and evaluation. head: name of the head that keeps
-    ``statistics`` bytes from task to task, in checkpoints too. modality: of the samples.
+    ``statistics`` bytes from task to task, in checkpoints too. modality: of the samples. generated: bytes of sequences
+    that the old model generates for each later task, and the seconds that takes, which are among ``seconds``.
     """
 
     tasks: tuple[tuple[int, int, int, int, int], ...]
@@ -44,6 +47,7 @@ class Estimate:
     head: str
     statistics: int
     modality: Modality = IMAGES
+    generated: tuple[int, float] = (0, 0.0)
 
     def fits(self, at_once: int = 1) -> bool:
         """Whether this machine has the memory for so many runs at once, as far as the system tells."""
@@ -53,7 +57,9 @@ class Estimate:
     @property
     def duration(self) -> str:
         """The seconds in words."""
-        return _duration(self.seconds)
+        if self.seconds < 120:
+            return f"{self.seconds:.0f} s"
+        return f"{self.seconds / 60:.0f} min" if self.seconds < 7200 else f"{self.seconds / 3600:.1f} h"
 
     @property
     def steps(self) -> int:
@@ -62,14 +68,20 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [
-            f"task {index}: {classes} classes, {train:,} / {val:,} / {test:,} {self.modality.word} to train / validate "
-            f"/ test, {steps:,} steps"
-            for index, (classes, train, val, test, steps) in enumerate(self.tasks)
+            f"task {number}: {classes} classes, {train:,} / {val:,} / {test:,} {self.modality.word} to train / "
+            f"validate / test, {steps:,} steps"
+            for number, (classes, train, val, test, steps) in enumerate(self.tasks, start=1)
         ]
         lines.append(f"{self.parameters:,} parameters, {self.steps:,} steps")
-        lines.append(f"about {self.memory / 2**30:.2f} GiB of memory, {_duration(self.seconds)} on this CPU")
+        lines.append(f"about {self.memory / 2**30:.2f} GiB of memory, {self.duration} on this CPU")
         if self.statistics:
-            lines.append(f"of it {_size(self.statistics)} of class statistics that {self.head} keeps, no images")
+            kept = describe_bytes(self.statistics)
+            lines.append(f"of it {kept} of class statistics that {self.head} keeps, no images")
+        if self.generated[0]:
+            size = describe_bytes(self.generated[0])
+            lines.append(
+                f"{size} of sequences that the old model generates for each later task, in {self.generated[1]:.1f} s"
+            )
         if (there := memory_here()) and self.memory > there:
             lines.append(f"this machine has {there / 2**30:.2f} GiB: lower train.batch_size, or the run may be killed")
         return "\n".join(lines)
@@ -77,87 +89,91 @@ class Estimate:
 
 def estimate(config: RunConfig) -> Estimate:
     """Load the data, build model and method, time a few steps of the first and of a later task."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.train.threads or before)
-    try:
-        return _measure(config)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _measure(config: RunConfig) -> Estimate:
-    shorter = merge(to_dict(config), {"method": shorter_measurements(config)})
+    values = merge(to_dict(config), {"method": shorter_measurements(config)})
     if config.train.task0 == "plain":  # a shared model has to be trained too, at least once
-        shorter["train"]["task0"] = "own"
-    setup = build(load_config(shorter), torch.device("cpu"))
-    stream, train = setup.stream, config.train
+        values["train"]["task0"] = "own"
+    with num_threads(config.train.threads):
+        return _measure(build(load_config(values), torch.device("cpu")))
+
+
+def _measure(setup: Setup) -> Estimate:
+    train, method, stream = setup.config.train, setup.method, setup.stream
     tasks = [setup.task(index) for index in range(stream.num_tasks)]
-    steps = [setup.epochs(task.index) * _steps(setup, task) for task in tasks]
-    parameters = sum(p.numel() for p in setup.method.module.parameters())
-    first, activations = _time_task(setup, tasks[0])
-    later, more = _time_task(setup, tasks[1], after=tasks[0]) if len(tasks) > 1 else (first, activations)
-    evaluation = _evaluated(setup, tasks) * _time_forward(setup, tasks[0])
+    batches = [len(setup.train_loader(task, 0)) for task in tasks]
+    steps = [setup.epochs(t.index) * min(n, train.limit_batches or n) for t, n in zip(tasks, batches, strict=True)]
+    parameters = sum(p.numel() for p in method.module.parameters())
+
+    first, activations = _time_step(setup, tasks[0])
+    later = first
+    if len(tasks) > 1:
+        method.end_task(tasks[0], [_few(setup, tasks[0])])
+        later, more = _time_step(setup, tasks[1])
+        activations = max(activations, more)
+    generated = (0, 0.0)  # by the old model, for each later task
+    for component in method.regularizers:
+        if isinstance(component, SelfReplay) and component.sequences is not None:
+            generated = (_bytes(component.sequences), measure(component.generate, 1, warmup=0)[0])
     training = train.batch_size * (steps[0] * first + sum(steps[1:]) * later)
-    statistics, first = _kept(setup, tasks[-1])
-    copies = 4 + setup.method.needs_states  # weights, gradients, two moments of AdamW, the old model
+
+    batch, module = _few(setup, tasks[0], 16), method.module.eval()
+    x = batch.inputs
+    with torch.no_grad():
+        seconds = measure(lambda: module(**x) if isinstance(x, Mapping) else module(x), 2)
+
+    def evaluated(part: Any) -> int:
+        most = train.limit_batches and train.limit_batches * (train.eval_batch_size or 2 * train.batch_size)
+        return min(len(part), most or len(part))
+
+    tests = [evaluated(stream[task.index].test) for task in tasks]
+    images = sum(setup.epochs(t.index) * evaluated(t.val) + sum(tests[: t.index + 1]) for t in tasks)
+
+    kept = {}  # by the head, after the last task
+    if method.head.fitted:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a task of a few steps is too short to measure in
+            method.end_task(tasks[-1], [_few(setup, tasks[-1])])
+        kept = method.head.state_dict()
+    first_model = _bytes(kept.pop("first", None))
+    copies = 4 + method.needs_states  # weights, gradients, two moments of AdamW, the old model
+    memory = 4 * copies * parameters + int(activations * train.batch_size) + _bytes(kept) + first_model
     return Estimate(
         tuple((len(t.classes), len(t.train), len(t.val), len(t.test), n) for t, n in zip(tasks, steps, strict=True)),
         parameters,
-        4 * copies * parameters + int(max(activations, more) * train.batch_size) + statistics + first,
-        training + evaluation,
-        setup.method.head.name,
-        statistics,
+        memory,
+        training + images * statistics.mean(seconds) / len(batch) + (len(tasks) - 1) * generated[1],
+        method.head.name,
+        _bytes(kept),
         stream.facts.modality,
+        generated,
     )
 
 
-def _kept(setup: Setup, task: Task) -> tuple[int, int]:
-    """Bytes that the head keeps once it was fitted, of statistics (as many after every task) and of the first model."""
-    head = setup.method.head
-    if not head.fitted:
-        return 0, 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that a task of a few steps is too short to measure in
-        setup.method.end_task(task, [_few(setup, task)])
-    state = head.state_dict()
-    first = _bytes(state.pop("first", None))
-    return _bytes(state), first
-
-
-def _bytes(state: Any) -> int:
-    if isinstance(state, Tensor):
-        return state.numel() * state.element_size()
-    return sum(map(_bytes, state.values())) if isinstance(state, Mapping) else 0
-
-
-def _steps(setup: Setup, task: Task) -> int:
-    """Steps of an epoch."""
-    count = len(setup.train_loader(task, 0))
-    return min(count, setup.config.train.limit_batches or count)
-
-
-def _time_task(setup: Setup, task: Task, *, after: Task | None = None) -> tuple[float, float]:
+def _time_step(setup: Setup, task: Task) -> tuple[float, float]:
     """Seconds and bytes of activations per image of a training step."""
     method = setup.method
     batch = _few(setup, task)
     method.module.train()
-    if after is not None:
-        method.end_task(after, [_few(setup, after)])
     method.begin_task(task, [batch])
     method.begin_epoch(0, 1)
     optimizer = build_optimizer(method.param_groups(decay_groups(method.module, 0.0)))
+    owned = {p.untyped_storage().data_ptr() for p in method.module.parameters()}
     counted: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        """Add up the storages that autograd keeps, but those of parameters."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            counted[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
     def step(batch: Batch) -> None:
         train_step(lambda: method.loss(batch), optimizer, after_update=method.after_step)
 
-    with saved_tensors_hooks(_counting(counted, setup), lambda x: x):
+    with saved_tensors_hooks(count, lambda x: x):
         step(batch)
-    start = time.perf_counter()
-    step(batch)
-    more = int(len(batch) * _PATIENCE / (time.perf_counter() - start))
-    timed = _few(setup, task, max(_IMAGES, more // 2 * 2))
-    return _seconds(lambda: step(timed)) / len(timed), sum(counted.values()) / len(batch)
+    [seconds] = measure(lambda: step(batch), 1, warmup=0)
+    timed = _few(setup, task, max(_IMAGES, int(len(batch) * _PATIENCE / seconds) // 2 * 2))
+    return statistics.mean(measure(lambda: step(timed), 2)) / len(timed), sum(counted.values()) / len(batch)
 
 
 def _few(setup: Setup, task: Task, count: int = _IMAGES) -> Batch:
@@ -167,52 +183,7 @@ def _few(setup: Setup, task: Task, count: int = _IMAGES) -> Batch:
     return Batch(*(None if part is None else part[:count] for part in parts))  # type: ignore[arg-type]
 
 
-def _counting(counted: dict[int, int], setup: Setup) -> Callable[[Tensor], Tensor]:
-    """A hook that adds up the storages autograd keeps, but those of parameters."""
-    owned = {p.untyped_storage().data_ptr() for p in setup.method.module.parameters()}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
-            counted[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    return pack
-
-
-def _time_forward(setup: Setup, task: Task) -> float:
-    """Seconds per image of an evaluation."""
-    batch = _few(setup, task, 16)
-    x, module = batch.inputs, setup.method.module.eval()
-    with torch.no_grad():
-        return _seconds(lambda: module(**x) if isinstance(x, Mapping) else module(x)) / len(batch)
-
-
-def _evaluated(setup: Setup, tasks: list[Task]) -> int:
-    """Images evaluated: validation after each epoch, all seen test sets after each task."""
-    limit = setup.config.train.limit_batches
-    most = None if limit is None else limit * (setup.config.train.eval_batch_size or 2 * setup.config.train.batch_size)
-
-    def size(part: Any) -> int:
-        return len(part) if most is None else min(len(part), most)
-
-    tests = [size(setup.stream[j].test) for j in range(len(tasks))]
-    return sum(setup.epochs(t.index) * size(t.val) + sum(tests[: t.index + 1]) for t in tasks)
-
-
-def _seconds(call: Callable[[], object], times: int = 2) -> float:
-    call()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - start) / times
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**10:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _bytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    return sum(map(_bytes, state.values())) if isinstance(state, Mapping) else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -87,32 +87,25 @@ def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
     """The paper's tables with what the runs measured; cells without a run have ``measured=None``.
 
     A run belongs to a preset of its benchmark with the same method and method options. Runs that changed other
-    settings are shown where no faithful ones are, with the differences.
+    settings are shown where no faithful ones are, with the differences from the closer variant of the preset.
     """
     found: dict[str, dict[tuple[str, ...], dict[int, RunDirectory]]] = {}
+    presets = list_presets()
     for run in runs:
         config = load_config(run.config())
-        for name, differing in _presets_of(config):
-            found.setdefault(name, {}).setdefault(differing, {}).setdefault(config.seed, run)  # a seed counts once
-    measured = {name: _best(groups) for name, groups in found.items()}
-    return [Cell(**{**vars(cell), "measured": measured.get(cell.preset)}) for cell in paper_cells()]
-
-
-def _best(groups: Mapping[tuple[str, ...], Mapping[int, RunDirectory]]) -> Measured:
-    """Of the runs of one preset, those closest to it."""
-    differing = min(groups, key=lambda d: (len(d), -len(groups[d])))
-    members = dict(sorted(groups[differing].items()))
-    return Measured(tuple(members), summarize([run.matrix() for run in members.values()]), differing)
-
-
-def _presets_of(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
-    """Presets a run belongs to, with the settings in which it differs from the closer variant."""
-    found = []
-    for name in _by_benchmark().get(config.benchmark_name, ()):
-        close = [d for variant in VARIANTS if (d := _differences(config, name, variant)) is not None]
-        if close:
-            found.append((name, min(close, key=len)))
-    return found
+        for name in presets:
+            if name.rpartition("/")[0] == config.benchmark_name:
+                close = [d for variant in VARIANTS if (d := _differences(config, name, variant)) is not None]
+                if close:  # a seed counts once
+                    groups = found.setdefault(name, {})
+                    groups.setdefault(min(close, key=len), {}).setdefault(config.seed, run)
+    measured = {}
+    for name, groups in found.items():
+        differing = min(groups, key=lambda d, groups=groups: (len(d), -len(groups[d])))  # type: ignore[misc]
+        members = dict(sorted(groups[differing].items()))
+        measures = summarize([run.matrix() for run in members.values()])
+        measured[name] = Measured(tuple(members), measures, differing)
+    return [replace(cell, measured=measured.get(cell.preset)) for cell in paper_cells()]
 
 
 def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] | None:
@@ -136,14 +129,6 @@ def _options(config: RunConfig) -> dict[str, Any] | None:
 @cache
 def _resolved(name: str, variant: str) -> RunConfig:
     return load_config(load_preset(name, variant).values)
-
-
-@cache
-def _by_benchmark() -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = {}
-    for name in list_presets():
-        grouped.setdefault(name.rpartition("/")[0], []).append(name)
-    return grouped
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from infssm.bench.presets.paper import TABLES, Cell
-from infssm.bench.reports import page
-from infssm.bench.reports.escaping import latex, markdown
+from infssm.bench.reports.page import render
+from infssm.bench.reports.text import latex_table, markdown_table
 
 _MEASURES = {"AA": "aa", "AIA": "aia", "FM": "fm"}
 _MISSING = "missing"
@@ -25,8 +25,7 @@ def render_paper(cells: Sequence[Cell], form: str) -> str:
 def _markdown(cells: Sequence[Cell]) -> str:
     parts = ["# Beside the paper", coverage(cells), _NOTE]
     for title, mine in _tables(cells):
-        lines = [f"## {title}", "", _pipe(_HEADER), _pipe(["---"] * 3 + ["---:"] * (len(_HEADER) - 3))]
-        parts.append("\n".join(lines + [_pipe(_row(cell)) for cell in mine]))
+        parts += [f"## {title}", markdown_table(_HEADER, [_row(cell) for cell in mine], names=3)]
         if commands := _commands(mine):
             parts.append("\n".join(["To fill the missing cells:", "", "```bash", *commands, "```"]))
         if notes := _differing(mine):
@@ -37,10 +36,9 @@ def _markdown(cells: Sequence[Cell]) -> str:
 def _latex(cells: Sequence[Cell]) -> str:
     blocks = [f"% {coverage(cells)}"]
     for title, mine in _tables(cells):
-        lines = [f"% {title}", rf"\begin{{tabular}}{{lrl{'r' * (len(_HEADER) - 3)}}}", r"\toprule"]
-        lines += [_line(_HEADER), r"\midrule", *(_line(_row(cell)) for cell in mine), r"\bottomrule", r"\end{tabular}"]
-        lines += [f"% missing: {command}" for command in _commands(mine)]
-        blocks.append("\n".join([*lines, *(f"% {note}" for note in _differing(mine))]))
+        table = latex_table(_HEADER, [_row(cell) for cell in mine], align="lrl" + "r" * (len(_HEADER) - 3))
+        comments = [*(f"% missing: {c}" for c in _commands(mine)), *(f"% {note}" for note in _differing(mine))]
+        blocks.append("\n".join([f"% {title}", table, *comments]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -48,11 +46,11 @@ def _html(cells: Sequence[Cell]) -> str:
     parts = []
     for title, mine in _tables(cells):
         rows = [[", ".join(row[:3]), *row[3:]] for row in map(_row, mine)]
-        table = page.table([", ".join(_HEADER[:3]), *_HEADER[3:]], rows)
         commands = {row[0]: cell.command for cell, row in zip(mine, rows, strict=True) if cell.measured is None}
-        parts.append(page.wide(page.card(title, table, " ".join([_NOTE, *_differing(mine)]))))
-        parts.append(page.wide(page.settings(f"{title}: commands that fill the missing rows", commands)))
-    return page.page("Beside the paper", coverage(cells), parts)
+        note = " ".join([_NOTE, *_differing(mine)])
+        parts.append({"title": title, "rows": rows, "note": note, "commands": commands})
+    header = [", ".join(_HEADER[:3]), *_HEADER[3:]]
+    return render("paper.html", title="Beside the paper", subtitle=coverage(cells), header=header, parts=parts)
 
 
 PAPER_FORMATS: dict[str, Callable[[Sequence[Cell]], str]] = {"md": _markdown, "tex": _latex, "html": _html}
@@ -101,11 +99,3 @@ def _differing(cells: Sequence[Cell]) -> list[str]:
         if cell.measured and cell.measured.differences
     ]
     return list(dict.fromkeys(lines))
-
-
-def _pipe(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(markdown, cells))} |"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return " & ".join(map(latex, cells)) + r" \\"

@@ -1,30 +1,69 @@
-"""What a command would run."""
+"""From a preset, a file and a command line to the experiments they ask for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from infssm._modality import modality_named
+from infssm.bench import running
 from infssm.bench.experiment import Experiment, make_plan
 from infssm.bench.presets.fast import FAST
-from infssm.bench.presets.load import main_job
-from infssm.bench.running import run_path
-from infssm.data import TaskStream
+from infssm.bench.presets.load import MAIN_JOB, load_preset, main_job
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.fitting import fitted
 from infssm.learner.config.grid import expand_overrides
 from infssm.learner.config.load import load_config, merge, parse_overrides
+from infssm.learner.result import Result
 from infssm.learner.setup import build, check_config
 from infssm.methods import check_suits
 from infssm.models import kinds_of_model
 from infssm.models.hub import HubModel, is_hub
+
+
+def run(
+    what: str | Mapping[str, Any],
+    *,
+    data_root: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    variant: str = "paper",
+    overrides: Iterable[str] = (),
+) -> Result:
+    """Train one method on one stream of tasks and return its result (``.aa``, ``.aia``, ``.fm``, ``.matrix``).
+
+    what: the name of a preset (``"cifar100/5-task/inf-ssm"``), the path of a YAML config, or a nested mapping.
+    data_root: folder that holds the data (default ``$INFSSM_DATA``, else ``~/.cache/infssm/data``).
+    out: folder for run directories (default ``"runs"``). seed: default 0. Where given, ``out``, ``seed`` and
+    ``data_root`` take precedence over the mapping, the file and the overrides.
+    variant: ``"paper"`` or ``"authors-code"``, for presets. overrides: ``"train.epochs=10"`` and the like.
+    A run that was interrupted continues where it stopped.
+    """
+    source: Mapping[str, Any] | Path
+    if isinstance(what, Mapping):
+        source = what
+    else:
+        source = Path(what) if what.endswith((".yaml", ".yml")) else load_preset(what, variant).values
+    plans = plan(
+        source,
+        tuple(overrides),
+        seeds=None if seed is None else [seed],
+        data_root=None if data_root is None else os.fspath(data_root),
+        out=None if out is None else os.fspath(out),
+    )
+    if len(plans) > 1:
+        raise ConfigError(
+            f"{what!r} with lists of values makes {len(plans)} runs, and this carries out one: use "
+            "infssm.bench.presets.plan and an executor of infssm.bench.executors"
+        )
+    return running.run(plans[0])
 
 
 def plan(
@@ -43,56 +82,31 @@ def plan(
     or those of the benchmark ``job``. Data without a model get one that fits (see
     :func:`~infssm.learner.config.fitting.fitted`).
     """
-    options: dict[str, Any] = {}
-    if out is not None:
-        options["out"] = out
+    options: dict[str, Any] = {} if out is None else {"out": out}
     if data_root is not None:
         options["data"] = {"root": data_root}
     if fast_dev_run:
         options["train"] = FAST
-    fits = _remembering(partial(fitted, data_root=data_root))
+    file = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
+    fits: dict[str, dict[str, Any]] = {}  # data are looked at once, not again for each seed
     configs = []
     for seed in [None] if seeds is None else seeds:
         for chosen in expand_overrides(overrides):
             command = merge(parse_overrides(chosen), options if seed is None else {**options, "seed": seed})
-            configs += _configs(source, command, fits, job)
+            preset, methods = ({}, ()) if source is not None else main_job(command, job or MAIN_JOB)
+            given = merge(file, command)
+            load_config(given)  # what is wrong in it is told before data are looked at
+            if job is None:
+                key = json.dumps([given.get("data"), given.get("model")], sort_keys=True)
+                if key not in fits:
+                    fits[key] = fitted(given, data_root=data_root)
+                preset = merge(preset, fits[key])
+            asked = [{"method": m} for m in methods if "method" not in command and _suits(m["name"], preset)]
+            for method in asked or [{}]:
+                # The one order of sources: defaults, preset, file, command line. `resolve` adds the machine's part.
+                configs.append(load_config(reduce(merge, (preset, method, file, command))))
+                check_config(configs[-1])
     return make_plan(configs)
-
-
-def _remembering(fits: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Data are looked at once, not again for each seed."""
-    known: dict[str, dict[str, Any]] = {}
-
-    def remembered(given: Mapping[str, Any]) -> dict[str, Any]:
-        key = json.dumps([given.get("data"), given.get("model")], sort_keys=True)
-        if key not in known:
-            known[key] = fits(given)
-        return known[key]
-
-    return remembered
-
-
-def _configs(
-    source: Mapping[str, Any] | Path | None,
-    command: Mapping[str, Any],
-    fits: Callable[[Mapping[str, Any]], dict[str, Any]],
-    job: str | None,
-) -> list[RunConfig]:
-    """The configuration of one choice, or one for each of the main job's methods.
-
-    Later layers go before earlier ones: the preset (of a job, or what fits the data), the file, the command line.
-    """
-    preset, methods = ({}, ()) if source is not None else main_job(command) if job is None else main_job(command, job)
-    file = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
-    load_config(merge(file, command))  # what is wrong in it is told before data are looked at
-    if job is None:
-        preset = merge(preset, fits(merge(file, command)))
-    chosen = [{"method": method} for method in methods if "method" not in command and _suits(method["name"], preset)]
-    configs = []
-    for method in chosen or [{}]:
-        configs.append(load_config(reduce(merge, (preset, method, file, command))))
-        check_config(configs[-1])
-    return configs
 
 
 def _suits(method: str, base: Mapping[str, Any]) -> bool:
@@ -110,26 +124,19 @@ def _suits(method: str, base: Mapping[str, Any]) -> bool:
 def describe(config: RunConfig) -> str:
     """One line on a run after loading its data and building its model: it would really start."""
     setup = build(config, torch.device("cpu"))
-    sizes = {part: sum(len(getattr(task, part)) for task in setup.stream) for part in ("train", "val", "test")}
+    stream = setup.stream
+    samples = [sum(len(getattr(task, part)) for task in stream) for part in ("train", "val", "test")]
     parameters = sum(p.numel() for p in setup.method.module.parameters())
-    epochs = [setup.epochs(t) for t in range(setup.stream.num_tasks)]
+    epochs = [setup.epochs(t) for t in range(stream.num_tasks)]
     if config.train.task0 == "plain":
         epochs[0] = config.train.task0_epochs or config.train.epochs
-    return (
-        f"{config.method.name} on {config.data.name}: {setup.stream.num_tasks} tasks {_of(setup.stream)}, "
-        f"{sizes['train']:,} / {sizes['val']:,} / {sizes['test']:,} {setup.stream.facts.modality.word}, "
-        f"{config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
-        f"seed {config.seed} -> {run_path(config)}"
-    )
-
-
-def _of(stream: TaskStream) -> str:
-    """What the tasks are of."""
+    sizes = stream.task_sizes
+    tasks = f"of {sizes[0] if len(set(sizes)) == 1 else ', '.join(map(str, sizes))} classes"
     if stream.domains:
-        return f"in new domains ({', '.join(stream.domains)})"
-    return f"of {_shares(stream.task_sizes)} classes"
-
-
-def _shares(sizes: Sequence[int]) -> str:
-    """``10`` where all tasks have as many, else ``50, 10, 10``."""
-    return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
+        tasks = f"in new domains ({', '.join(stream.domains)})"
+    return (
+        f"{config.method.name} on {config.data.name}: {stream.num_tasks} tasks {tasks}, "
+        f"{' / '.join(f'{count:,}' for count in samples)} {stream.facts.modality.word}, "
+        f"{config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
+        f"seed {config.seed} -> {running.run_path(config)}"
+    )
