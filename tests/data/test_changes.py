@@ -57,7 +57,7 @@ def test_contents_of_files_count(tmp_path, suffix, monkeypatch):
     )
     read = []
     digest = Files._digest
-    monkeypatch.setattr(Files, "_digest", lambda self, index: read.append(self.paths[index]) or digest(self, index))
+    monkeypatch.setattr(Files, "_digest", lambda self, path: read.append(path) or digest(self, path))
     changed = load_dataset(str(tmp_path))
     with pytest.raises(DataError, match=expected):
         split.verify(changed)

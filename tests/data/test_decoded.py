@@ -85,7 +85,7 @@ def test_processes_start_where_they_pay(tmp_path, cache, monkeypatch):
     for file in cache.iterdir():
         file.unlink()
     dataset.images._stores.clear()
-    monkeypatch.setattr(loader, "_WORTH", 4)
+    monkeypatch.setattr(loader, "_MIN_FOR_WORKERS", 4)
     many, decoded_ones = epoch(), epoch()
     assert started == [0, 2, 0], "none for few images, then two, then none because all are decoded"
     for other in (many, decoded_ones):

@@ -252,14 +252,14 @@ def test_fetch_into_a_file(pets, tmp_path):
 
 def test_check_counts_and_finds_unreadable_files(tmp_path):
     write_synthetic("imagenet-r", tmp_path, per_class=2, size=16)
-    bad = tmp_path / "imagenet-r" / "n00000003" / "image001.jpg"
+    bad = tmp_path / "imagenet-r" / "004.class" / "image001.jpg"
     bad.write_bytes(bad.read_bytes()[:-200])
     steps = []
     report = check("imagenet-r", tmp_path, progress=lambda *s: steps.append(s))
     assert (report.classes, report.images, report.ok) == (200, 400, False)
-    assert [path for path, _ in report.unreadable] == ["n00000003/image001.jpg"]
+    assert [path for path, _ in report.unreadable] == ["004.class/image001.jpg"]
     assert report.problems[0] == "400 images, expected 30000"
-    assert report.problems[1].startswith("1 files cannot be read, first n00000003/image001.jpg")
+    assert report.problems[1].startswith("1 files cannot be read, first 004.class/image001.jpg")
     assert steps[-1] == (400, 400)
 
 

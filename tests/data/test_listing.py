@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from infssm.data import FileImages, find_unreadable, load_dataset
-from infssm.data.division import divide_classes
 from infssm.data.images import to_rgb
 from infssm.data.npz import read_npz
+from infssm.data.stream import divide_classes
 from infssm.errors import ConfigError, DataError
 from tests.data.test_unreadable import make_folder
 

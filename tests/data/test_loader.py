@@ -18,8 +18,8 @@ from infssm.data import (
     make_recipe,
     make_split,
 )
-from infssm.data._order import eval_slots, train_slots
 from infssm.data.images import FileImages
+from infssm.data.loader import eval_slots, train_slots
 from infssm.errors import ConfigError, DataError
 from tests.compare import assert_rounding, identical
 

@@ -23,7 +23,7 @@ from infssm.data import (
     make_sequence_loader,
     make_split,
 )
-from infssm.data.sequence_loader import bucketed_order
+from infssm.data.loader import bucketed_order
 from infssm.errors import ConfigError, DataError
 from tests.compare import identical
 

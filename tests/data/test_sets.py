@@ -113,10 +113,10 @@ def test_folder_data_sets(tmp_path):
     renditions, caltech = load_dataset("imagenet-r", tmp_path), load_dataset("caltech256", tmp_path)
     assert (renditions.num_classes, len(renditions), renditions.num_test) == (200, 200, 0)
     assert caltech.num_classes == 250
-    assert caltech.classes[-1] == "250.thing"
+    assert caltech.classes[-1] == "250.class"
     assert len(caltech) == 250
-    (tmp_path / "imagenet-r" / "n00000000" / "image000.jpg").unlink()
-    (tmp_path / "imagenet-r" / "n00000000").rmdir()
+    (tmp_path / "imagenet-r" / "001.class" / "image000.jpg").unlink()
+    (tmp_path / "imagenet-r" / "001.class").rmdir()
     with pytest.raises(DataError, match=r"199 class folders .* expected 200"):
         load_dataset("imagenet-r", tmp_path)
 
@@ -202,7 +202,7 @@ def test_own_npz(tmp_path):
     assert dataset.images.pixels.shape == (8, 3, 4, 4)
     assert load_dataset("pets", tmp_path).fingerprint == dataset.fingerprint
     grey = npz(tmp_path / "grey.npz", x_train=np.zeros((6, 4, 4), np.uint8), x_test=np.zeros((2, 4, 4), np.uint8))
-    assert load_dataset(str(grey)).images.channels == 1
+    assert load_dataset(str(grey)).facts.channels == 1
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,11 @@ def test_changed_or_foreign_files_are_refused(tmp_path):
 
 def test_verify_notices_other_data():
     split = make_split(fake(300, 3))
-    with pytest.raises(DataError, match="the classes are others"):
+    with pytest.raises(DataError, match="its classes are different"):
         split.verify(fake(300, 4))
-    with pytest.raises(DataError, match=r"changed since .* samples, labels or their order are others; .*--overwrite"):
+    with pytest.raises(
+        DataError, match=r"changed since .* its samples, labels or their order are different; .*--overwrite"
+    ):
         split.verify(fake(301, 3))
     with pytest.raises(DataError, match="the run was started with"):
         split.verify(fake(300, 3), expected_hash="0" * 64)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infssm.data import TaskStream, make_split
-from infssm.data.division import divide_classes
+from infssm.data.stream import divide_classes
 from infssm.errors import ConfigError, DataError
 
 from .helpers import fake, fake_stream

@@ -8,7 +8,7 @@ from infssm.data.facts import ImageFacts, SequenceFacts, StreamFacts
 from infssm.data.fetching import CheckReport, check, fetch
 from infssm.data.files import data_root
 from infssm.data.images import ArrayImages, FileImages
-from infssm.data.loader import ImageLoader, make_loader
+from infssm.data.loader import ImageLoader, SequenceLoader, make_loader, make_sequence_loader
 from infssm.data.recipes import (
     LightRecipe,
     Mixing,
@@ -22,7 +22,6 @@ from infssm.data.recipes import (
     strong_recipe,
 )
 from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
-from infssm.data.sequence_loader import SequenceLoader, make_sequence_loader
 from infssm.data.sequences import ArraySequences, Sequences, SoundFiles, Tokens
 from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.spectra import Spectra, in_bands

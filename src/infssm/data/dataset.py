@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
-from infssm.data.files import Files, Progress
-from infssm.data.images import ArrayImages, Images
+from infssm.data.files import Files, Progress, shown
+from infssm.data.images import Images
 from infssm.data.sequences import Sequences
 from infssm.errors import ConfigError, DataError
 
@@ -71,23 +71,18 @@ class Dataset:
                 f"need 0 to {len(self.classes) - 1}"
             )
         object.__setattr__(self, "labels", labels.astype(np.int64))
-        self._require_every_class()
-        if self.domain_of is not None:
-            self._require_domains(np.asarray(self.domain_of))
-
-    def _require_every_class(self) -> None:
         for role, part in self.splits.items():
             counts = np.bincount(self.labels[part.start : part.stop], minlength=len(self.classes))
-            empty = [self.classes[label] for label in np.flatnonzero(counts == 0)]
-            if empty:
-                shown = ", ".join(empty[:5]) + (" and more" if len(empty) > 5 else "")
-                raise DataError(f"{self.name}: {len(empty)} classes have no {role} images: {shown}")
-
-    def _require_domains(self, domain_of: Indices) -> None:
-        known = np.issubdtype(domain_of.dtype, np.integer) and domain_of.shape == self.labels.shape
-        if not known or domain_of.min() < 0 or domain_of.max() >= len(self.domains):
-            raise DataError(f"{self.name}: domain_of must hold a number of the {len(self.domains)} domains per sample")
-        object.__setattr__(self, "domain_of", domain_of.astype(np.int64))
+            if empty := [self.classes[label] for label in np.flatnonzero(counts == 0)]:
+                raise DataError(f"{self.name}: {len(empty)} classes have no {role} images: {shown(empty)}")
+        if self.domain_of is not None:
+            domain_of = np.asarray(self.domain_of)
+            known = np.issubdtype(domain_of.dtype, np.integer) and domain_of.shape == self.labels.shape
+            if not known or domain_of.min() < 0 or domain_of.max() >= len(self.domains):
+                raise DataError(
+                    f"{self.name}: domain_of must hold a number of the {len(self.domains)} domains per sample"
+                )
+            object.__setattr__(self, "domain_of", domain_of.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -126,15 +121,7 @@ class Dataset:
     @property
     def facts(self) -> ImageFacts | SequenceFacts:
         """What the samples are like."""
-        return self.samples.facts(self.name) if isinstance(self.samples, Sequences) else self.image_facts
-
-    @property
-    def image_facts(self) -> ImageFacts:
-        """What the samples are like, where they are images."""
-        if not isinstance(self.images, ArrayImages):
-            return ImageFacts(self.name, self.images.channels)
-        height, width = self.images.pixels.shape[-2:]
-        return ImageFacts(self.name, self.images.channels, int(height), int(width))
+        return self.samples.facts(self.name)
 
     @property
     def splits(self) -> dict[str, range]:
@@ -186,12 +173,13 @@ def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progres
             num_test=int((keep >= len(dataset) - dataset.num_test).sum()),
             domain_of=None if dataset.domain_of is None else dataset.domain_of[keep],
         )
-    shown = "\n".join(
-        f"  cannot read the {files.word} {files.root / files.paths[n]}: {reason}"
+    lines = [
+        f"\n  cannot read the {files.word} {files.root / files.paths[n]}: {reason}"
         for n, reason in list(bad.items())[:_SHOWN]
-    )
-    more = f"\n  and {len(bad) - _SHOWN} more: infssm data check {files.root} lists all" if len(bad) > _SHOWN else ""
+    ]
+    if len(bad) > _SHOWN:
+        lines.append(f"\n  and {len(bad) - _SHOWN} more: infssm data check {files.root} lists all")
     raise DataError(
-        f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read\n{shown}{more}\n"
+        f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read{''.join(lines)}\n"
         "replace or delete them, or go on without them: data.skip_unreadable=true"
     )

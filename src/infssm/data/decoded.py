@@ -31,7 +31,7 @@ class DecodedStore:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.size = size
-        self._bytes = 3 * size * size
+        self._bytes = 4 + 3 * size * size
         self._file: int | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -40,29 +40,23 @@ class DecodedStore:
     def get(self, index: int) -> Tensor | None:
         """Image ``index``, uint8 [3, size, size]; None where it is not there."""
         file = self._open()
-        if file is None:
-            return None
-        entry = os.pread(file, 4 + self._bytes, index * (4 + self._bytes))
-        if len(entry) < 4 + self._bytes or _checksum(entry[4:]) != entry[:4]:
+        entry = b"" if file is None else os.pread(file, self._bytes, index * self._bytes)
+        if len(entry) < self._bytes or _checksum(entry[4:]) != entry[:4]:
             return None
         return torch.frombuffer(bytearray(entry), dtype=torch.uint8, offset=4).view(3, self.size, self.size)
 
     def put(self, index: int, raw: Tensor) -> None:
         """Keep image ``index``, uint8 [3, size, size]."""
-        file = self._open()
-        if file is None:
-            return
-        content = np.ascontiguousarray(raw.numpy()).tobytes()
-        with contextlib.suppress(OSError):
-            os.pwrite(file, _checksum(content) + content, index * (4 + self._bytes))
+        file, content = self._open(), np.ascontiguousarray(raw.numpy()).tobytes()
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(file, _checksum(content) + content, index * self._bytes)
 
     def _open(self) -> int | None:
         if self._file is None:
-            try:
+            with contextlib.suppress(OSError):
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
                 os.utime(self._file)
-            except OSError:
-                return None
         return self._file
 
     def __del__(self) -> None:
@@ -73,28 +67,22 @@ class DecodedStore:
 def open_store(fingerprint: str, count: int, size: int) -> DecodedStore | None:
     """The store of ``count`` images with this fingerprint; None where it would be too large or cannot be written."""
     needed = count * (4 + 3 * size * size)
+    folder = cache_root() / "decoded"
+    path = folder / f"{fingerprint}-{size}-{_VERSION}.images"
     if needed > _LARGEST:
         return None
-    folder = cache_root() / "decoded"
-    store = folder / f"{fingerprint}-{size}-{_VERSION}.images"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not store.exists():
-            _make_room(folder, needed)
+        if not path.exists():  # remove stores, the one not used for longest first, until this one fits
+            found = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.images"))
+            used = sum(bytes_used for _, bytes_used, _ in found)
+            for _, bytes_used, file in found:
+                if used + needed > _ALTOGETHER:
+                    file.unlink(missing_ok=True)
+                    used -= bytes_used
     except OSError:
         return None
-    return DecodedStore(store, size)
-
-
-def _make_room(folder: Path, needed: int) -> None:
-    """Remove stores, the one not used for longest first, until another fits."""
-    found = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.images"))
-    used = sum(size for _, size, _ in found)
-    for _, size, file in found:
-        if used + needed <= _ALTOGETHER:
-            return
-        file.unlink(missing_ok=True)
-        used -= size
+    return DecodedStore(path, size)
 
 
 def _checksum(content: bytes) -> bytes:

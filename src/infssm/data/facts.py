@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from infssm._modality import Modality, modality_of
@@ -97,6 +97,23 @@ class StreamFacts:
     def seen(self, task: int) -> int:
         """Classes met up to a task."""
         return len(self.classes) if self.domains else sum(self.task_sizes[: task + 1])
+
+    def up_to(self, task: int) -> StreamFacts:
+        """The stream as it is known once ``task`` has arrived: its tasks up to this one, and their classes."""
+        domains, sizes = self.domains[: task + 1], self.task_sizes[: task + 1]
+        return replace(self, classes=self.classes[: self.seen(task)], task_sizes=sizes, domains=domains)
+
+    def without(self, label: int) -> StreamFacts:
+        """Without a class, and without its task where that brought no other class."""
+        sizes, end = list(self.task_sizes), 0
+        for task, size in enumerate(sizes):
+            end += size
+            if label < end:
+                sizes[task] -= 1
+                if not sizes[task]:
+                    del sizes[task]
+                break
+        return replace(self, classes=self.classes[:label] + self.classes[label + 1 :], task_sizes=tuple(sizes))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -11,9 +11,9 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from infssm._files import atomic_file
 from infssm.errors import DataError
@@ -22,7 +22,8 @@ Progress = Callable[[int, int], None]
 """Called with the number of files read so far and the number of files to read."""
 
 _VERSION = 2
-_CHUNK = 1 << 20
+_Known = tuple[int, int, str, bool]
+"""Size, time of change, digest and whether it could be read: known as long as size and time of a file do not change."""
 
 
 def data_root(root: str | Path | None = None) -> Path:
@@ -93,15 +94,6 @@ def shown(names: list[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + more
 
 
-class _Known(NamedTuple):
-    """What is remembered about a file for as long as its size and its time of change stay the same."""
-
-    size: int
-    changed: int
-    digest: str
-    readable: bool
-
-
 class Files(ABC):
     """Samples that are files below one folder.
 
@@ -125,15 +117,14 @@ class Files(ABC):
 
         Digests are kept in the cache folder, so a file is read again only after its size or time of change differs.
         """
-        known = self._recall()
-        marks = [self._mark(path) for path in self.paths]
-        new = [n for n, path in enumerate(self.paths) if known.get(path, _NOTHING)[:2] != marks[n]]
+        known, marks = self._recall(), self._marks()
+        new = [path for path in self.paths if known.get(path, ())[:2] != marks[path]]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing and reading release the interpreter's lock
-            digests = dict(zip(new, pool.map(self._digest, new), strict=True))
-        if digests:
-            known |= {self.paths[n]: _Known(*marks[n], digest, False) for n, digest in digests.items()}
+            digests = list(pool.map(self._digest, new))
+        if new:
+            known |= {path: (*marks[path], digest, False) for path, digest in zip(new, digests, strict=True)}
             self._remember(known)
-        return {path: known[path].digest for path in self.paths}
+        return {path: known[path][2] for path in self.paths}
 
     def fingerprint(self) -> str:
         """Digest of the paths and the contents of all files."""
@@ -144,9 +135,8 @@ class Files(ABC):
 
     def unreadable(self, progress: Progress | None = None) -> dict[int, str]:
         """Index and reason of every file that cannot be read; files known to be readable are not read again."""
-        contents, known = self.contents, self._recall()
-        marks = [self._mark(path) for path in self.paths]
-        expected = [_Known(*mark, contents[path], True) for path, mark in zip(self.paths, marks, strict=True)]
+        contents, known, marks = self.contents, self._recall(), self._marks()
+        expected: list[_Known] = [(*marks[path], contents[path], True) for path in self.paths]
         new = [n for n, path in enumerate(self.paths) if known.get(path) != expected[n]]
         bad: dict[int, str] = {}
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without holding the interpreter's lock
@@ -159,49 +149,46 @@ class Files(ABC):
             self._remember(known | {self.paths[n]: expected[n] for n in new if n not in bad})
         return bad
 
-    def _mark(self, path: str) -> tuple[int, int]:
-        try:
-            status = (self.root / path).stat()
-        except OSError:
-            return -1, -1
-        return status.st_size, status.st_mtime_ns
+    def _marks(self) -> dict[str, tuple[int, int]]:
+        """Size and time of change of every file."""
+        marks = dict.fromkeys(self.paths, (-1, -1))
+        for path in self.paths:
+            with suppress(OSError):
+                status = (self.root / path).stat()
+                marks[path] = status.st_size, status.st_mtime_ns
+        return marks
 
-    def _digest(self, index: int) -> str:
+    def _digest(self, path: str) -> str:
         digest = hashlib.sha256()
         try:
-            require_regular(self.root / self.paths[index])
-            with open(self.root / self.paths[index], "rb") as file:
-                while chunk := file.read(_CHUNK):
+            require_regular(self.root / path)
+            with open(self.root / path, "rb") as file:
+                while chunk := file.read(1 << 20):
                     digest.update(chunk)
         except OSError:
             return ""
         return digest.hexdigest()[:16]
 
-    def _store(self) -> Path:
+    @property
+    def _cache(self) -> Path:
         name = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:16]
         return cache_root() / "files" / f"{name}.json"
 
     def _recall(self) -> dict[str, _Known]:
         """What is stored; nothing where it is missing, damaged or of another version."""
         try:
-            stored = json.loads(self._store().read_text(encoding="utf-8"))
-            if stored["version"] != _VERSION:
-                return {}
+            stored = json.loads(self._cache.read_text(encoding="utf-8"))
+            files = stored["files"].items() if stored["version"] == _VERSION else ()
             return {
-                str(path): _Known(int(size), int(changed), str(digest), bool(readable))
-                for path, (size, changed, digest, readable) in stored["files"].items()
+                path: (int(size), int(changed), str(digest), bool(readable))
+                for path, (size, changed, digest, readable) in files
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
     def _remember(self, known: dict[str, _Known]) -> None:
         """Write the cache, completely or not at all; where it cannot be written, the files are read again next time."""
-        try:
-            self._store().parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(self._store()) as file:
+        with suppress(OSError):
+            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(self._cache) as file:
                 file.write(json.dumps({"version": _VERSION, "files": known}).encode())
-        except OSError:
-            return
-
-
-_NOTHING = _Known(-2, -2, "", False)

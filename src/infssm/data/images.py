@@ -15,6 +15,7 @@ from torch import Tensor
 
 from infssm._optional import require
 from infssm.data.decoded import DecodedStore, open_store
+from infssm.data.facts import ImageFacts
 from infssm.data.files import Files, require_regular
 from infssm.errors import ConfigError, DataError
 
@@ -25,16 +26,14 @@ if TYPE_CHECKING:
 HEIC = frozenset({".heic", ".heif"})
 """Endings of the images that need pillow-heif."""
 HEIC_INSTALL = "pip install pillow-heif"
+_UPRIGHT = (0, 3, 1, 5, 4, 6, 2)
+"""Pillow's transposition that makes each of the EXIF orientations 2 to 8 upright."""
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"}) | HEIC
 """Endings of the files that are read as images."""
 
 
 class Images(Protocol):
     """An indexed collection of images."""
-
-    @property
-    def channels(self) -> int:
-        """Colour channels of every image: 1 or 3."""
 
     def __len__(self) -> int: ...
 
@@ -43,6 +42,9 @@ class Images(Protocol):
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
         """Images as uint8 [n, channels, height, width], all of one size."""
+
+    def facts(self, name: str) -> ImageFacts:
+        """What a model must know of the images of the data set ``name``."""
 
     def fingerprint(self) -> str:
         """Digest that changes when images are added, removed, reordered or altered."""
@@ -71,11 +73,6 @@ class ArrayImages:
         planes = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
         return cls(torch.from_numpy(np.ascontiguousarray(planes)))
 
-    @property
-    def channels(self) -> int:
-        """Colour channels: 1 or 3."""
-        return int(self.pixels.shape[1])
-
     def __len__(self) -> int:
         return len(self.pixels)
 
@@ -86,6 +83,10 @@ class ArrayImages:
     def raw(self, indices: Sequence[int], size: int) -> Tensor:  # noqa: ARG002 - arrays keep the size they have
         """Images as uint8 [n, channels, height, width]; arrays keep the size they have."""
         return self.pixels[torch.as_tensor(indices)]
+
+    def facts(self, name: str) -> ImageFacts:
+        """See :class:`Images`."""
+        return ImageFacts(name, *map(int, self.pixels.shape[1:]))
 
     def fingerprint(self) -> str:
         """Digest of the shape and of all pixels."""
@@ -107,11 +108,6 @@ class FileImages(Files):
     paths: tuple[str, ...]
     _stores: dict[int, DecodedStore | None] = field(default_factory=dict, init=False, repr=False)
     word = "image"
-
-    @property
-    def channels(self) -> int:
-        """Files are read as RGB."""
-        return 3
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -161,25 +157,26 @@ class FileImages(Files):
         except ConfigError:
             raise
         except Exception as error:  # Pillow's decoders raise almost anything on damaged files
-            raise DataError(
-                f"cannot read the image {path}: {error}; replace or delete it (`infssm data check` lists all such)"
-            ) from error
+            raise DataError(f"cannot read the image {path}: {error}; replace or delete it") from error
 
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
         """Images with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size].
 
         Each is decoded once, then kept under the cache root.
         """
-        return torch.stack([self._kept(int(index), size) for index in indices])
+        store, found = self.store(size), []
+        for index in map(int, indices):
+            raw = None if store is None else store.get(index)
+            if raw is None:
+                raw = to_raw(self.pil(index, 2 * size), size)
+                if store is not None:
+                    store.put(index, raw)
+            found.append(raw)
+        return torch.stack(found)
 
-    def _kept(self, index: int, size: int) -> Tensor:
-        store = self.store(size)
-        raw = None if store is None else store.get(index)
-        if raw is None:
-            raw = to_raw(self.pil(index, 2 * size), size)
-            if store is not None:
-                store.put(index, raw)
-        return raw
+    def facts(self, name: str) -> ImageFacts:
+        """See :class:`Images`; files may have any size and are read as RGB."""
+        return ImageFacts(name, 3)
 
     def store(self, size: int) -> DecodedStore | None:
         """Where images of this size are kept; None where they would not fit or the cache cannot be written."""
@@ -208,10 +205,6 @@ def to_rgb(image: Image) -> Image:
         image = pil.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
     image = image.convert("RGB")
     return image if orientation == 1 else image.transpose(pil.Transpose(_UPRIGHT[orientation - 2]))
-
-
-_UPRIGHT = (0, 3, 1, 5, 4, 6, 2)
-"""Pillow's transposition that makes each of the EXIF orientations 2 to 8 upright."""
 
 
 def _is_sixteen_bit(image: Image) -> bool:

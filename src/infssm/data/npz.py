@@ -15,7 +15,7 @@ from infssm.data.files import require_regular
 from infssm.errors import DataError
 
 Array = np.ndarray[Any, Any]
-_HEADER = 10_000
+_MAX_HEADER = 10_000
 """Bytes of the longest header that numpy reads."""
 
 
@@ -25,13 +25,19 @@ def read_npz(path: Path, required: Collection[str], optional: Collection[str] = 
         require_regular(path)
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
-            missing = [key for key in required if key not in names]
-            if missing:
+            if missing := [key for key in required if key not in names]:
                 raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(names)}")
-            wanted = [key for key in (*required, *optional) if key in names]
-            _require_memory(path, {key: _claimed_bytes(archive, key) for key in wanted})
+            sizes = {key: _claimed_bytes(archive, key) for key in (*required, *optional) if key in names}
+            available = memory_here() or math.inf
+            if sum(sizes.values()) > available:
+                largest = max(sizes, key=lambda key: sizes[key])
+                raise DataError(
+                    f"{path} holds {sum(sizes.values()) / 2**30:.1f} GiB ({largest} alone "
+                    f"{sizes[largest] / 2**30:.1f}), this machine has {available / 2**30:.1f}: save fewer or smaller "
+                    "samples, or one folder per class"
+                )
             arrays = {}
-            for key in wanted:
+            for key in sizes:
                 with archive.open(f"{key}.npy") as file:
                     arrays[key] = np.lib.format.read_array(file, allow_pickle=False)
                 if arrays[key].dtype.kind == "U":
@@ -62,7 +68,7 @@ def _claimed_bytes(archive: zipfile.ZipFile, key: str) -> int:
         # numpy unpacks as many bytes as the header claims to have before it refuses a long one: check the claim first.
         start = file.tell()
         length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
-        if length > _HEADER:
+        if length > _MAX_HEADER:
             raise ValueError(f"the header of {key} claims {length:,} bytes")
         file.seek(start)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -74,13 +80,3 @@ def _claimed_bytes(archive: zipfile.ZipFile, key: str) -> int:
     if claimed != there:
         raise ValueError(f"{key} claims {list(shape)} of {dtype}, {claimed:,} bytes, but {there:,} follow")
     return claimed
-
-
-def _require_memory(path: Path, sizes: dict[str, int]) -> None:
-    there = memory_here()
-    if there is not None and sum(sizes.values()) > there:
-        largest = max(sizes, key=lambda key: sizes[key])
-        raise DataError(
-            f"{path} holds {sum(sizes.values()) / 2**30:.1f} GiB ({largest} alone {sizes[largest] / 2**30:.1f}), this "
-            f"machine has {there / 2**30:.1f}: save fewer or smaller samples, or one folder per class"
-        )

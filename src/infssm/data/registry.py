@@ -119,12 +119,37 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
         root: data root; see :func:`data_root`.
         **options: passed to the loader, such as ``size`` for ``synthetic``.
     """
-    load = _loader(name, data_root(root))
-    return load(**_checked_options(name, load, options))
+    from infssm.data.sets.hub import load_hub  # these modules register their data sets here
+    from infssm.data.sets.own import load_domains, load_own
+    from infssm.data.sets.text import text_folder
+
+    place, known = data_root(root), set(DATASETS)
+    kind, _, rest = name.partition(":")
+    own, below = Path(os.path.expanduser(name)), Path(os.path.expanduser(rest))
+    load: partial[Dataset] | None = None
+    if name in known:
+        load = partial(DATASETS[name].load, place)
+    elif kind == "hf" and rest:
+        load = partial(load_hub, rest)
+    elif kind in ("text", "domains") and rest:
+        load = partial(text_folder if kind == "text" else load_domains, below)
+    else:
+        for candidate in (own, place / name, place / f"{name}.npz"):
+            # os.path: False, not an error, for names that no system can hold
+            if os.path.isdir(candidate) or (os.path.isfile(candidate) and candidate.suffix == ".npz"):
+                load = partial(load_own, candidate, name=candidate.stem)
+                break
+    if load is not None:
+        return load(**_check_options(name, load, options))
+    if "/" in name or name.endswith(".npz"):
+        raise MissingDataError(
+            f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz"
+        )
+    raise ConfigError(f"unknown data set {name!r}{suggest(name, known)}; neither is there {place / name}[.npz]")
 
 
-def _checked_options(name: str, load: partial[Dataset], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as the loader's annotations want them; ConfigError for an option it lacks or a value of another type."""
+def _check_options(name: str, load: partial[Dataset], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options converted to the types of the loader's annotations; ConfigError for unknown options and wrong types."""
     parameters = inspect.signature(load.func).parameters
     known = [k for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY and k not in load.keywords]
     try:
@@ -141,29 +166,3 @@ def _checked_options(name: str, load: partial[Dataset], options: Mapping[str, An
             reason = error.errors()[0]["msg"]
             raise ConfigError(f"data.options.{key}={value!r} of {name!r}: {reason}") from None
     return checked
-
-
-def _loader(name: str, place: Path) -> partial[Dataset]:
-    """What loads the data set of a name, given its options."""
-    from infssm.data.sets.hub import load_hub
-    from infssm.data.sets.own import load_domains, load_own
-    from infssm.data.sets.text import text_folder
-
-    known = set(DATASETS)
-    if name in known:
-        return partial(DATASETS[name].load, place)
-    kind, colon, rest = name.partition(":")
-    if colon and kind == "hf":
-        return partial(load_hub, rest)
-    if colon and kind in ("text", "domains"):
-        return partial(text_folder if kind == "text" else load_domains, Path(os.path.expanduser(rest)))
-    own = Path(os.path.expanduser(name))
-    for candidate in (own, place / name, place / f"{name}.npz"):
-        # os.path: False, not an error, for names that no system can hold
-        if os.path.isdir(candidate) or (os.path.isfile(candidate) and candidate.suffix == ".npz"):
-            return partial(load_own, candidate, name=candidate.stem)
-    if "/" in name or name.endswith(".npz"):
-        raise MissingDataError(
-            f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz"
-        )
-    raise ConfigError(f"unknown data set {name!r}{suggest(name, known)}; neither is there {place / name}[.npz]")

@@ -90,6 +90,31 @@ def log_energies(sound: Tensor, rate: int, bank: Tensor) -> Tensor:
     return log_of(energy)
 
 
+class FrameStream:
+    """`log_energies` of a waveform that arrives in pieces; keeps less than a window and a step of samples.
+
+    Args:
+        rate: samples per second.
+        bands: numbers per step.
+    """
+
+    def __init__(self, rate: int, bands: int) -> None:
+        self._rate, self._bank = rate, mel_bank(bands, rate)
+        self._samples = torch.zeros(0)  # from the start of the first frame that is not complete
+
+    def push(self, sound: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames that ``sound: [samples]`` completes, and those after them as if the sound ended here.
+
+        Both are float32 [frames, bands]; later samples change the second ones.
+        """
+        step, window = step_of(self._rate), 2 * (self._bank.shape[1] - 1)
+        samples = torch.cat((self._samples, sound))
+        complete = max(0, 1 + (len(samples) - window) // step)
+        self._samples = samples[complete * step :].clone()
+        frames = log_energies(samples, self._rate, self._bank)
+        return frames[:complete], frames[complete:]
+
+
 def log_of(energy: Tensor) -> Tensor:
     """Energies to the scale that models read: 0 for silence, 1 for a thousand times the quietest sound."""
     return torch.log10(energy.clamp(min=_QUIET) / _QUIET) / 3

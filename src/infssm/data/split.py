@@ -62,8 +62,18 @@ class Split:
     def verify(self, dataset: Dataset, *, expected_hash: str | None = None) -> None:
         """Raise DataError unless this split was drawn from ``dataset`` as it is now, without overlap."""
         if self.classes != dataset.classes or self.fingerprint != dataset.fingerprint:
+            now = _contents(dataset)
+            kinds = {
+                "added": sorted(now.keys() - self.files.keys()),
+                "removed": sorted(self.files.keys() - now.keys()),
+                "changed": sorted(path for path in now.keys() & self.files.keys() if now[path] != self.files[path]),
+            }
+            changes = [f"{len(paths)} files {kind} ({shown(paths)})" for kind, paths in kinds.items() if paths]
+            if not (self.files and now and changes):
+                parts = "classes" if self.classes != dataset.classes else "samples, labels or their order"
+                changes = [f"its {parts} are different"]
             raise DataError(
-                f"the data of {dataset.name} changed since this run began: {self._changes(dataset)}; restore the data, "
+                f"the data of {dataset.name} changed since this run began: {'; '.join(changes)}; restore the data, "
                 "start over with --overwrite, or choose another --out"
             )
         everything = np.concatenate([self.train, self.val, self.test])
@@ -73,20 +83,6 @@ class Split:
             raise DataError(f"the split names images outside 0..{len(dataset) - 1}")
         if expected_hash is not None and self.hash != expected_hash:
             raise DataError(f"the split has hash {self.hash[:12]}, the run was started with {expected_hash[:12]}")
-
-    def _changes(self, dataset: Dataset) -> str:
-        """What differs between the data the split was made for and the data as they are."""
-        now = _contents(dataset)
-        kinds = {
-            "added": sorted(now.keys() - self.files.keys()),
-            "removed": sorted(self.files.keys() - now.keys()),
-            "changed": sorted(path for path in now.keys() & self.files.keys() if now[path] != self.files[path]),
-        }
-        if self.files and now and any(kinds.values()):
-            return "; ".join(f"{len(paths)} files {kind} ({shown(paths)})" for kind, paths in kinds.items() if paths)
-        if self.classes != dataset.classes:
-            return "the classes are others"
-        return "samples, labels or their order are others"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dump``."""
@@ -114,7 +110,7 @@ class Split:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"this is not a stored split: {error!r}") from error
         if split.hash != stored:
-            raise DataError("the stored split was changed: its indices do not match its hash")
+            raise DataError("its indices do not match its hash")
         return split
 
     def save(self, path: str | Path) -> None:
@@ -169,15 +165,17 @@ def make_split(
     first_test = len(dataset) - dataset.num_test
     base, test = np.arange(first_test), np.arange(first_test, len(dataset))
     strata = dataset.strata
-    if dataset.stratified:
-        draw = None if dataset.running else generator
-        if not dataset.num_test:
-            base, test = _cut_by_class(base, strata, _BASE_SHARE, draw)
-        train, val = _cut_by_class(base, strata, _TRAIN_SHARE, draw)
-    else:
-        if not dataset.num_test:
-            base, test = _cut(base, _BASE_SHARE, generator)
-        train, val = _cut(base, _TRAIN_SHARE, generator)
+
+    def cut(indices: Indices, share: float) -> tuple[Indices, Indices]:
+        if dataset.stratified:
+            return _cut_by_class(indices, strata, share, None if dataset.running else generator)
+        # One randperm, cut at int(share * n): what torch's random_split does, in one draw.
+        shuffled = indices[torch.randperm(len(indices), generator=generator).numpy()]
+        return shuffled[: int(share * len(indices))], shuffled[int(share * len(indices)) :]
+
+    if not dataset.num_test:
+        base, test = cut(base, _BASE_SHARE)
+    train, val = cut(base, _TRAIN_SHARE)
     val_per_class = test_per_class
     if test_per_class is None and train_per_class is not None:
         val_per_class = max(1, round(train_per_class * (1 - _TRAIN_SHARE) / _TRAIN_SHARE))
@@ -190,13 +188,6 @@ def make_split(
         _first_per_class(test, strata, test_per_class, "test_per_class"),
         _contents(dataset),
     )
-
-
-def _cut(indices: Indices, share: float, generator: torch.Generator) -> tuple[Indices, Indices]:
-    """One randperm, cut at ``int(share * n)``: what torch's random_split does, in one draw."""
-    shuffled = indices[torch.randperm(len(indices), generator=generator).numpy()]
-    end = int(share * len(indices))
-    return shuffled[:end], shuffled[end:]
 
 
 def _cut_by_class(

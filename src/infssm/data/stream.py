@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infssm._registry import suggest
 from infssm.data.dataset import Dataset, Indices
-from infssm.data.division import divide_classes
 from infssm.data.facts import StreamFacts
 from infssm.data.split import Split
 from infssm.errors import ConfigError, DataError
@@ -48,6 +49,9 @@ class Task:
         train: training images.
         val: validation images.
         test: test images.
+        class_names: names of the labels up to the task's last.
+        past: number of classes known before the task, where that is not where its labels begin.
+        domain: name of the task's domains, where tasks are domains.
     """
 
     index: int
@@ -57,6 +61,9 @@ class Task:
     train: TaskData
     val: TaskData
     test: TaskData
+    class_names: tuple[str, ...] = ()
+    past: int | None = None
+    domain: str = ""
 
 
 class TaskStream:
@@ -69,10 +76,10 @@ class TaskStream:
     Args:
         dataset: the data.
         split: its train, validation and test indices.
-        num_tasks: number of tasks, which share the classes as equally as can be.
-        class_order_seed: None keeps the natural order of classes; a number permutes them (NumPy's seeded permutation).
-        base_classes: classes of task 0; the other tasks share the rest.
-        tasks: labels or names of each task's classes, instead of the three above; classes not named are left out.
+        num_tasks: see :func:`divide_classes`, as for the next three.
+        class_order_seed: seed of a permutation of the classes.
+        base_classes: classes of task 0.
+        tasks: labels or names of each task's classes.
         by: ``class``, or ``domain``, in which case all of the above speak of domains in the place of classes.
     """
 
@@ -93,7 +100,11 @@ class TaskStream:
         self.by = by
         if dataset.modality.by == "domain" and by == "class":
             raise ConfigError(f"{dataset.name} is text without classes: make tasks by domain")
-        names, group_of = (dataset.classes, dataset.labels) if by == "class" else _domains(dataset)
+        names, group_of = dataset.classes, dataset.labels
+        if by == "domain":
+            if dataset.domain_of is None:
+                raise ConfigError(f"{dataset.name} has no domains to make tasks of: use tasks by class")
+            names, group_of = dataset.domains, dataset.domain_of
         division = divide_classes(
             names, num_tasks, base_classes=base_classes, class_order_seed=class_order_seed, tasks=tasks
         )
@@ -154,21 +165,89 @@ class TaskStream:
         return self._task(index, range(self._groups[index].stop))
 
     def _task(self, index: int, group: range) -> Task:
-        parts = {name: self._part(name, group) for name in ("train", "val", "test")}
-        for name in ("train", "test"):
-            if not len(parts[name]):
+        parts = {}
+        for name, indices in (("train", self.split.train), ("val", self.split.val), ("test", self.split.test)):
+            places = self._places[indices]
+            mine = indices[(places >= group.start) & (places < group.stop)]
+            if not len(mine) and name != "val":
                 raise DataError(f"task {index} of {self.dataset.name} has no {name} images")
+            parts[name] = TaskData(self.dataset, mine, torch.from_numpy(self._labels[mine]))
         classes = group if self.by == "class" else range(self.num_classes)
-        return Task(index, classes, self.num_tasks, self.num_classes, **parts)
+        return Task(
+            index,
+            classes,
+            self.num_tasks,
+            self.num_classes,
+            parts["train"],
+            parts["val"],
+            parts["test"],
+            class_names=self.class_names[: classes.stop],
+            domain=self.domains[index] if self.domains else "",
+        )
 
-    def _part(self, name: str, group: range) -> TaskData:
-        indices: Indices = getattr(self.split, name)
-        places = self._places[indices]
-        mine = indices[(places >= group.start) & (places < group.stop)]
-        return TaskData(self.dataset, mine, torch.from_numpy(self._labels[mine]))
+
+def divide_classes(
+    classes: Sequence[str],
+    num_tasks: int,
+    *,
+    base_classes: int | None = None,
+    class_order_seed: int | None = None,
+    tasks: Sequence[Sequence[int | str]] | None = None,
+) -> list[list[int]]:
+    """The labels of each task, in stream order.
+
+    Classes are shared as equally as possible: where they do not divide evenly, the first tasks have one more.
+
+    Args:
+        classes: class names; the position is the label.
+        num_tasks: number of tasks; ignored where ``tasks`` are given.
+        base_classes: classes of task 0; the other tasks share the rest.
+        class_order_seed: None keeps the natural order of classes; a number permutes them (NumPy's seeded permutation).
+        tasks: labels or names of each task's classes, instead of all of the above; classes not named are left out.
+    """
+    if tasks is not None:
+        if base_classes is not None or class_order_seed is not None:
+            raise ConfigError("data.tasks names the classes of every task: leave out base_classes and class_order_seed")
+        number = {name: label for label, name in enumerate(classes)}
+        labels = [[_label(classes, number, wanted) for wanted in task] for task in tasks]
+        counts = Counter(label for task in labels for label in task)
+        if not labels or not all(labels):
+            raise ConfigError("data.tasks: every task needs at least one class")
+        if twice := [classes[label] for label in sorted(counts) if counts[label] > 1]:
+            raise ConfigError(f"data.tasks: {', '.join(twice)} named twice; a class belongs to one task")
+        return labels
+    count = len(classes)
+    if not 1 <= num_tasks <= count:
+        raise ConfigError(f"{count} classes cannot make {num_tasks} tasks: choose data.num_tasks from 1 to {count}")
+    first = [] if base_classes is None else [base_classes]
+    rest, sharing = count - sum(first), num_tasks - len(first)
+    if first and not (1 <= first[0] <= count and sharing <= rest and (rest == 0) == (sharing == 0)):
+        raise ConfigError(
+            f"{base_classes} of {count} classes in task 0 leave {rest} for {sharing} other tasks: change "
+            "data.base_classes or data.num_tasks, which counts task 0 too"
+        )
+    sizes = first + [rest // sharing + (task < rest % sharing) for task in range(sharing)]
+    order = np.arange(count)
+    if class_order_seed is not None:
+        if not 0 <= class_order_seed < 2**32:
+            raise ConfigError(f"a class order's seed must be from 0 to 2**32 - 1, got {class_order_seed}")
+        # The legacy generator, because its permutation for a seed never changes and is the one in common use.
+        order = np.random.RandomState(class_order_seed).permutation(count)
+    ends = np.cumsum(sizes).tolist()
+    return [order[end - size : end].tolist() for size, end in zip(sizes, ends, strict=True)]
 
 
-def _domains(dataset: Dataset) -> tuple[tuple[str, ...], Indices]:
-    if dataset.domain_of is None:
-        raise ConfigError(f"{dataset.name} has no domains to make tasks of: use tasks by class")
-    return dataset.domains, dataset.domain_of
+def _label(classes: Sequence[str], number: Mapping[str, int], wanted: int | str) -> int:
+    """The label that a number or a name in ``data.tasks`` means."""
+    if isinstance(wanted, str):
+        if wanted not in number:
+            raise ConfigError(f"data.tasks: there is no class {wanted!r}{suggest(wanted, classes)}")
+        return number[wanted]
+    if not 0 <= wanted < len(classes):
+        raise ConfigError(f"data.tasks: there is no class {wanted}; labels run from 0 to {len(classes) - 1}")
+    if str(wanted) in number and classes[wanted] != str(wanted):
+        raise ConfigError(
+            f"data.tasks: {wanted} may be the class of that name or the label {wanted}, which is {classes[wanted]!r}: "
+            "give names in quotes"
+        )
+    return wanted

@@ -59,22 +59,23 @@ class Mixing:
         soft = F.one_hot(y, self.num_classes).to(x.dtype) * (1 - self.smoothing) + off
         if not self.blends:
             return x, soft
-        x, weight = self._mix(x, rng)
-        return x, soft * weight + soft.flip(0) * (1 - weight)
-
-    def _mix(self, x: Tensor, rng: torch.Generator) -> tuple[Tensor, float]:
-        cut = _uniform(rng) < self.switch if self.mixup_alpha > 0 and self.cutmix_alpha > 0 else self.cutmix_alpha > 0
+        cut = self.cutmix_alpha > 0
+        if cut and self.mixup_alpha > 0:
+            cut = float(torch.rand((), generator=rng, dtype=torch.float64)) < self.switch
+        # One draw of Beta(alpha, alpha); torch's own takes no generator.
+        alpha = self.cutmix_alpha if cut else self.mixup_alpha
+        weight = float(np.random.default_rng(int(torch.randint(2**62, (), generator=rng))).beta(alpha, alpha))
         if not cut:
-            weight = _beta(self.mixup_alpha, rng)
-            return x * weight + x.flip(0) * (1 - weight), weight
-        height, width = x.shape[-2:]
-        side = sqrt(1 - _beta(self.cutmix_alpha, rng))
-        top, bottom = _span(height, int(height * side), rng)
-        left, right = _span(width, int(width * side), rng)
-        mixed = x.clone()
-        mixed[:, :, top:bottom, left:right] = x.flip(0)[:, :, top:bottom, left:right]
-        # The weight is that of the pixels really kept: boxes at the border lose a part.
-        return mixed, 1 - (bottom - top) * (right - left) / (height * width)
+            x = x * weight + x.flip(0) * (1 - weight)
+        else:
+            height, width = x.shape[-2:]
+            top, bottom = _span(height, int(height * sqrt(1 - weight)), rng)
+            left, right = _span(width, int(width * sqrt(1 - weight)), rng)
+            mixed = x.clone()
+            mixed[:, :, top:bottom, left:right] = x.flip(0)[:, :, top:bottom, left:right]
+            # The share of the pixels that are kept: a box at the border is clipped.
+            x, weight = mixed, 1 - (bottom - top) * (right - left) / (height * width)
+        return x, soft * weight + soft.flip(0) * (1 - weight)
 
 
 def make_mixing(num_classes: int, kind: str = "none", *, label_smoothing: float = 0.0) -> Mixing | None:
@@ -86,15 +87,6 @@ def make_mixing(num_classes: int, kind: str = "none", *, label_smoothing: float 
     if label_smoothing == 0:
         return None
     return Mixing(num_classes, mixup_alpha=0, cutmix_alpha=0, smoothing=label_smoothing)
-
-
-def _uniform(rng: torch.Generator) -> float:
-    return float(torch.rand((), generator=rng, dtype=torch.float64))
-
-
-def _beta(alpha: float, rng: torch.Generator) -> float:
-    """One draw of Beta(alpha, alpha); torch's own takes no generator."""
-    return float(np.random.default_rng(int(torch.randint(2**62, (), generator=rng))).beta(alpha, alpha))
 
 
 def _span(length: int, cut: int, rng: torch.Generator) -> tuple[int, int]:

@@ -8,21 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infssm.data.recipes.base import Recipe
-from infssm.data.recipes.stats import Stats
-
-_SCALE = (0.2, 1.0)
-_LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
-_JITTER = (0.4, 0.4, 0.4, 0.1)
-_JITTER_PROBABILITY = 0.8
-_GREY_PROBABILITY = 0.2
+from infssm.data.recipes.recipe import Recipe, Stats
 
 
 class StrongRecipe(Recipe):
     """Random resized crop (area 0.2..1), flip, colour jitter (0.4, 0.4, 0.4, 0.1; p 0.8), greyscale (p 0.2).
 
-    Jitter goes brightness, contrast, saturation, hue, always in this order. Images of one channel keep to crop, flip,
-    brightness and contrast.
+    Jitter changes brightness, contrast, saturation and hue, always in this order. Images of one channel get only crop,
+    flip, brightness and contrast.
 
     Args:
         size: height and width of the output.
@@ -33,7 +26,6 @@ class StrongRecipe(Recipe):
     def __init__(self, *, size: int, stats: Stats, flip: bool = True) -> None:
         self.size = self.raw_size = size
         self.stats = self.eval_stats = stats
-        self.channels = len(stats.mean)
         self.flip = flip
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
@@ -44,9 +36,8 @@ class StrongRecipe(Recipe):
         """See :class:`Recipe`."""
         flips = (draws[:, 4] < 0.5) & self.flip
         x = _crop(raw.to(torch.float32) / 255, draws[:, :4], flips, self.size)
-        jittered = _jitter(x, draws[:, 5:9])
-        x = torch.where((draws[:, 9] < _JITTER_PROBABILITY)[:, None, None, None], jittered, x)
-        x = torch.where((draws[:, 10] < _GREY_PROBABILITY)[:, None, None, None], grey(x).expand_as(x), x)
+        x = torch.where((draws[:, 9] < 0.8)[:, None, None, None], _jitter(x, draws[:, 5:9]), x)
+        x = torch.where((draws[:, 10] < 0.2)[:, None, None, None], grey(x).expand_as(x), x)
         return self.stats.normalize(x * 255)
 
     def eval(self, raw: Tensor) -> Tensor:
@@ -58,8 +49,9 @@ class StrongRecipe(Recipe):
 def _crop(x: Tensor, u: Tensor, flips: Tensor, size: int) -> Tensor:
     """Random resized crops [n, channels, size, size] from uniforms [n, 4]."""
     height, width = x.shape[-2:]
-    area = (_SCALE[0] + (_SCALE[1] - _SCALE[0]) * u[:, 0]) * height * width
-    aspect = torch.exp(_LOG_ASPECT[0] + (_LOG_ASPECT[1] - _LOG_ASPECT[0]) * u[:, 1])
+    area = (0.2 + 0.8 * u[:, 0]) * height * width
+    low, high = math.log(3 / 4), math.log(4 / 3)
+    aspect = torch.exp(low + (high - low) * u[:, 1])
     # Half extents in the [-1, 1] coordinates of grid_sample; a box that sticks out is cut to the image.
     half_w = (torch.sqrt(area * aspect) / width).clamp(max=1)
     half_h = (torch.sqrt(area / aspect) / height).clamp(max=1)
@@ -74,8 +66,7 @@ def _crop(x: Tensor, u: Tensor, flips: Tensor, size: int) -> Tensor:
 
 def _jitter(x: Tensor, u: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue from uniforms [n, 4]; ``x`` [n, channels, h, w] in [0, 1]."""
-    limits = torch.tensor(_JITTER)
-    shift = ((2 * u - 1) * limits)[:, :, None, None, None]
+    shift = ((2 * u - 1) * torch.tensor((0.4, 0.4, 0.4, 0.1)))[:, :, None, None, None]
     x = (x * (1 + shift[:, 0])).clamp(0, 1)
     mean = grey(x).mean(dim=(2, 3), keepdim=True)
     x = (mean + (x - mean) * (1 + shift[:, 1])).clamp(0, 1)

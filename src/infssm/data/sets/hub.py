@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infssm._optional import require
 from infssm.data.dataset import Dataset
+from infssm.data.facts import ImageFacts
 from infssm.data.images import to_raw, to_rgb
 from infssm.data.sets.text import Text, one_line, text_dataset
 from infssm.errors import ConfigError, DataError, InfssmError
@@ -28,8 +30,6 @@ class TableImages:
         tables: of the ``datasets`` library.
         column: which holds images.
     """
-
-    channels = 3
 
     def __init__(self, tables: Sequence[Any], column: str) -> None:
         self._tables = tuple(tables)
@@ -51,6 +51,10 @@ class TableImages:
     def raw(self, indices: Sequence[int], size: int) -> Tensor:
         """Images with the short side resized to ``size``, cut to the central square: uint8 [n, 3, size, size]."""
         return torch.stack([to_raw(self.pil(int(index)), size) for index in indices])
+
+    def facts(self, name: str) -> ImageFacts:
+        """See :class:`~infssm.data.images.Images`; images may have any size and are read as RGB."""
+        return ImageFacts(name, 3)
 
     def fingerprint(self) -> str:
         """Digest of the tables' own."""
@@ -82,66 +86,63 @@ def load_hub(
         tokenizer: see :func:`~infssm.data.sets.text.text_folder`.
     """
     tables = _parts(name)
+    features, title = tables[0].features, Path(name).name
+    is_text = text is not None or not _of_type(features, "Image")
+    wanted = [(text, "Value", "text")] if is_text else [(image, "Image", "image"), (label, "ClassLabel", "label")]
+    columns = []
+    for column, kind, option in wanted:
+        there = _of_type(features, kind)
+        if column is None and len(there) != 1:
+            raise ConfigError(
+                f"{name!r} has {len(there)} columns of type {kind}: choose one with data.options.{option}"
+            )
+        if column is not None and column not in there:
+            raise ConfigError(f"{name!r} has no column {column!r} of type {kind}; it has {', '.join(there) or 'none'}")
+        columns.append(column or there[0])
+    for table in tables:
+        for column in [*columns, domain] if domain else columns:
+            if column not in table.features:
+                raise ConfigError(f"{name!r} has no column {column!r}; it has {', '.join(table.features)}")
     try:
-        if text is not None or not _of_type(tables[0].features, "Image"):
-            return _text(name, tables, text, domain, length, tokenizer)
-        return _images(name, tables, image, label, domain)
+        if is_text:
+            texts = (
+                Text(
+                    str(row[domain]) if domain else "text",
+                    str(row[columns[0]]).encode("utf-8", "replace"),
+                    f"a row of {name}",
+                    bool(test),
+                )
+                for test, table in enumerate(tables)
+                for row in table.select_columns([*columns, domain] if domain else columns)
+                if row[columns[0]] is not None
+            )
+            found = text_dataset(title, texts, length=length, tokenizer=tokenizer)
+            return replace(found, domain_word=domain or "domain")
+        domains: Any = ()
+        domain_of = None
+        if domain:
+            values = np.concatenate([np.asarray(table[domain]).astype(str) for table in tables])
+            domains, domain_of = np.unique(values, return_inverse=True)
+        return Dataset(
+            title,
+            tuple(features[columns[1]].names),
+            TableImages(tables, columns[0]),
+            np.concatenate([np.asarray(table[columns[1]]) for table in tables]),
+            num_test=len(tables[1]) if len(tables) > 1 else 0,
+            stratified=True,
+            domains=tuple(map(str, domains)),
+            domain_of=domain_of,
+            domain_word=domain or "domain",
+        )
     except InfssmError:
         raise
     except Exception as error:  # damaged tables raise errors of pyarrow, or almost any other
         raise DataError(f"cannot read {name!r} with the datasets library: {one_line(error)}") from error
 
 
-def _text(
-    name: str, tables: list[Any], text: str | None, domain: str | None, length: int, tokenizer: str | None
-) -> Dataset:
-    column = _choose(name, tables[0].features, text, "Value", "text")
-    columns = [column, *([domain] if domain else [])]
-    for table in tables:
-        _require_columns(name, table, columns)
-    texts = (
-        Text(
-            str(row[domain]) if domain else "text",
-            str(row[column]).encode("utf-8", "replace"),
-            f"a row of {name}",
-            bool(test),
-        )
-        for test, table in enumerate(tables)
-        for row in table.select_columns(columns)
-        if row[column] is not None
-    )
-    found = text_dataset(Path(name).name, texts, length=length, tokenizer=tokenizer)
-    return replace(found, domain_word=domain or "domain")
-
-
-def _images(name: str, tables: list[Any], image: str | None, label: str | None, domain: str | None) -> Dataset:
-    features = tables[0].features
-    pixels = _choose(name, features, image, "Image", "image")
-    column = _choose(name, features, label, "ClassLabel", "label")
-    for table in tables:
-        _require_columns(name, table, [pixels, column, *([domain] if domain else [])])
-    labels = np.concatenate([np.asarray(table[column]) for table in tables])
-    values = np.concatenate([np.asarray(table[domain]).astype(str) for table in tables]) if domain else None
-    domains, domain_of = ((), None) if values is None else np.unique(values, return_inverse=True)
-    return Dataset(
-        Path(name).name,
-        tuple(features[column].names),
-        TableImages(tables, pixels),
-        labels,
-        num_test=len(tables[1]) if len(tables) > 1 else 0,
-        stratified=True,
-        domains=tuple(map(str, domains)),
-        domain_of=domain_of,
-        domain_word=domain or "domain",
-    )
-
-
 def _parts(name: str) -> list[Any]:
     """The training table, and the test (else the validation) table where there is one."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError("data=hf:... needs the datasets library: pip install 'infssm[hf]'") from error
+    datasets: Any = require("datasets", install="data=hf:... needs it: pip install 'infssm[hf]'")
     folder = Path(name).expanduser()
     try:
         found: Any = datasets.load_from_disk(str(folder)) if folder.is_dir() else datasets.load_dataset(name)
@@ -151,25 +152,9 @@ def _parts(name: str) -> list[Any]:
         return [found]
     if "train" not in found:
         raise DataError(f"{name!r} has no part 'train'; it has {', '.join(found)}")
-    test = next((part for part in ("test", "validation") if part in found), None)
-    return [found["train"], *([found[test]] if test else [])]
-
-
-def _require_columns(name: str, table: Any, columns: list[str]) -> None:
-    for column in columns:
-        if column not in table.features:
-            raise ConfigError(f"{name!r} has no column {column!r}; it has {', '.join(table.features)}")
+    test = [found[part] for part in ("test", "validation") if part in found]
+    return [found["train"], *test[:1]]
 
 
 def _of_type(features: Any, kind: str) -> list[str]:
     return [column for column, feature in features.items() if type(feature).__name__ == kind]
-
-
-def _choose(name: str, features: Any, wanted: str | None, kind: str, option: str) -> str:
-    """The column that was asked for, else the only one of its type."""
-    there = _of_type(features, kind)
-    if wanted is None and len(there) != 1:
-        raise ConfigError(f"{name!r} has {len(there)} columns of type {kind}: choose one with data.options.{option}")
-    if wanted is not None and wanted not in there:
-        raise ConfigError(f"{name!r} has no column {wanted!r} of type {kind}; it has {', '.join(there) or 'none'}")
-    return wanted or there[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +24,19 @@ from infssm.data.sequences import ArraySequences, SoundFiles
 from infssm.errors import DataError, MissingDataError
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
-_Found = dict[tuple[str, str], list[str]]
-"""Paths of the files of each domain (empty without domains) and class."""
 _OPTIONAL = (
     (images.HEIC, "pillow_heif", f"HEIC images ({images.HEIC_INSTALL} to read them)"),
     (frozenset({".flac"}), "soundfile", f"flac files ({audio.FLAC} to read them)"),
 )
+
+
+class _Folder(NamedTuple):
+    """A folder of files of one class: its path below the data set, and what its files are."""
+
+    path: str
+    label: str
+    domain: str = ""
+    test: bool = False
 
 
 def load_own(path: Path, *, name: str, max_classes: int | None = None) -> Dataset:
@@ -94,13 +102,12 @@ def load_series(path: Path, *, name: str) -> Dataset:
     if not (test.dtype == bool or np.issubdtype(test.dtype, np.integer)):
         raise DataError(f"{path}: test must be true or false for each series, got {test.dtype}")
     order = np.argsort(test.astype(bool), kind="stable")
-    domains: tuple[str, ...] = ()
+    domains: Any = ()
     domain_of = None
     if "domain" in stored:
         if stored["domain"].dtype.kind not in "biufSU":
             raise DataError(f"{path}: domain must hold numbers or names, got {stored['domain'].dtype}")
-        values, numbers = np.unique(stored["domain"][order], return_inverse=True)
-        domains, domain_of = tuple(map(str, values)), numbers.reshape(-1)
+        domains, domain_of = np.unique(stored["domain"][order], return_inverse=True)
     return Dataset(
         name,
         classes,
@@ -108,7 +115,7 @@ def load_series(path: Path, *, name: str) -> Dataset:
         y[order].astype(np.int64),
         num_test=int(test.astype(bool).sum()),
         stratified=True,
-        domains=domains,
+        domains=tuple(map(str, domains)),
         domain_of=domain_of,
     )
 
@@ -124,93 +131,73 @@ def load_folders(path: Path, *, name: str, max_classes: int | None = None, strat
 
     Classes are the sorted folder names, files are sorted within a class, as torchvision's ImageFolder does.
     """
-    folders = _class_names(path, None)
-    if not {"train", "test"} <= set(folders):
-        return _dataset(path, name, [_files(path, "", folders[:max_classes])], stratified=stratified)
-    classes, test_classes = (_class_names(path / part, max_classes) for part in ("train", "test"))
-    if classes != test_classes:
-        raise DataError(
-            f"{path}: train/ and test/ hold different classes: {shown(sorted(set(classes) ^ set(test_classes)))}"
-        )
-    parts = [_files(path, f"{part}/", classes) for part in ("train", "test")]
-    return _dataset(path, name, parts, stratified=stratified)
+    names = _subfolders(path)
+    if not {"train", "test"} <= set(names):
+        folders = [_Folder(label, label) for label in names[:max_classes]]
+    else:
+        classes, test_classes = (_subfolders(path / part)[:max_classes] for part in ("train", "test"))
+        if classes != test_classes:
+            differing = shown(sorted(set(classes) ^ set(test_classes)))
+            raise DataError(f"{path}: train/ and test/ hold different classes: {differing}")
+        folders = [_Folder(f"{part}/{c}", c, test=part == "test") for part in ("train", "test") for c in classes]
+    return _dataset(path, name, folders, stratified=stratified)
 
 
 def load_domains(path: Path) -> Dataset:
     """A folder per domain, in each a folder per class, in each image or sound files."""
     if not path.is_dir():
         raise MissingDataError(f"no folder {path}: give one with a folder per domain, and in each a folder per class")
-    found: _Found = {}
-    for domain in _class_names(path, None):
-        classes = _class_names(path / domain, None)
-        found |= {(domain, label): files for (_, label), files in _files(path, f"{domain}/", classes).items()}
-    return _dataset(path, path.name, [found], stratified=True)
+    folders = [_Folder(f"{d}/{c}", c, domain=d) for d in _subfolders(path) for c in _subfolders(path / d)]
+    return _dataset(path, path.name, folders, stratified=True)
 
 
-def _class_names(path: Path, limit: int | None) -> list[str]:
+def _subfolders(path: Path) -> list[str]:
     names = [name for name in scan(path)[0] if not name.startswith(".")]
     if not names:
         raise DataError(f"{path} holds no class folders; expected one folder per class")
-    return names[:limit]
+    return names
 
 
-def _files(root: Path, prefix: str, classes: Iterable[str]) -> _Found:
-    """Image and sound files of each class, sorted, relative to ``root``."""
-    found: _Found = {}
-    for name in classes:
-        files = (f"{prefix}{name}/{file}" for file in walk(root / prefix / name))
-        found["", name] = sorted(file for file in files if _suffix(file) in images.SUFFIXES | audio.SUFFIXES)
-    return found
+def _dataset(root: Path, name: str, folders: Sequence[_Folder], *, stratified: bool) -> Dataset:
+    """A data set of the images or sounds in the folders.
 
-
-def _suffix(path: str) -> str:
-    return Path(path).suffix.lower()
-
-
-def _dataset(root: Path, name: str, parts: Sequence[_Found], *, stratified: bool) -> Dataset:
-    """A data set of one part, or of a training and a test part; classes without files are left out with a warning."""
-    _leave_out_unsupported(root, parts)
-    kept = {label for part in parts for (_, label), files in part.items() if files}
-    empty = sorted({label for part in parts for _, label in part} - kept)
-    if not kept:
-        known = ", ".join(sorted(images.SUFFIXES | audio.SUFFIXES))
-        raise DataError(f"no class folder of {root} holds images or sounds ({known})")
-    if empty:
+    Classes without files, and files of a format whose library is not installed, are left out with a warning.
+    """
+    known = images.SUFFIXES | audio.SUFFIXES
+    found = [(folder, f"{folder.path}/{file}") for folder in folders for file in sorted(walk(root / folder.path))]
+    found = [(folder, path) for folder, path in found if _suffix(path) in known]
+    for suffixes, library, description in _OPTIONAL:
+        skipped = [path for _, path in found if _suffix(path) in suffixes] if find_spec(library) is None else []
+        if skipped:
+            warnings.warn(f"{root}: left out {len(skipped)} {description}: {shown(skipped)}", UserWarning, stacklevel=4)
+            found = [(folder, path) for folder, path in found if _suffix(path) not in suffixes]
+    if not found:
+        raise DataError(f"no class folder of {root} holds images or sounds ({', '.join(sorted(known))})")
+    classes, domains = (sorted({getattr(folder, key) for folder, _ in found}) for key in ("label", "domain"))
+    if empty := sorted({folder.label for folder in folders} - set(classes)):
         warnings.warn(
             f"{root}: {len(empty)} class folders hold no images or sounds and are left out: {shown(empty)}",
             UserWarning,
             stacklevel=4,
         )
-    found = [(*key, path) for part in parts for key, files in part.items() for path in files]
-    paths = tuple(path for _, _, path in found)
-    sounds = sum(_suffix(path) in audio.SUFFIXES for path in paths)
-    if sounds not in (0, len(paths)):
-        raise DataError(f"{root} holds {sounds} sounds and {len(paths) - sounds} images: keep one kind")
-    classes, domains = sorted(kept), sorted({domain for domain, _, _ in found})
+    paths = tuple(path for _, path in found)
+    sounds = [path for path in paths if _suffix(path) in audio.SUFFIXES]
+    if len(sounds) not in (0, len(paths)):
+        raise DataError(f"{root} holds {len(sounds)} sounds and {len(paths) - len(sounds)} images: keep one kind")
     return Dataset(
         name,
         tuple(classes),
         SoundFiles(root, paths, _rate(root, paths)) if sounds else FileImages(root, paths),
-        _numbers(classes, (label for _, label, _ in found)),
-        num_test=sum(map(len, parts[1].values())) if len(parts) > 1 else 0,
+        _numbers(classes, (folder.label for folder, _ in found)),
+        num_test=sum(folder.test for folder, _ in found),
         stratified=stratified or bool(sounds),
         domains=() if domains == [""] else tuple(domains),
-        domain_of=None if domains == [""] else _numbers(domains, (domain for domain, _, _ in found)),
+        domain_of=None if domains == [""] else _numbers(domains, (folder.domain for folder, _ in found)),
     )
 
 
-def _leave_out_unsupported(root: Path, parts: Sequence[_Found]) -> None:
-    """Remove files of a format whose library is not installed, with a warning that names them."""
-    for suffixes, library, description in _OPTIONAL:
-        if find_spec(library) is not None:
-            continue
-        skipped: list[str] = []
-        for part in parts:
-            for key, files in part.items():
-                skipped += [path for path in files if _suffix(path) in suffixes]
-                part[key] = [path for path in files if _suffix(path) not in suffixes]
-        if skipped:
-            warnings.warn(f"{root}: left out {len(skipped)} {description}: {shown(skipped)}", UserWarning, stacklevel=5)
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
 
 
 def _rate(root: Path, paths: Sequence[str]) -> int:

@@ -49,23 +49,27 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
         size: height of the images; CIFAR's stay at 32.
     """
     root = Path(root)
+    layouts: dict[str, tuple[str, ...]] = {  # folders of classes by data set
+        "imagenet-r": ("imagenet-r",),
+        "caltech256": ("256_ObjectCategories",),
+        "cub200": ("cub200/train", "cub200/test"),
+    }
     if name == "cifar100":
         return _write_cifar100(root / "cifar-100-python", per_class)
-    if name == "imagenet-r":
-        return _write_folders(root / "imagenet-r", [f"n{c:08d}" for c in range(200)], per_class, size, seed=0)
-    if name == "caltech256":
-        names = [f"{c:03d}.thing" for c in range(1, 258)]
-        return _write_folders(root / "256_ObjectCategories", names, per_class, size, seed=0)
-    if name == "cub200":
-        names = [f"{c:03d}.Bird" for c in range(1, 201)]
-        for seed, part in enumerate(("train", "test")):
-            _write_folders(root / "cub200" / part, names, per_class, size, seed=seed)
-        return root / "cub200"
     if name == "speech-digits":
         return _write_tones(root / "fsdd", per_class)
-    raise ConfigError(
-        f"no synthetic layout for {name!r}; there are cifar100, imagenet-r, caltech256, cub200, speech-digits"
-    )
+    if name not in layouts:
+        raise ConfigError(f"no synthetic layout for {name!r}; there are cifar100, speech-digits, {', '.join(layouts)}")
+    from PIL import Image
+
+    names = [f"{c:03d}.class" for c in range(1, 258 if name == "caltech256" else 201)]
+    for seed, folder in enumerate(layouts[name]):
+        images = make_images(len(names), per_class, (size, size + size // 4, 3), seed=seed)
+        for number, image in enumerate(images):
+            target = root / folder / names[number // per_class]
+            target.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(target / f"image{number % per_class:03d}.jpg")
+    return root / layouts[name][0].partition("/")[0]
 
 
 def _write_cifar100(folder: Path, per_class: int) -> Path:
@@ -91,15 +95,4 @@ def _write_tones(folder: Path, per_class: int) -> Path:
             file.setsampwidth(2)
             file.setframerate(8000)
             file.writeframes((10000 * tone).astype("<i2").tobytes())
-    return folder
-
-
-def _write_folders(folder: Path, names: list[str], per_class: int, size: int, *, seed: int) -> Path:
-    from PIL import Image
-
-    images = make_images(len(names), per_class, (size, size + size // 4, 3), seed=seed)
-    for number, image in enumerate(images):
-        target = folder / names[number // per_class]
-        target.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(target / f"image{number % per_class:03d}.jpg")
     return folder

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import pydoc
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,25 +67,48 @@ def text_folder(path: Path, *, length: int = 256, tokenizer: str | None = None) 
     """
     if not path.is_dir():
         raise DataError(f"no folder {path}: give one with a folder of text files per domain")
-    domains = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not domains:
+    files: list[tuple[str, Path]] = []
+    for domain in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        below = sorted(file for file in domain.rglob("*") if file.is_file() and not file.name.startswith("."))
+        if not below:
+            raise DataError(f"the domain {domain} holds no files")
+        files += [(domain.name, file) for file in below]
+    if not files:
         raise DataError(f"{path} holds no folders; expected one folder of text files per domain")
-    texts = (Text(domain.name, file.read_bytes(), str(file)) for domain in domains for file in _files(domain))
+    texts = (Text(domain, file.read_bytes(), str(file)) for domain, file in files)
     return text_dataset(path.name, texts, length=length, tokenizer=tokenizer)
 
 
 @register_dataset("stdlib-text", summary="Python's own text in four domains: topics, source, HTML help, unicode names")
 def stdlib_text(root: Path, *, length: int = 256, limit: int = 200_000, tokenizer: str | None = None) -> Dataset:  # noqa: ARG001
     """Text that comes with every Python, ``limit`` bytes of each domain; it differs between versions of Python."""
-    parts = {"topics": _topics, "source": _sources, "html": _html_help, "names": _unicode_names}
+    contents = dict.fromkeys(("topics", "source", "html", "names"), b"")
     try:
-        contents = {name: _first(part(), limit) for name, part in parts.items()}
+        topics = importlib.import_module("pydoc_data.topics").topics
+        modules = [importlib.import_module(name) for name in _MODULES]
+        sources: dict[str, Iterable[str]] = {
+            "topics": (topics[topic] for topic in sorted(topics)),
+            "source": map(inspect.getsource, modules),
+            "html": map(_html_help, modules),
+            "names": (f"U+{c:04X} {n}\n" for c in range(sys.maxunicode) if (n := unicodedata.name(chr(c), ""))),
+        }
+        for name, parts in sources.items():
+            while len(contents[name]) < limit and (part := next(iter(parts), None)) is not None:
+                contents[name] += part.encode("utf-8", "replace")
     except (ImportError, OSError) as error:
         raise DataError(f"this Python comes without its documentation or its source: {error}") from error
+    contents = {name: content[:limit] for name, content in contents.items()}
     if tokenizer is not None:  # the limit may have cut a character in two
         contents = {name: content.decode("utf-8", "replace").encode() for name, content in contents.items()}
     texts = (Text(name, content, name) for name, content in contents.items())
     return text_dataset("stdlib-text", texts, length=length, tokenizer=tokenizer, domains=tuple(contents))
+
+
+def _html_help(module: ModuleType) -> str:
+    """pydoc's page of a module, without links to files of this machine and without what changes between runs."""
+    page = pydoc.HTMLDoc().docmodule(module)
+    page = page.partition("<strong>Data</strong>")[0]  # after it, values of this process, sets in any order
+    return re.sub(r'<a href="file:[^"]*">.*?</a>| at 0x[0-9a-fA-F]+', "", page)
 
 
 def text_dataset(
@@ -211,7 +238,9 @@ def _tokenizer(path: str | None) -> tuple[_Encode, int]:
                 found = tokenizer.encode(text)
                 ids, added = np.array(found.ids, np.int64), np.array(found.special_tokens_mask, bool)
                 characters = np.fromiter((end for _, end in found.offsets), np.int64, len(ids))
-                ends = start + _byte_ends(text)[characters]
+                codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+                sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+                ends = start + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[characters]  # in UTF-8
             # Tokens that the tokenizer adds around a text belong around the whole text, not around each piece.
             own = np.flatnonzero(~added)
             low = 0 if start == 0 else own[0] if len(own) else len(ids)
@@ -254,13 +283,6 @@ def _pieces(content: bytes) -> Iterator[tuple[int, int]]:
         yield start, len(content)
 
 
-def _byte_ends(text: str) -> NDArray[np.int64]:
-    """Bytes of UTF-8 before each character and at the end: int64 [characters + 1]."""
-    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
-    sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-
-
 @contextmanager
 def _one_line_errors(what: str) -> Iterator[None]:
     """Raise whatever the tokenizers library raises as a DataError; its Rust panics derive from BaseException."""
@@ -275,49 +297,3 @@ def _one_line_errors(what: str) -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """The message of another library's error, or its type where it has none, in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
-    if not files:
-        raise DataError(f"the domain {folder} holds no files")
-    return files
-
-
-def _first(parts: Iterable[str], limit: int) -> bytes:
-    """The first ``limit`` bytes of texts one after the other."""
-    content = b""
-    for part in parts:
-        content += part.encode("utf-8", "replace")
-        if len(content) >= limit:
-            break
-    return content[:limit]
-
-
-def _topics() -> Iterable[str]:
-    topics = importlib.import_module("pydoc_data.topics").topics
-    return (topics[name] for name in sorted(topics))
-
-
-def _sources() -> Iterable[str]:
-    import inspect
-
-    return (inspect.getsource(importlib.import_module(name)) for name in _MODULES)
-
-
-def _html_help() -> Iterable[str]:
-    """pydoc's pages, without the places on this machine that they link to, and without what changes between runs."""
-    import pydoc
-
-    for name in _MODULES:
-        page = pydoc.HTMLDoc().docmodule(importlib.import_module(name))
-        page = page.partition("<strong>Data</strong>")[0]  # after it, values of this process, sets in any order
-        yield re.sub(r'<a href="file:[^"]*">.*?</a>| at 0x[0-9a-fA-F]+', "", page)
-
-
-def _unicode_names() -> Iterable[str]:
-    import unicodedata
-
-    for code in range(sys.maxunicode):
-        if name := unicodedata.name(chr(code), ""):
-            yield f"U+{code:04X} {name}\n"
