@@ -14,9 +14,9 @@ from torch import Tensor
 from benchmarks.heads.memo import remembered
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
 from infssm.methods.heads.drift import MapDrift
-from infssm.methods.heads.gda import gaussian_classifier
+from infssm.methods.heads.gaussians import gaussian_classifier
 from infssm.methods.heads.lda import lda_classifier
-from infssm.methods.heads.ranpac import RIDGES, ridge_classifier, ridge_errors
+from infssm.methods.heads.ranpac import HELD_OUT, RIDGES, class_positions, ridge_classifier, ridge_errors
 
 ALPHAS, BETAS = (1e-3, 1e-2, 1e-1), (0.5, 0.75, 0.9)
 PRIORS = ("class", "task")
@@ -94,8 +94,8 @@ def statistics(kept: Kept, *, drift: bool = True, ridge: float = 0.05) -> ClassS
         if found is not None and old is not None and drift:
             motion = MapDrift(width, ridge=ridge)
             motion.add(old, new)
-            found = motion.moved(found)
-        found = sums.statistics() if found is None else found.replaced(sums.statistics())
+            found = found.moved(*motion.solve())
+        found = sums.statistics() if found is None else found.merged(sums.statistics())
     assert found is not None
     return found
 
@@ -142,17 +142,19 @@ def ranpac(kept: Kept) -> Classify:
     """Random features of the width that the head takes by default, sums over tasks, the ridge as the head finds it."""
     width = kept.new[0].shape[1]
     projection = torch.randn(width, 16 * width, generator=torch.Generator().manual_seed(0))
-    gram, cross, errors = torch.zeros(()), torch.zeros(()), torch.zeros(())
+    sums = [torch.zeros((), dtype=torch.float64)] * 4
+    before = torch.zeros(kept.classes, dtype=torch.int64)
     ridges = RIDGES[10:15]  # 100 to 1e6: no others are chosen here
     for new, labels in zip(kept.new, kept.labels, strict=True):
         hidden = F.relu(new.float() @ projection)
         targets = F.one_hot(labels, kept.classes).float()
-        held = torch.arange(len(hidden)) % 5 == 4
-        sums = [(hidden[m].T @ y[m]).double() for m in (~held, held) for y in (hidden, targets)]
-        errors = errors + ridge_errors(gram + sums[0], cross + sums[1], sums[2], sums[3], ridges)
-        gram, cross = gram + sums[0] + sums[2], cross + sums[1] + sums[3]
-    ridge = ridges[int(errors.argmin())]
-    weight = ridge_classifier(gram, cross, ridge)
+        held = class_positions(labels, before) % HELD_OUT == HELD_OUT - 1
+        before = before + labels.bincount(minlength=kept.classes)
+        fresh = [(hidden[m].T @ y[m]).double() for m in (~held, held) for y in (hidden, targets)]
+        sums = [one + other for one, other in zip(sums, fresh, strict=True)]
+    gram, cross, held_gram, held_cross = sums
+    ridge = ridges[int(ridge_errors(gram, cross, held_gram, held_cross, ridges).argmin())]
+    weight = ridge_classifier(gram + held_gram, cross + held_cross, ridge)
     assert weight is not None
     return lambda x: F.relu(x @ projection.double()) @ weight.T
 

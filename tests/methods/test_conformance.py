@@ -23,13 +23,12 @@ from infssm.methods import (
     Regularizer,
     build_method,
     canonical_name,
-    list_methods,
     parse_name,
 )
 from infssm.methods.core.build import components
 from tests.compare import identical
 from tests.methods import toys
-from tests.methods.toys import CLASSES, TASKS, Task
+from tests.methods.toys import CLASSES, FOR_IMAGES, TASKS, Task
 
 COMPOSED = [
     "ewc+lwf-ac",
@@ -50,8 +49,8 @@ COMPOSED = [
     "l2p-r+lwf+lwf-f",
     "clfd+lwf+lwf-f",
 ]
-METHODS = [*list_methods(), *COMPOSED]
-KINDS = {kind: [n for n in list_methods() if issubclass(components[n], kind)] for kind in (Base, Regularizer, Head)}
+METHODS = [*FOR_IMAGES, *COMPOSED]
+KINDS = {kind: [n for n in FOR_IMAGES if issubclass(components[n], kind)] for kind in (Base, Regularizer, Head)}
 STEPS = 3
 SMALL = {"buffer_size": 8, "measure_at": 1, "fisher_samples": 3, "samples": 4}
 

@@ -20,11 +20,11 @@ from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_
 from infssm.methods.core.build import components
 from infssm.models.features import training_weights
 from tests.methods import toys
-from tests.methods.toys import CLASSES, TASKS
+from tests.methods.toys import CLASSES, FOR_IMAGES, TASKS
 
 FITTED = [name for name in list_methods() if parse_name(name).head.fitted]
 BASES = [name for name in list_methods() if issubclass(components[name], Base)]
-REGULARIZERS = [name for name in list_methods() if issubclass(components[name], Regularizer)]
+REGULARIZERS = [name for name in FOR_IMAGES if issubclass(components[name], Regularizer)]
 ALL = {"mean_token": True, "mirror": True, "first_model": True}
 SMALL = {"samples": 4, "buffer_size": 8, "fisher_samples": 3, "measure_at": 1, "width": 16}
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from infssm.methods import Batch
+from infssm.methods import Batch, list_methods
+from infssm.methods.core.build import components
 from infssm.models import create_model
 
 CLASSES = 6
+FOR_IMAGES = [name for name in list_methods() if "images" in components[name].supported_data]
 
 MODELS: dict[str, dict[str, Any]] = {
     "vim_nano": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "in_chans": 1, "d_state": 4},

@@ -11,7 +11,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 
 from infssm.errors import ConfigError
 from infssm.methods.heads.class_statistics import shrunk
-from infssm.methods.heads.gda import Gaussians, gaussian_classifier
+from infssm.methods.heads.gaussians import Gaussians, gaussian_classifier
 from infssm.methods.heads.lda import lda_classifier
 from infssm.methods.heads.ranpac import ridge_classifier, squared_error
 from tests.methods.heads.test_statistics import gathered, some
@@ -40,9 +40,9 @@ def test_gda_is_scikit_learns_quadratic_one():
     x, y = balanced()
     other = QuadraticDiscriminantAnalysis(priors=PRIORS, store_covariance=True).fit(x.numpy(), y.numpy())
     statistics = gathered(x, y, per_class=True, size=64, total=4)
-    ratio = np.trace(other.covariance_[0]) / float(statistics.covariance[0].trace())
+    ratio = np.trace(other.covariance_[0]) / float(statistics.covariance(0).trace())
     assert min(abs(ratio - 1), abs(ratio - 100 / 99)) < 1e-5
-    statistics = replace(statistics, covariance=statistics.covariance * ratio)
+    statistics = replace(statistics, triangles=[ratio * triangle for triangle in statistics.triangles])
     head = Gaussians(*(tensor.double() for tensor in gaussian_classifier(statistics, 1e-12, 0.0)))
     theirs = other.decision_function(x.numpy()) - np.log(0.25)
     # Covariances and whitening are kept in float32: a few of its roundings of the largest distance.

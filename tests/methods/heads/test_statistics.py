@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from infssm.errors import ConfigError
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
+from tests.compare import identical
 
 
 def some(rows: int = 240, width: int = 7, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,6 +27,16 @@ def gathered(x: torch.Tensor, y: torch.Tensor, *, per_class: bool, size: int, to
     return sums.statistics()
 
 
+def close(found: ClassStatistics, expected: ClassStatistics, tolerance: float = 1e-9) -> None:
+    """Counts, means and covariances, which differ by rounding relative to the largest entry."""
+    pairs = [(found.count, expected.count), (found.mean, expected.mean), (found.pooled, expected.pooled)]
+    if expected.triangles is not None:
+        pairs += zip(found.triangles, expected.triangles, strict=True)
+    for one, other in pairs:
+        scale = float(other.abs().max()) if other.numel() else 0
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * scale)
+
+
 @pytest.mark.parametrize("per_class", [False, True])
 def test_counts_means_and_covariances_are_numpys(per_class):
     x, y = some()
@@ -36,31 +48,52 @@ def test_counts_means_and_covariances_are_numpys(per_class):
     pooled = sum(len(p) * c for p, c in zip(parts, covariances, strict=True)) / len(x)
     np.testing.assert_allclose(found.pooled, pooled, rtol=1e-9, atol=1e-9)
     if per_class:
-        # Kept in float32: its rounding, not more.
-        np.testing.assert_allclose(found.covariance[:4], covariances, rtol=1e-6, atol=1e-5)
-        assert not found.covariance[4:].any()
+        np.testing.assert_allclose([found.covariance(k) for k in range(4)], covariances, rtol=1e-9, atol=1e-9)
+        assert [len(triangle) for triangle in found.triangles[4:]] == [0, 0]
 
 
 @pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("size", [1, 17, 240])
 def test_batches_of_any_size_give_the_same(per_class, size):
     x, y = some()
-    whole, parts = gathered(x, y, per_class=per_class, size=64), gathered(x, y, per_class=per_class, size=size)
-    for name, tensor in whole.state_dict().items():
-        if tensor is not None:
-            torch.testing.assert_close(parts.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
+    close(gathered(x, y, per_class=per_class, size=size), gathered(x, y, per_class=per_class, size=64))
 
 
 @pytest.mark.parametrize("per_class", [False, True])
-def test_classes_of_two_tasks_together_are_those_of_one_pass(per_class):
+@pytest.mark.parametrize("overlap", [False, True], ids=["new classes", "more images"])
+def test_merged_parts_are_the_statistics_of_one_pass_and_can_be_taken_apart(per_class, overlap):
+    """Classes of two tasks, of which the second may have more images of the first's, in either order."""
     x, y = some()
-    first, second = y < 2, y >= 2
+    first = (y < 2) | (torch.arange(len(y)) % 3 == 0) if overlap else y < 2
     both = gathered(x, y, per_class=per_class, size=64)
-    one = gathered(x[first], y[first], per_class=per_class, size=64)
-    joined = one.replaced(gathered(x[second], y[second], per_class=per_class, size=64))
-    for name, tensor in both.state_dict().items():
-        if tensor is not None:
-            torch.testing.assert_close(joined.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
+    one, two = (gathered(x[part], y[part], per_class=per_class, size=64) for part in (first, ~first))
+    close(one.merged(two), both)
+    close(two.merged(one), both)
+    close(both.removed(two), one)
+    if not overlap and per_class:  # nothing is computed with a class that only one of them has
+        joined = one.merged(two)
+        assert torch.equal(joined.mean[:4], torch.cat([one.mean[:2], two.mean[2:4]]))
+        assert all(map(torch.equal, joined.triangles[:4], [*one.triangles[:2], *two.triangles[2:4]]))
+
+
+def test_beyond_the_limit_of_memory_merging_keeps_the_pooled_covariance():
+    x, y = some()
+    first = y < 2
+    one, two = (gathered(x[p], y[p], per_class=c, size=64) for p, c in ((first, True), (~first, False)))
+    close(one.merged(two), gathered(x, y, per_class=False, size=64))
+    with pytest.raises(ConfigError, match="cannot be forgotten where only the covariance of all classes together"):
+        two.without(0)
+
+
+def test_a_class_that_was_removed_was_never_there():
+    """Bit for bit: nothing of what remains was computed from it."""
+    x, y = some()
+    stay = y != 1
+    found = gathered(x, y, per_class=True, size=1).without(1)
+    for total in (5, 9):  # also with classes that come later
+        never = gathered(x[stay], y[stay] - (y[stay] > 1).long(), per_class=True, size=1, total=total)
+        assert identical(found.resized(total).pooled, never.pooled)
+        torch.testing.assert_close(found.resized(total).state_dict(), never.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -70,19 +103,7 @@ def test_moving_statistics_is_moving_the_features(per_class):
     rng = torch.Generator().manual_seed(1)
     matrix, shift = torch.randn(7, 7, generator=rng).double(), torch.randn(7, generator=rng).double()
     moved = gathered(x, y, per_class=per_class, size=64).moved(matrix, shift)
-    fresh = gathered(x @ matrix + shift, y, per_class=per_class, size=64)
-    for name, tensor in fresh.state_dict().items():
-        if tensor is not None:
-            scale = float(tensor.abs().max())
-            torch.testing.assert_close(moved.state_dict()[name], tensor, rtol=0, atol=1e-6 * scale)
-
-
-def test_a_class_seen_again_is_taken_afresh():
-    x, y = some()
-    kept, fresh = gathered(x, y, per_class=True, size=64), gathered(x[y == 1] + 1, y[y == 1], per_class=True, size=64)
-    joined = kept.replaced(fresh)
-    torch.testing.assert_close(joined.mean[1], kept.mean[1] + 1)
-    torch.testing.assert_close(joined.mean[0], kept.mean[0])
+    close(moved, gathered(x @ matrix + shift, y, per_class=per_class, size=64))
 
 
 def test_far_from_zero_the_covariance_keeps_its_digits():

@@ -39,6 +39,7 @@ class DER(StreamReplay):
     """
 
     name = "der"
+    needs_total: ClassVar[str | None] = "the logits that it stores have one column for every class"
     Config: ClassVar[type[ComponentConfig]] = DERConfig
     config: DERConfig
     draws: ClassVar[int] = 1

@@ -221,7 +221,10 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
     ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
     ``load_state_dict`` in the place of ``begin_task``.
     """
-    if parse_name(name)[0].joint:
+    composition = parse_name(name)
+    if not all("images" in component.supported_data for component in composition.classes):
+        options.setdefault("data_kind", "language")
+    if composition.base.joint:
         raise ConfigError(
             f"{name!r} trains on the data of all tasks at once, so in a loop of your own there is nothing to attach: "
             "train on all data without a method, or let infssm.run do it with method=joint"

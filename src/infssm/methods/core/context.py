@@ -95,6 +95,8 @@ class Context:
     """The frozen model of the end of the last task, where a component asks for one."""
     batch_size: int = 0
     """Samples of the current task in this step, on this process."""
+    supply: Callable[[], Input] | None = None
+    """Model input on which old and new are compared in every step, where a component makes it; else the step's own."""
 
     def __init__(
         self,
@@ -211,7 +213,7 @@ class Context:
     def watch(self) -> None:
         """Record from now to the end of the task, where a user's own loop runs the model."""
         self._recording.close()
-        if self.own_loop and self.old is not None:
+        if self.own_loop and self.old is not None and self.supply is None:
             self._recording.enter_context(self._record_forward())
 
     def forget(self) -> None:
@@ -224,9 +226,9 @@ class Context:
     def state_dict(self) -> dict[str, Any]:
         """The task, the old model and the random generator."""
         task = self.task
-        classes = () if task is None or task.classes is None else (task.classes.start, task.classes.stop)
+        block = None if task is None or task.classes is None else [task.classes.start, task.classes.stop]
         return {
-            "task": None if task is None else [task.index, *classes],
+            "task": None if task is None else {"index": task.index, "classes": block, "past": task.past},
             "old": None if self.old is None else self.old.state_dict(),
             "generator": self.generator.get_state(),
         }
@@ -235,7 +237,8 @@ class Context:
         """Restore task and generator of :meth:`state_dict`; the old model once components have frozen their share."""
         self.forget()
         if (task := state["task"]) is not None:
-            self.task = TaskInfo(task[0], range(*task[1:]) if len(task) > 1 else None)
+            block = None if task["classes"] is None else range(*task["classes"])
+            self.task = TaskInfo(task["index"], block, task["past"])
         self.generator.set_state(state["generator"].cpu())
         self.old = None
 
@@ -255,7 +258,7 @@ class Context:
         of the current task (all by default): the regularizers compare old and new on those. ``kwargs`` go to the
         module; the old model gets them too.
         """
-        if self.old is None or not self._recorders:
+        if self.old is None or not self._recorders or self.supply is not None:
             return logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
         with contextlib.nullcontext() if self.own_loop else self._record_forward():
             logits = logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
@@ -273,7 +276,7 @@ class Context:
 
     def observe(self, x: Input) -> None:
         """Take what was recorded of the forward that the user's loop ran on ``x``."""
-        if self.old is None or not self._recorders:
+        if self.old is None or not self._recorders or self.supply is not None:
             return
         try:
             new = self._take_record()
@@ -301,6 +304,11 @@ class Context:
         """
         if self.old is None:
             return NOTHING
+        if self.supply is not None:
+            x = self.supply()
+            with self._record_forward():
+                self.module(**x) if isinstance(x, Mapping) else self.module(x)
+                self._observed = _Observed(self._take_record(), x, {})
         observed, self._observed = self._observed, None
         if observed is None:
             raise ConfigError(

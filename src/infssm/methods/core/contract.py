@@ -67,6 +67,8 @@ class Component:
     """Kinds of data it works on: ``images``, ``series``, ``tokens``, ``language``; :data:`ALL_DATA` is all of them."""
     supports_domains: ClassVar[bool] = True
     """Whether tasks may be new domains of the same classes."""
+    needs_total: ClassVar[str | None] = None
+    """Why it must know all classes before the first task; None where classes may be added at any time."""
 
     def __init__(self, config: Any, context: Context) -> None:
         self.config = config
@@ -86,6 +88,9 @@ class Component:
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Called after the best weights of the task were restored, before its evaluation."""
+
+    def forget(self, label: int) -> None:
+        """Remove a class from what the component keeps; labels above move down by one. Weights stay as they are."""
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rewrite the optimizer's parameter groups."""

@@ -4,15 +4,15 @@ A *trained* head is the classifier that the loss trains. A *fitted* head is comp
 features of the task's images, without augmentation, and stands in the classifier's place until the next task begins;
 then the trained classifier is put back. What fitted heads keep are statistics, never images.
 
-A new fitted head is one file in ``methods/heads``: a class with ``name``, ``Config``, ``Module``, ``reset``, ``fit``,
-``state_dict``, ``load_state_dict``, and ``@register_method`` above it.
+A new fitted head is one file in ``methods/heads``: a class with ``name``, ``Config``, ``Module``, ``reset``, ``add``,
+``fit``, ``state_dict``, ``load_state_dict``, and ``@register_method`` above it.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -52,8 +52,26 @@ class Head(Component, ABC):
         """Put the trained classifier back."""
 
     def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
-        """Tensors of the fitted module and of the trained classifier, while the fitted one is installed."""
+        """Tensors of the trained classifier, while a fitted module is installed."""
         return None
+
+    def forget(self, label: int) -> None:
+        """Remove a class from everything that the head keeps; the classifier that is trained belongs to the model."""
+
+    def distances(self, features: Tensor) -> Tensor | None:  # noqa: ARG002 - of heads that measure some
+        """Squared Mahalanobis distances of ``features: [b, d]`` to every class, ``[b, K]``; None without covariances.
+
+        ``inf`` for classes without images.
+        """
+        return None
+
+    def transformed(self, features: Tensor) -> Tensor:
+        """The quantity whose statistics are taken; by default ``features: [b, d]`` themselves."""
+        return features
+
+    def moved(self, features: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002 - of heads that follow the model
+        """Transformed features ``[m, d]`` of earlier images with ``labels: [m]`` where the last task moved them."""
+        return features
 
     def restore(self, installed: Mapping[str, Mapping[str, Tensor]] | None) -> None:
         """Install the fitted module of :meth:`installed_state` again."""
@@ -83,7 +101,8 @@ class Features:
     def __init__(self, context: Context, loader: Loader, *, old: bool, views: Views | None = None) -> None:
         self._context = context
         self._loader = loader
-        self._old = context.old if old else None
+        self.old = context.old if old else None
+        """The model before the task, where its features are computed too."""
         self._features = features if views is None else views
 
     def __iter__(self) -> Iterator[FeatureBatch]:
@@ -94,9 +113,9 @@ class Features:
                 x: Any = model_input(batch)
                 x = x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
                 old = None
-                if self._old is not None:
-                    self._old.follow()
-                    old = self._features(self._old.module, x)
+                if self.old is not None:
+                    self.old.follow()
+                    old = self._features(self.old.module, x)
                 yield FeatureBatch(self._features(module, x), batch.y.to(device), old)
 
 
@@ -106,15 +125,15 @@ class FittedHead(Head):
     fitted: ClassVar[bool] = True
     needs_loader: ClassVar[bool] = True
     supported_data: ClassVar[frozenset[str]] = LABELLED_DATA
-    supports_domains: ClassVar[bool] = False
     Module: ClassVar[Callable[..., nn.Module]]
     """Builds the fitted module from its tensors: ``Module(**module.state_dict())`` is the module again."""
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
-        self._views = Views.of(config)
+        self.views = Views.of(config)
         self._trained: nn.Module | None = None
         self._fitted: nn.Module | None = None
+        self._loaded: Mapping[str, Tensor] | None = None
         self.reset()
 
     @abstractmethod
@@ -122,11 +141,36 @@ class FittedHead(Head):
         """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
 
     @abstractmethod
-    def fit(self, rows: Features, task: TaskInfo) -> nn.Module:
-        """Add the features of the task's images and return ``Module(...)``: ``[b, d]`` to logits ``[b, K]``.
+    def add(self, rows: Iterable[FeatureBatch], task: TaskInfo) -> None:
+        """Add the features of the task's images to the statistics: new classes, or more images of known ones.
 
-        Called under ``torch.no_grad``, alike on all processes. A class without images so far scores ``-inf``.
+        Called under ``torch.no_grad``, alike on all processes.
         """
+
+    @abstractmethod
+    def fit(self) -> nn.Module:
+        """The module ``Module(...)`` that follows from the statistics: ``[b, d]`` to logits ``[b, K]``.
+
+        Called under ``torch.no_grad``. A class without images so far scores ``-inf``.
+        """
+
+    def resize(self) -> None:
+        """Add classes without images where the statistics have fewer classes than the head."""
+
+    def forget(self, label: int) -> None:
+        """Remove a class from the statistics: the labels above move down by one.
+
+        The state is then that of a head with one class less. :meth:`refit` gives this head the class back, empty.
+        """
+        raise ConfigError(f"{self.name} cannot forget class {label}: it has no way to remove one from its statistics")
+
+    def leaving_out(self, features: Tensor, labels: Tensor) -> FittedHead:  # noqa: ARG002 - of heads that can
+        """The head fitted to all images but these; this one where it cannot do without them.
+
+        ``features: [m, d]``, transformed, with ``labels: [m]``. This head does not change. Scores of images that a head
+        is fitted to are too good to be calibrated with.
+        """
+        return self
 
     @property
     def classifier(self) -> Classifier:
@@ -137,12 +181,12 @@ class FittedHead(Head):
     def num_features(self) -> int:
         """Width d of the features that it is fitted to."""
         width = self.classifier.in_features
-        return width if self._views is None else self._views.width(width)
+        return width if self.views is None else self.views.width(width)
 
     @property
     def num_models(self) -> int:
         """Number of models the features are from; each gives an equal part of them."""
-        return 1 if self._views is None else self._views.models
+        return 1 if self.views is None else self.views.models
 
     @property
     def num_classes(self) -> int:
@@ -157,18 +201,31 @@ class FittedHead(Head):
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """A model that was trained elsewhere is the first task's."""
-        if self._views is not None and self._views.first is None and task.index > 0:
-            self._views.keep(unwrap(self.context.module))
+        if self.views is not None and self.views.first is None and task.index > 0:
+            self.views.keep(unwrap(self.context.module))
 
     @torch.no_grad()
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Fit; the method installs what was fitted once the old model is copied."""
         loader = require_loader(loader, self.name, "is fitted to features of the task's images, without augmentation")
-        if self._views is not None and task.index == 0:
-            self._views.keep(unwrap(self.context.module))
-        rows = Features(self.context, loader, old=self.needs_old, views=self._views)
+        if self.views is not None and task.index == 0:
+            self.views.keep(unwrap(self.context.module))
+        rows = Features(self.context, loader, old=self.needs_old, views=self.views)
         with torch.autocast(self.context.device.type, enabled=False):
-            self._fitted = self._build(self.fit(rows, task).state_dict())
+            self.add(rows, task)
+        self._fit()
+
+    def refit(self) -> None:
+        """Fit and install the module that follows from the statistics, as :meth:`end_task` did, without any images."""
+        self.withdraw()
+        self._fit()
+        self.install()
+
+    @torch.no_grad()
+    def _fit(self) -> None:
+        self.resize()
+        with torch.autocast(self.context.device.type, enabled=False):
+            self._fitted = self._build(self.fit().state_dict())
 
     def _build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The fitted module of these tensors on the model's device, in float32 or the model's wider precision."""
@@ -176,8 +233,14 @@ class FittedHead(Head):
         module = type(self).Module(**tensors)
         module = module.to(like.device, torch.promote_types(like.dtype, torch.float32))
         module.forward = partial(_forward_without_autocast, module)
-        module = module if self._views is None else ViewsClassifier(self._views, module)
         return module.eval().requires_grad_(False)
+
+    @property
+    def fitted_module(self) -> nn.Module:
+        """The module that was fitted last: features ``[b, d]`` to logits ``[b, K]``."""
+        if self._fitted is None:
+            raise ConfigError(f"{self.name} was not fitted yet: end a task first")
+        return self._fitted
 
     @property
     def installed(self) -> bool:
@@ -190,46 +253,60 @@ class FittedHead(Head):
             return
         place = self.classifier
         self._trained = place.module
-        place.replace(self._fitted)
-        if isinstance(self._fitted, ViewsClassifier):
-            self._fitted.install(unwrap(self.context.module))
+        if self.views is None:
+            place.replace(self._fitted)
+        else:
+            views = ViewsClassifier(self.views, self._fitted).eval().requires_grad_(False)
+            place.replace(views)
+            views.install(unwrap(self.context.module))
 
     def withdraw(self) -> None:
         """Put the trained classifier back."""
         if self._trained is not None:
             self.classifier.replace(self._trained)
-            if isinstance(self._fitted, ViewsClassifier):
-                self._fitted.withdraw(unwrap(self.context.module))
-        self._trained = self._fitted = None
+            if self.views is not None:
+                ViewsClassifier.withdraw(unwrap(self.context.module))
+        self._trained = self._fitted = self._loaded = None
 
     def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
-        """Tensors of the fitted module and of the trained classifier, while the fitted one is installed."""
-        if self._trained is None or self._fitted is None:
+        """Tensors of the trained classifier, while a fitted module is installed.
+
+        Those of the fitted module follow from the statistics; they are there where the module was loaded without these.
+        """
+        if self._trained is None:
             return None
-        return {"fitted": self._fitted.state_dict(), "trained": self._trained.state_dict()}
+        loaded = {} if self._loaded is None else {"fitted": dict(self._loaded)}
+        return {"trained": self._trained.state_dict()} | loaded
 
     def restore(self, installed: Mapping[str, Mapping[str, Tensor]] | None) -> None:
-        """Install the fitted module of :meth:`installed_state` again."""
+        """Install the fitted module of :meth:`installed_state` again.
+
+        It is fitted to the statistics, unless its tensors are given as ``"fitted"``, as in files of weights, which have
+        no statistics. The trained classifier may be one of fewer classes: the rows of the others stay as they are.
+        """
         self.withdraw()
         if installed is None:
             return
-        self.classifier.module.load_state_dict(installed["trained"])
-        fitted = installed["fitted"]
-        if self._views is not None:
-            self._views.restore(unwrap(self.context.module), _without_prefix("views.first.", fitted))
+        load_rows(self.classifier.module, installed["trained"])
+        fitted = self._loaded = installed.get("fitted")
+        if fitted is None:
+            self.refit()
+            return
+        if self.views is not None:
+            self.views.restore(unwrap(self.context.module), _without_prefix("views.first.", fitted))
             fitted = _without_prefix("fitted.", fitted)
         self._fitted = self._build(fitted)
         self.install()
 
     def state_dict(self) -> dict[str, Any]:
         """The first task's model, where it is one of the views."""
-        first = None if self._views is None else self._views.first
+        first = None if self.views is None else self.views.first
         return {} if first is None else {"first": first.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        if self._views is not None:
-            self._views.restore(unwrap(self.context.module), state.get("first"))
+        if self.views is not None:
+            self.views.restore(unwrap(self.context.module), state.get("first"))
 
 
 def _forward_without_autocast(module: nn.Module, features: Tensor) -> Tensor:
@@ -247,6 +324,15 @@ def _forward_without_autocast(module: nn.Module, features: Tensor) -> Tensor:
 def _without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with ``prefix``, which is removed."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def load_rows(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load a classifier of as many classes as ``module`` or fewer: rows of classes that it lacks stay as they are."""
+    grown = {}
+    for name, own in module.state_dict().items():
+        given = tensors[name].to(own.device, own.dtype)
+        grown[name] = torch.cat([given, own[len(given) :]]) if 0 < len(given) < len(own) else given
+    module.load_state_dict(grown)
 
 
 def class_count(context: Context, place: Classifier, head: str) -> int:

@@ -14,7 +14,7 @@ from infssm.methods.core.context import NOTHING, Context, count_rows
 from infssm.methods.core.contract import Base, Component, ComponentConfig, Regularizer, Terms
 from infssm.methods.core.head import Head
 from infssm.methods.core.tasks import Batches, BatchLike, Input, TaskInfo
-from infssm.models.features import TRAINED, classifier_prefix, trained_classifier
+from infssm.models.features import TRAINED, classifier_prefix, trained_classifier, with_rows_of
 from infssm.ssm import unwrap
 
 
@@ -61,8 +61,9 @@ class Method:
 
     @property
     def needs_old(self) -> bool:
-        """Whether a frozen old model is kept."""
-        return self.head.needs_old or any(regularizer.compares for regularizer in self.regularizers)
+        """Whether a frozen old model is kept. Heads follow moving features with it, and frozen ones do not move."""
+        follows = self.head.needs_old and not self.base.freezes
+        return follows or any(regularizer.compares for regularizer in self.regularizers)
 
     def trains(self, task: int) -> bool:
         """Whether steps on a task make a difference; with frozen features and a fitted head only the first do."""
@@ -185,6 +186,23 @@ class Method:
         self.head.restore(state["head"])
         self.context.watch()
 
+    def grow_from(self, state: Mapping[str, Any], module: Mapping[str, Tensor]) -> None:
+        """Continue a method that was built for fewer classes or as many; outputs of new classes are as initialized.
+
+        Args:
+            state: of that method, see :meth:`state_dict`.
+            module: the ``state_dict`` of its module; a fitted head that stands in it is fitted again at the next end
+                of a task, so the classifier in training takes its place.
+        """
+        weights = dict(module)
+        if state["head"] is not None:
+            prefix = classifier_prefix(self.module, unwrap(self.module))
+            weights = {name: value for name, value in weights.items() if not name.startswith(prefix)}
+            weights |= {prefix + name: value for name, value in state["head"]["trained"].items()}
+        self.module.load_state_dict(with_rows_of(weights, self.module))
+        old = None if state["old"] is None else with_rows_of(state["old"], unwrap(self.module))
+        self.load_state_dict({**state, "head": None, "old": old})
+
     def weights(self) -> dict[str, Tensor]:
         """The module's tensors by name; where a fitted head is installed, also those of the classifier in training."""
         installed = self.head.installed_state()
@@ -198,4 +216,5 @@ class Method:
             prefix = classifier_prefix(self.module, unwrap(self.module))
             fitted = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
             self.head.restore({"fitted": fitted, "trained": trained})
-        self.module.load_state_dict({k: v for k, v in weights.items() if not k.startswith(TRAINED)})
+        own = {k: v for k, v in weights.items() if not k.startswith(TRAINED)}
+        self.module.load_state_dict(with_rows_of(own, self.module))

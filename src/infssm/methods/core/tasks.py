@@ -60,10 +60,15 @@ class Batches:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """One task of a stream: its 0-based index and the contiguous block of classes it owns."""
+    """One task of a stream: its 0-based index and the contiguous block of classes it has samples of.
+
+    ``past`` is the number of classes that were known before the task: those before its block, unless the task has new
+    samples of known classes too, in which case its block is that of all classes.
+    """
 
     index: int
     classes: range | None = None
+    past: int | None = None
 
     @classmethod
     def of(cls, task: Any) -> TaskInfo:
@@ -81,12 +86,18 @@ class TaskInfo:
         block = range(classes[0], classes[-1] + 1)
         if list(classes) != list(block):
             raise ConfigError(f"a task's classes must be one ascending block of stream labels, got {list(classes)}")
-        return cls(index, block)
+        return cls(index, block, getattr(task, "past", None))
 
     @property
     def block(self) -> slice:
         """Columns of the logits that belong to this task (all of them where classes are unknown)."""
         return slice(None) if self.classes is None else slice(self.classes.start, self.classes.stop)
+
+    @property
+    def past_classes(self) -> slice:
+        """Columns of the classes known before the task; all where tasks bring no classes (domains, language)."""
+        past = self.past if self.past is not None or self.classes is None else self.classes.start
+        return slice(0, past) if past else slice(None)
 
     @property
     def seen(self) -> slice:

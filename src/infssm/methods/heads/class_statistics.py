@@ -1,11 +1,12 @@
 """What fitted heads keep of a class: number, mean and covariance of its features, computed from sums, never an image.
 
-Memory: ``K · d`` for the means and ``d²`` for a shared covariance, ``K · d²`` for one per class (float64; class
-covariances float32). 100 classes of width 96 take 3.5 MiB, of width 384 56 MiB.
+Memory: ``K · d`` numbers for the means and one triangle of ``d (d + 1) / 2`` for the covariance of each class that has
+images, all float64. 100 classes of width 96 take 3.6 MiB, of width 384 57 MiB.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,61 +21,130 @@ from infssm.errors import ConfigError
 class ClassStatistics:
     """Statistics of K classes; a class without images has count 0.
 
+    The pooled covariance follows from those of the classes, added in their order, and is not stored beside them: what
+    remains when a class is removed is bit for bit what there would be had the class never been there.
+
     Attributes:
         count: float64 [K] images of each class.
         mean: float64 [K, d].
-        pooled: float64 [d, d], within-class covariance over all images (divided by their number).
-        covariance: float32 [K, d, d], of each class (divided by its number), or ``None`` where only pooled is kept.
+        triangles: float64 [d (d + 1) / 2] for each class, the lower triangle of its covariance (divided by its number);
+            without elements where the class has no images. ``None`` where only the pooled covariance is kept.
+        shared: float64 [d, d], the pooled covariance, where it alone is kept.
     """
 
     count: Tensor
     mean: Tensor
-    pooled: Tensor
-    covariance: Tensor | None
+    triangles: list[Tensor] | None
+    shared: Tensor | None = None
 
     @property
     def seen(self) -> Tensor:
         """Classes with images: bool [K]."""
-        return self.count > 0
+        return self.count != 0
 
-    def replaced(self, fresh: ClassStatistics) -> ClassStatistics:
-        """Replace the classes that ``fresh`` has; the others stay."""
-        other = fresh.seen
-        stay = self.count.masked_fill(other, 0).sum()
-        total = stay + fresh.count.sum()
-        covariance = self.covariance
-        if covariance is not None and fresh.covariance is not None:
-            covariance = torch.where(other[:, None, None], fresh.covariance, covariance)
-        return ClassStatistics(
-            torch.where(other, fresh.count, self.count),
-            torch.where(other[:, None], fresh.mean, self.mean),
-            (stay * self.pooled + fresh.count.sum() * fresh.pooled) / total.clamp(min=1),
-            covariance,
-        )
+    @property
+    def pooled(self) -> Tensor:
+        """Within-class covariance over all images (divided by their number): float64 [d, d]."""
+        if self.triangles is None:
+            assert self.shared is not None
+            return self.shared
+        width = self.mean.shape[1]
+        total = self.mean.new_zeros(width * (width + 1) // 2)
+        for share, triangle in zip((self.count / _at_least_1(self.count.sum())).tolist(), self.triangles, strict=True):
+            if share:
+                total.add_(triangle, alpha=share)
+        return symmetric(total, width)
+
+    def covariance(self, label: int) -> Tensor:
+        """Covariance of one class with images: float64 [d, d]."""
+        assert self.triangles is not None
+        return symmetric(self.triangles[label], self.mean.shape[1])
+
+    def merged(self, fresh: ClassStatistics) -> ClassStatistics:
+        """Statistics of the images of both (Chan et al. 1979): more images of known classes, new classes, or both.
+
+        ``n = n₁ + n₂``, ``μ = μ₁ + (n₂/n)δ``, ``Σ = Σ₁ + (n₂/n)(Σ₂ - Σ₁) + (n₁n₂/n²)δδᵀ`` with ``δ = μ₂ - μ₁``: a class
+        that only one of them has stays as it is to the last bit. With negative counts in ``fresh`` images are removed.
+        """
+        count = self.count + fresh.count
+        share = fresh.count / torch.where(count == 0, torch.inf, count)  # 0 where no images remain
+        between = share * (1 - share)
+        gap = fresh.mean - self.mean
+        mean = (self.mean + share[:, None] * gap).masked_fill(count[:, None] == 0, 0)
+        if self.triangles is None or fresh.triangles is None:
+            parts = self.count.sum() * self.pooled + fresh.count.sum() * fresh.pooled
+            shared = (parts + (count * between * gap.T) @ gap) / _at_least_1(count.sum())
+            return ClassStatistics(count, mean, None, shared)
+        triangles = list(self.triangles)
+        for label in fresh.seen.nonzero().flatten().tolist():
+            own, other = self.triangles[label], fresh.triangles[label]
+            if not own.numel():
+                triangles[label] = other
+            elif count[label] == 0:
+                triangles[label] = own.new_empty(0)
+            else:
+                spread = lower_triangle(torch.outer(gap[label], gap[label]))
+                triangles[label] = own + share[label] * (other - own) + between[label] * spread
+        return ClassStatistics(count, mean, triangles)
+
+    def removed(self, images: ClassStatistics) -> ClassStatistics:
+        """Statistics without some of the images they were taken of."""
+        return self.merged(ClassStatistics(-images.count, images.mean, images.triangles, images.shared))
+
+    def resized(self, num_classes: int) -> ClassStatistics:
+        """With classes without images behind, ``num_classes`` in all."""
+        more = num_classes - len(self.count)
+        if more < 0:
+            raise ConfigError(f"these are statistics of {len(self.count)} classes, and the head has {num_classes}")
+        triangles = self.triangles
+        if triangles is not None:
+            triangles = [*triangles, *(self.count.new_empty(0) for _ in range(more))]
+        count, mean = torch.cat([self.count, self.count.new_zeros(more)]), self.mean
+        return ClassStatistics(count, torch.cat([mean, mean.new_zeros(more, mean.shape[1])]), triangles, self.shared)
+
+    def without(self, label: int) -> ClassStatistics:
+        """Without a class: the labels above it move down by one."""
+        if self.triangles is None:
+            raise ConfigError(
+                "a class cannot be forgotten where only the covariance of all classes together is kept: their own "
+                "covariances take more than 256 MiB. Use narrower features, or teach a new model the other classes"
+            )
+        stay = [k for k in range(len(self.count)) if k != label]
+        return ClassStatistics(self.count[stay], self.mean[stay], [self.triangles[k] for k in stay])
 
     def moved(self, matrix: Tensor, shift: Tensor) -> ClassStatistics:
         """After features ``f: [d]`` became ``f @ matrix + shift``; ``matrix: [d, d]``, ``shift: [d]`` or ``[K, d]``."""
-        covariance = self.covariance
-        if covariance is not None:
-            moved = torch.empty_like(covariance)
-            for index in range(len(covariance)):  # one class at a time: no second float64 copy of them all
-                moved[index] = matrix.T @ covariance[index].double() @ matrix
-            covariance = moved
-        return ClassStatistics(
-            self.count,
-            torch.where(self.seen[:, None], self.mean @ matrix + shift, self.mean),
-            matrix.T @ self.pooled @ matrix,
-            covariance,
-        )
+        triangles, shared = self.triangles, self.shared
+        if triangles is not None:
+            triangles = [
+                lower_triangle(matrix.T @ self.covariance(label) @ matrix) if triangle.numel() else triangle
+                for label, triangle in enumerate(triangles)
+            ]
+        if shared is not None:
+            shared = matrix.T @ shared @ matrix
+        mean = torch.where(self.seen[:, None], self.mean @ matrix + shift, self.mean)
+        return ClassStatistics(self.count, mean, triangles, shared)
 
     def to(self, device: torch.device) -> ClassStatistics:
         """The statistics on a device."""
-        covariance = None if self.covariance is None else self.covariance.to(device)
-        return ClassStatistics(self.count.to(device), self.mean.to(device), self.pooled.to(device), covariance)
+        triangles = None if self.triangles is None else [triangle.to(device) for triangle in self.triangles]
+        shared = None if self.shared is None else self.shared.to(device)
+        return ClassStatistics(self.count.to(device), self.mean.to(device), triangles, shared)
 
     def state_dict(self) -> dict[str, Any]:
-        """All tensors by name: ``ClassStatistics(**state)`` restores them."""
-        return {name: getattr(self, name) for name in ("count", "mean", "pooled", "covariance")}
+        """All tensors by name; of each class with images a covariance of its own, which others do not change."""
+        triangles = None
+        if self.triangles is not None:
+            triangles = {str(label): triangle for label, triangle in enumerate(self.triangles) if triangle.numel()}
+        return {"count": self.count, "mean": self.mean, "triangles": triangles, "shared": self.shared}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> ClassStatistics:
+        """What :meth:`state_dict` returned."""
+        count, triangles = state["count"], state["triangles"]
+        if triangles is not None:
+            triangles = [triangles.get(str(label), count.new_empty(0)) for label in range(len(count))]
+        return cls(count, state["mean"], triangles, state["shared"])
 
 
 class StatisticsSums:
@@ -107,21 +177,40 @@ class StatisticsSums:
             rows = x[labels == label]
             self._outers.setdefault(label, torch.zeros_like(self._outer)).addmm_(rows.T, rows)
 
-    def statistics(self) -> ClassStatistics:
-        """Counts, means and covariances of the images that all processes added."""
-        count, total, outer = sum_over_processes([self._count, self._total, self._outer])
-        number, images = count.clamp(min=1), count.sum().clamp(min=1)
-        mean = total / number[:, None]
+    def statistics(
+        self, add_up: Callable[[Sequence[Tensor]], Sequence[Tensor]] = sum_over_processes
+    ) -> ClassStatistics:
+        """Counts, means and covariances of the images that all processes added; ``add_up=list``: that this one did."""
+        count, total, outer = add_up([self._count, self._total, self._outer])
+        mean = total / _at_least_1(count)[:, None]
         if not self.per_class:
-            return ClassStatistics(count, mean, (outer - (count[:, None] * mean).T @ mean) / images, None)
-        pooled = torch.zeros_like(outer)
-        covariance = outer.new_zeros(len(count), *outer.shape, dtype=torch.float32)
+            shared = (outer - (count[:, None] * mean).T @ mean) / _at_least_1(count.sum())
+            return ClassStatistics(count, mean, None, shared)
+        triangles = [count.new_empty(0) for _ in count]
         for label in count.nonzero().flatten().tolist():  # the same on every process, whoever has its images
-            own = sum_over_processes([self._outers.get(label, torch.zeros_like(outer))])[0]
-            own = own / number[label] - torch.outer(mean[label], mean[label])
-            pooled += count[label] / images * own
-            covariance[label] = own
-        return ClassStatistics(count, mean, pooled, covariance)
+            own = add_up([self._outers.get(label, torch.zeros_like(outer))])[0]
+            triangles[label] = lower_triangle(own / count[label] - torch.outer(mean[label], mean[label]))
+        return ClassStatistics(count, mean, triangles)
+
+
+def lower_triangle(matrix: Tensor) -> Tensor:
+    """A symmetric ``matrix: [d, d]`` without its upper half: ``[d (d + 1) / 2]``."""
+    rows, columns = torch.tril_indices(len(matrix), len(matrix), device=matrix.device)
+    return matrix[rows, columns]
+
+
+def symmetric(triangle: Tensor, width: int) -> Tensor:
+    """The matrix ``[d, d]`` of a :func:`lower_triangle`."""
+    rows, columns = torch.tril_indices(width, width, device=triangle.device)
+    matrix = triangle.new_empty(width, width)
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    return matrix
+
+
+def _at_least_1(count: Tensor) -> Tensor:
+    """Divides sums that are 0 where there are no images."""
+    return count.clamp(min=1)
 
 
 def shrunk(covariance: Tensor, alpha: float) -> Tensor:

@@ -1,7 +1,8 @@
 """How features of old classes moved while a task was learned, estimated from the task's own images.
 
 The models before and after the task are run on the same images: ``x`` old, ``x + r`` new features. The motion of
-old classes is inferred from these, by a linear map (``map``) or by the mean motion nearby (``mean``).
+old classes is inferred from these, by a linear map (``map``) or by the mean motion nearby (``mean``):
+``statistics.moved(*drift.solve())``.
 """
 
 from __future__ import annotations
@@ -35,11 +36,6 @@ class MapDrift:
         both = torch.cat([x, new.double() - x], dim=1)
         self._sums.addmm_(torch.cat([torch.ones_like(x[:, :1]), x], dim=1).T, both)
         self._count += len(x)
-
-    def moved(self, statistics: ClassStatistics) -> ClassStatistics:
-        """Statistics of old classes in the new model's feature space."""
-        matrix, shift = self.solve()
-        return statistics.moved(matrix, shift)
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """``matrix: [d, d]`` and ``shift: [d]`` of the map, over all processes."""
@@ -75,9 +71,8 @@ class MeanDrift:
         self._weight += weight.sum(dim=1)
         self._motion += weight @ (new.double() - x)
 
-    def moved(self, statistics: ClassStatistics) -> ClassStatistics:
-        """Statistics with means moved; covariances stay."""
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """The identity, and the shift of each class, ``[K, d]``, over all processes: covariances stay."""
         weight, motion = sum_over_processes([self._weight, self._motion])
-        eye = torch.eye(motion.shape[1], dtype=torch.float64, device=motion.device)
         # Where no image is near (weights underflow) the class stays.
-        return statistics.moved(eye, motion / weight.clamp(min=1e-300)[:, None])
+        return torch.eye(motion.shape[1]).to(motion), motion / weight.clamp(min=1e-300)[:, None]

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ComponentConfig, TaskInfo
-from infssm.methods.core.head import Features, linear
+from infssm.methods.core.contract import ComponentConfig
+from infssm.methods.core.head import linear
 from infssm.methods.heads.class_statistics import ClassStatistics, cholesky, shrunk
 from infssm.methods.heads.statistical import GaussianConfig, GaussianHead
 
@@ -26,7 +26,8 @@ class LDA(GaussianHead):
     """Class means and one covariance of features, no images; a linear classifier follows from them.
 
     Linear discriminant analysis. It is a linear layer like the model's own classifier, so the model is saved and
-    exported as usual, except with additional views.
+    exported as usual, except with additional views. The shared covariance is computed from those of the classes, which
+    are kept so that a class can be forgotten.
 
     Paper: Fisher, The Use of Multiple Measurements in Taxonomic Problems, 1936; in continual learning Hayes and Kanan,
     Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPR Workshops 2020, arXiv:1909.01520
@@ -37,9 +38,9 @@ class LDA(GaussianHead):
     config: LDAConfig
     Module = linear
 
-    def fit(self, rows: Features, task: TaskInfo) -> nn.Linear:  # noqa: ARG002
+    def fit(self) -> nn.Linear:
         """See :func:`lda_classifier`; of several models the mean of their scores."""
-        found = [lda_classifier(statistics, self.config.alpha) for statistics in self.gather(rows)]
+        found = [lda_classifier(statistics, self.config.alpha) for statistics in self.statistics]
         weight = torch.cat([weight for weight, _ in found], dim=1) / len(found)
         return linear(weight, torch.stack([bias for _, bias in found]).mean(dim=0) + self.log_prior())
 

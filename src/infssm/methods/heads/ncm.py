@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import TaskInfo
-from infssm.methods.core.head import Features
 from infssm.methods.heads.statistical import StatisticalHead
 
 
@@ -44,6 +42,6 @@ class NCM(StatisticalHead):
         """Of unit length: ``[b, d]``."""
         return F.normalize(features, dim=1)
 
-    def fit(self, rows: Features, task: TaskInfo) -> NearestMean:  # noqa: ARG002 - labels say which classes
+    def fit(self) -> NearestMean:
         """The means' directions."""
-        return NearestMean(F.normalize(torch.cat([of.mean for of in self.gather(rows)], dim=1), dim=1))
+        return NearestMean(F.normalize(torch.cat([of.mean for of in self.statistics], dim=1), dim=1))

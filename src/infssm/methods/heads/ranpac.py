@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,21 +12,24 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes, this_share
+from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, TaskInfo
-from infssm.methods.core.head import Features, FittedHead
+from infssm.methods.core.head import FeatureBatch
 from infssm.methods.core.views import FittedConfig
+from infssm.methods.heads.statistical import StatisticalHead
+from infssm.methods.replay.gathering import gather_rows
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
-_HELD_OUT = 5
-"""Every fifth row is held out to select the ridge."""
+HELD_OUT = 5
+"""Every fifth image of each class is held out to select the ridge."""
 
 
 class RanPACConfig(FittedConfig):
     """Options of :class:`RanPAC`."""
 
     width: int | None = Field(
-        None, ge=1, description="random features M; null: 16 times the features, at most 10,000 (8·M² bytes are kept)"
+        None, ge=1, description="random features M; null: 16 times the features, at most 10,000 (16·M² bytes are kept)"
     )
 
 
@@ -48,11 +52,13 @@ class RandomFeatures(nn.Module):
 
 
 @register_method
-class RanPAC(FittedHead):
+class RanPAC(StatisticalHead):
     """Random ReLU features and ridge regression; exact for a backbone that stays, stale where it moves.
 
-    A fifth of each task's images is held out to select the ridge, and their errors are summed over tasks: a large first
-    task counts for as many images as it had, and none of them is kept.
+    Every fifth image of each class, counted over all tasks, is held out to select the ridge: the sums of the images to
+    fit and of those held out are kept apart, and the ridge with the least error on all held-out images so far is chosen
+    at the end of each task. All images are then fitted with it. So the order in which classes are taught does not
+    matter; the order of images of one class decides only which of them are held out.
 
     Paper: McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023,
     arXiv:2307.02251
@@ -65,10 +71,10 @@ class RanPAC(FittedHead):
 
     def reset(self) -> None:
         """No sums."""
-        self.gram: Tensor | None = None
-        self.cross: Tensor | None = None
-        self.errors: Tensor | None = None
-        """For every ridge the squared errors on held-out images, summed over the ends of tasks: float64."""
+        super().reset()
+        self.sums: list[Tensor] = []
+        """Gram and cross sums of the images to fit, and of those held out: [M, M], [M, K], [M, M], [M, K], float64."""
+        self.ridge = RIDGES[0]
 
     @property
     def width(self) -> int:
@@ -80,48 +86,109 @@ class RanPAC(FittedHead):
         rng = torch.Generator().manual_seed(self.context.seed)
         return torch.randn(self.num_features, self.width, generator=rng).to(self.context.device)
 
-    def fit(self, rows: Features, task: TaskInfo) -> RandomFeatures:  # noqa: ARG002 - labels say which classes
-        """Add the task's images to the sums; a fifth of them selects the ridge, then all are fitted with it."""
-        projection = self.projection()
-        fit_gram, fit_cross, held_gram, held_cross = self._sums(rows, projection)
-        if self.gram is not None and self.cross is not None:
-            fit_gram += self.gram.to(fit_gram.device)
-            fit_cross += self.cross.to(fit_cross.device)
-        errors = ridge_errors(fit_gram, fit_cross, held_gram, held_cross)
-        self.errors = errors if self.errors is None else self.errors + errors
-        self.gram, self.cross = fit_gram.add_(held_gram), fit_cross.add_(held_cross)
-        weight = ridge_classifier(self.gram, self.cross, RIDGES[int(self.errors.argmin())])
-        assert weight is not None  # G grew by a positive matrix since its errors were found to be finite
-        seen = (self.cross != 0).any(dim=0)
-        offset = torch.zeros(len(seen), dtype=weight.dtype, device=weight.device).masked_fill(~seen, -torch.inf)
-        return RandomFeatures(projection, weight, offset)
+    def add(self, rows: Iterable[FeatureBatch], task: TaskInfo) -> None:
+        """Add images to the sums and to the statistics, and choose the ridge from the sums."""
+        self.resize()
+        fresh = self._empty()
+        super().add(self._added(rows, fresh), task)
+        # One at a time: no second copy of them all.
+        fresh = [sum_over_processes([part])[0] for part in fresh]
+        kept = [part.to(self.context.device) for part in self.sums] or self._empty()
+        self.sums = [new.add_(old) for new, old in zip(fresh, kept, strict=True)]
+        gram, cross, held_gram, held_cross = self.sums
+        if held_gram.any():
+            self.ridge = RIDGES[int(ridge_errors(gram, cross, held_gram, held_cross).argmin())]
+        else:  # no class has five images: as large as the Gram matrix, since there is nothing to choose it by
+            size = float(gram.diagonal().mean())
+            self.ridge = min(RIDGES, key=lambda ridge: abs(ridge - size))
 
-    def _sums(self, rows: Features, projection: Tensor) -> list[Tensor]:
-        """Gram and cross sums of the rows to fit and of those held out: [M, M], [M, K], [M, M], [M, K]."""
-        world = this_share().world
+    def _empty(self) -> list[Tensor]:
         shapes = [(self.width, self.width), (self.width, self.num_classes)] * 2
-        sums = [torch.zeros(shape, dtype=torch.float64, device=projection.device) for shape in shapes]
-        position = this_share().number  # of the row among those of all processes, which are dealt in turn
+        return [torch.zeros(shape, dtype=torch.float64, device=self.context.device) for shape in shapes]
+
+    def _added(self, rows: Iterable[FeatureBatch], sums: list[Tensor]) -> Iterator[FeatureBatch]:
+        """The rows, each of which is added to the sums on the way."""
+        projection = self.projection()
+        count = torch.zeros(self.num_classes, dtype=torch.int64)
+        if self.statistics:
+            count = self.statistics[0].count.long().cpu()
+        planned = None
+        if this_share().world > 1:  # which images are held out depends on the other processes' labels: one pass more
+            planned = class_positions(torch.cat([row.y for row in rows]), count)
         for row in rows:
-            hidden = F.relu(row.new.to(projection.dtype) @ projection).double()
-            targets = F.one_hot(row.y, self.num_classes).double()
-            index = position + world * torch.arange(len(hidden), device=hidden.device)
-            held = index % _HELD_OUT == _HELD_OUT - 1
-            position += world * len(hidden)
+            if planned is None:
+                positions = class_positions(row.y, count)
+                count = count + row.y.cpu().bincount(minlength=self.num_classes)
+            else:
+                positions, planned = planned[: len(row.y)], planned[len(row.y) :]
+            held = (positions % HELD_OUT == HELD_OUT - 1).to(projection.device)
+            hidden, targets = self._hidden(row.new, projection), F.one_hot(row.y, self.num_classes).double()
             for part, start in ((~held, 0), (held, 2)):
                 sums[start].addmm_(hidden[part].T, hidden[part])
                 sums[start + 1].addmm_(hidden[part].T, targets[part])
-        return [sum_over_processes([part])[0] for part in sums]  # one at a time: no second copy of them all
+            yield row
+
+    def _hidden(self, features: Tensor, projection: Tensor) -> Tensor:
+        """Random features of ``features: [b, d]``, computed in float32: float64 [b, M]."""
+        return F.relu(features.to(projection) @ projection).double()
+
+    def fit(self) -> RandomFeatures:
+        """Ridge regression on all images, with a larger ridge where the Gram matrix is singular in float64."""
+        gram, cross = self.sums[0] + self.sums[2], self.sums[1] + self.sums[3]
+        found = (ridge_classifier(gram, cross, ridge) for ridge in RIDGES if ridge >= self.ridge)
+        weight = next(weight for weight in found if weight is not None)
+        offset = weight.new_zeros(len(weight)).masked_fill(~self.statistics[0].seen.to(weight.device), -torch.inf)
+        return RandomFeatures(self.projection(), weight, offset)
+
+    def resize(self) -> None:
+        """Add classes without images where the statistics and sums have fewer classes than the head."""
+        super().resize()
+        if self.sums:
+            more = self.num_classes - self.sums[1].shape[1]
+            self.sums = [part if index % 2 == 0 else F.pad(part, (0, more)) for index, part in enumerate(self.sums)]
+
+    def forget(self, label: int) -> None:  # noqa: ARG002 - no class can be
+        """Refused: what one class added to the Gram matrix cannot be told from what the others did."""
+        raise ConfigError(
+            "ranpac keeps one Gram matrix of the images of all classes, from which no class can be removed: use gda, "
+            "lda or ncm where classes are to be forgotten, or teach a new model the other classes"
+        )
+
+    @torch.no_grad()
+    def leaving_out(self, features: Tensor, labels: Tensor) -> RanPAC:
+        """The head fitted, with the same ridge, to all images but these."""
+        other = copy.copy(self)
+        hidden = self._hidden(features, self.projection())
+        targets = F.one_hot(labels.to(hidden.device), self.num_classes).double()
+        other.sums = [*self.sums[:2], self.sums[2] - hidden.T @ hidden, self.sums[3] - hidden.T @ targets]
+        found = StatisticalHead.leaving_out(other, features, labels)
+        assert isinstance(found, RanPAC)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
-        return super().state_dict() | {"gram": self.gram, "cross": self.cross, "errors": self.errors}
+        """The statistics, the sums and the ridge so far."""
+        return super().state_dict() | {"sums": list(self.sums), "ridge": self.ridge}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`, also that of a head with fewer classes."""
+        self.sums, self.ridge = [part.to(self.context.device) for part in state["sums"]], state["ridge"]
         super().load_state_dict(state)
-        self.gram, self.cross = state["gram"], state["cross"]
-        self.errors = state["errors"]
+
+
+def class_positions(labels: Tensor, before: Tensor) -> Tensor:
+    """Position of each of this process's rows among all images of its class, of which ``before: [K]`` came earlier.
+
+    ``labels: [n]``. Rows are dealt to the processes in turn, and counted in the order in which they were dealt.
+    """
+    share = this_share()
+    dealt = share.number + share.world * torch.arange(len(labels))
+    table = gather_rows(torch.stack([dealt, labels.cpu()], dim=1))
+    dealt, labels = table[table[:, 0].argsort()].unbind(dim=1)
+    by_class = labels.argsort(stable=True)
+    counts = labels.bincount(minlength=len(before))
+    positions = torch.empty_like(labels)
+    positions[by_class] = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[by_class]]
+    return (positions + before[labels])[dealt % share.world == share.number]
 
 
 def ridge_errors(

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from infssm.methods.core.contract import ComponentConfig, Context
-from infssm.methods.core.head import Features, FittedHead
+from infssm.methods.core.contract import ComponentConfig, Context, TaskInfo
+from infssm.methods.core.head import FeatureBatch, Features, FittedHead
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
 from infssm.methods.heads.drift import Drift, MapDrift, MeanDrift
+from infssm.methods.heads.gaussians import Gaussians, averaged, gaussian_classifier
 
 LARGE = 2**26
-"""Elements of class covariances (256 MiB in float32) beyond which heads keep the pooled one alone."""
+"""Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep the pooled one alone."""
+_ALPHA = 0.001
+"""Share of the identity in the covariance by which heads without a Gaussian of their own measure distances."""
 
 
 class StatisticalConfig(FittedConfig):
-    """Options of every head on class statistics."""
+    """Options of every head whose statistics follow the model."""
 
     drift: Drift = Field(
         "map",
@@ -31,65 +35,139 @@ class StatisticalConfig(FittedConfig):
 
 
 class StatisticalHead(FittedHead):
-    """Fitted from statistics of every class, which are gathered at the end of the class's task and never again."""
+    """Keeps statistics of every class, taken at the end of the tasks that have images of it and never again."""
 
     Config: ClassVar[type[ComponentConfig]] = StatisticalConfig
-    config: StatisticalConfig
-    per_class: ClassVar[bool] = False
-    """Whether a covariance of each class is used, where their memory allows."""
+    config: FittedConfig
+    statistics: list[ClassStatistics]
+    """One entry per model whose features it uses; none before the first task."""
+    task_of: list[int]
+    """For every class which task brought it, among the tasks that brought any; -1 for classes without images."""
+    motions: list[tuple[Tensor, Tensor]]
+    """By model how features of old classes moved in the last task: the arguments of :meth:`ClassStatistics.moved`."""
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
-        self.needs_old = self.config.drift != "none"
+        self.needs_old = isinstance(config, StatisticalConfig) and config.drift != "none"
 
     def reset(self) -> None:
         """No statistics."""
-        self.statistics: list[ClassStatistics] = []
-        """One entry per model whose features it uses."""
+        self.statistics, self.task_of, self.motions = [], [], []
+        self._gaussians: Gaussians | None = None
 
-    def transformed(self, features: Tensor) -> Tensor:
-        """The quantity whose statistics are taken; by default ``features: [b, d]`` themselves."""
-        return features
+    def add(self, rows: Iterable[FeatureBatch], task: TaskInfo) -> None:  # noqa: ARG002 - labels say which classes
+        """One pass over images: their statistics are merged with those of all images before, where these are now.
 
-    def gather(self, rows: Features) -> list[ClassStatistics]:
-        """One pass over the task's images: statistics of its classes, and of the old ones where they are now.
-
-        One for every model whose features the head uses: they move each in its own way, or like the first task's not
-        at all.
+        Of every model whose features the head uses there are statistics of their own: they move each in its own way, or
+        like the first task's not at all.
         """
-        device, models, width = self.context.device, self.num_models, self.num_features // self.num_models
-        per_class = self.per_class and models * self.num_classes * width**2 <= LARGE
-        sums = [StatisticsSums(self.num_classes, width, per_class=per_class, device=device) for _ in range(models)]
-        kept = [statistics.to(device) for statistics in self.statistics]
+        self.resize()
+        kept = [statistics.to(self.context.device) for statistics in self.statistics]
+        sums = self._sums()
         drifts: list[MapDrift | MeanDrift] = []
-        if self.config.drift == "map":
-            drifts = [MapDrift(width, self.config.ridge, device) for _ in kept]
-        elif self.config.drift == "mean":
-            drifts = [MeanDrift(statistics) for statistics in kept]
+        if isinstance(self.config, StatisticalConfig) and isinstance(rows, Features) and rows.old is not None:
+            if self.config.drift == "map":
+                drifts = [MapDrift(one.mean.shape[1], self.config.ridge, self.context.device) for one in kept]
+            elif self.config.drift == "mean":
+                drifts = [MeanDrift(statistics) for statistics in kept]
         for row in rows:
-            new = self.transformed(row.new.double()).chunk(models, dim=1)
-            for model in range(models):
-                sums[model].add(new[model], row.y)
+            new = self.transformed(row.new.double()).chunk(self.num_models, dim=1)
+            for one, features in zip(sums, new, strict=True):
+                one.add(features, row.y)
             if row.old is not None:
-                old = self.transformed(row.old.double()).chunk(models, dim=1)
+                old = self.transformed(row.old.double()).chunk(self.num_models, dim=1)
                 for model, drift in enumerate(drifts):
                     drift.add(old[model], new[model])
-        moved = [drift.moved(statistics) for drift, statistics in zip(drifts, kept, strict=True)] if drifts else kept
+        self.motions = [drift.solve() for drift in drifts]
+        if drifts:
+            kept = [statistics.moved(*motion) for statistics, motion in zip(kept, self.motions, strict=True)]
         fresh = [one.statistics() for one in sums]
-        if moved:
-            fresh = [statistics.replaced(new_ones) for statistics, new_ones in zip(moved, fresh, strict=True)]
-        self.statistics = fresh
-        return self.statistics
+        self.statistics = [old.merged(new) for old, new in zip(kept, fresh, strict=True)] if kept else fresh
+        number = max(self.task_of, default=-1) + 1
+        seen = self.statistics[0].seen.tolist()
+        known = self.task_of or [-1] * len(seen)
+        self.task_of = [number if met and task < 0 else task for met, task in zip(seen, known, strict=True)]
+        self._gaussians = None
+
+    def _sums(self) -> list[StatisticsSums]:
+        """Empty sums for every model."""
+        width = self.num_features // self.num_models
+        return [
+            StatisticsSums(
+                self.num_classes,
+                width,
+                per_class=self.num_models * self.num_classes * width**2 <= LARGE,
+                device=self.context.device,
+            )
+            for _ in range(self.num_models)
+        ]
+
+    def resize(self) -> None:
+        """Add classes without images where the statistics have fewer classes than the head."""
+        self.statistics = [statistics.resized(self.num_classes) for statistics in self.statistics]
+        if self.statistics:
+            self.task_of = [*self.task_of, *[-1] * (self.num_classes - len(self.task_of))]
+
+    def forget(self, label: int) -> None:
+        """Remove a class: the labels above move down by one, and the head is as if it had never been there."""
+        self.statistics = [statistics.without(label) for statistics in self.statistics]
+        remaining = [task for k, task in enumerate(self.task_of) if k != label]
+        numbers = {task: number for number, task in enumerate(sorted(set(remaining) - {-1}))}
+        self.task_of = [numbers.get(task, -1) for task in remaining]
+        self.motions, self._gaussians = [], None
+
+    @torch.no_grad()
+    def distances(self, features: Tensor) -> Tensor:
+        """Squared Mahalanobis distances ``[b, K]`` by the covariance that all classes share."""
+        if self._gaussians is None:
+            alpha = getattr(self.config, "alpha", _ALPHA)
+            found = averaged([gaussian_classifier(one, alpha, beta=1) for one in self.statistics], torch.zeros(()))
+            like = next(self.context.module.parameters())
+            self._gaussians = found.to(like.device, torch.promote_types(like.dtype, torch.float32))
+        gaussians = self._gaussians
+        return self.unless_unseen(gaussians.distances(self.transformed(features.to(gaussians.mean))))
+
+    def unless_unseen(self, distances: Tensor) -> Tensor:
+        """``distances: [b, K]`` with ``inf`` for classes without images."""
+        return distances.masked_fill(~self.statistics[0].seen.to(distances.device), torch.inf)
+
+    @torch.no_grad()
+    def leaving_out(self, features: Tensor, labels: Tensor) -> StatisticalHead:
+        """The head fitted to all images but these: their statistics are removed from those of all images."""
+        other = copy.copy(self)
+        sums = self._sums()
+        rows = features.double().to(self.context.device).chunk(self.num_models, dim=1)
+        for one, part in zip(sums, rows, strict=True):
+            one.add(part, labels.to(self.context.device))
+        other.statistics = [
+            statistics.to(self.context.device).removed(one.statistics(list))
+            for statistics, one in zip(self.statistics, sums, strict=True)
+        ]
+        other._gaussians = None
+        other._fit()
+        return other
+
+    def moved(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Features ``[m, d]`` of earlier images with ``labels: [m]`` where the last task moved them, as estimated."""
+        if not self.motions:
+            return features
+        found = []
+        for part, (matrix, shift) in zip(features.chunk(self.num_models, dim=1), self.motions, strict=True):
+            found.append(part @ matrix.to(part) + (shift if shift.ndim == 1 else shift[labels]).to(part))
+        return torch.cat(found, dim=1).to(features)
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics so far, by model."""
+        """The statistics so far, by model, and which classes came together."""
         found = {str(model): statistics.state_dict() for model, statistics in enumerate(self.statistics)}
-        return super().state_dict() | {"statistics": found}
+        return super().state_dict() | {"statistics": found, "task_of": list(self.task_of)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`, also that of a head with fewer classes."""
         super().load_state_dict(state)
-        self.statistics = [ClassStatistics(**statistics) for statistics in state["statistics"].values()]
+        device = self.context.device
+        self.statistics = [ClassStatistics.of(statistics).to(device) for statistics in state["statistics"].values()]
+        self.task_of, self.motions, self._gaussians = list(state["task_of"]), [], None
+        self.resize()
 
 
 class GaussianConfig(StatisticalConfig):
@@ -108,31 +186,13 @@ class GaussianHead(StatisticalHead):
     Config: ClassVar[type[ComponentConfig]] = GaussianConfig
     config: GaussianConfig
 
-    def reset(self) -> None:
-        """No statistics, no tasks."""
-        super().reset()
-        self.siblings: Tensor | None = None
-        """For every class the number of classes of the task that brought it: [K]; 0 for classes not met yet."""
-
-    def gather(self, rows: Features) -> list[ClassStatistics]:
-        """Statistics of all classes met; the new ones are noted as classes of one task."""
-        found = super().gather(rows)
-        count, seen = found[0].count, found[0].seen
-        known = torch.zeros_like(count) if self.siblings is None else self.siblings.to(count.device)
-        new = seen & (known == 0)
-        self.siblings = torch.where(new, new.sum().double(), known)
-        return found
+    @property
+    def siblings(self) -> Tensor:
+        """For every class the number of classes that its task brought: float64 [K]; 0 for classes without images."""
+        sizes = [0 if task < 0 else self.task_of.count(task) for task in self.task_of]
+        return torch.tensor(sizes, dtype=torch.float64, device=self.context.device)
 
     def log_prior(self) -> Tensor:
         """Log prior of every class, up to a constant that is the same for all: [K]."""
-        assert self.siblings is not None
-        return torch.zeros_like(self.siblings) if self.config.prior == "class" else -self.siblings.clamp(min=1).log()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The statistics so far, and the number of classes of each class's task."""
-        return super().state_dict() | {"siblings": self.siblings}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.siblings = state["siblings"]
+        siblings = self.siblings
+        return torch.zeros_like(siblings) if self.config.prior == "class" else -siblings.clamp(min=1).log()

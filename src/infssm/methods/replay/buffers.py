@@ -125,6 +125,12 @@ class Buffer:
             data[: len(indices)] = self[field][indices]
         self._size = len(indices)
 
+    def forget(self, label: int) -> None:
+        """Drop the entries of a class; labels above it move down by one."""
+        if len(self):
+            self.reorder(torch.nonzero(self["label"] != label).flatten())
+            self["label"][self["label"] > label] -= 1
+
     def state_dict(self) -> dict[str, Any]:
         """Entries and generator; a copy that later writes leave alone."""
         return {

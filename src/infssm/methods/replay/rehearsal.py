@@ -108,6 +108,10 @@ class Replay(Base):
         slots = self.buffer.sample(max(count // world, 1) * world)
         return process_slice(slots[: len(slots) // world * world])
 
+    def forget(self, label: int) -> None:
+        """Drop the samples of a class."""
+        self.buffer.forget(label)
+
     def to_device(self, tensor: Tensor) -> Tensor:
         """The tensor on the module's device."""
         return tensor.to(self.context.device)

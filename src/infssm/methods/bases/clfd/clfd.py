@@ -52,6 +52,7 @@ class CLFD(StreamReplay):
     """
 
     name = "clfd"
+    needs_total: ClassVar[str | None] = "it counts the features that every class uses"
     Config: ClassVar[type[ComponentConfig]] = CLFDConfig
     own_first_task: ClassVar[bool] = True
     config: CLFDConfig

@@ -71,6 +71,7 @@ class LUCIR(Replay):
     """
 
     name = "lucir"
+    needs_total: ClassVar[str | None] = "its classifier has one block of outputs for every task"
     supports_domains: ClassVar[bool] = False
     Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
     own_first_task: ClassVar[bool] = True

@@ -72,6 +72,7 @@ class XDER(Replay):
     """
 
     name = "x-der"
+    needs_total: ClassVar[str | None] = "it prepares the outputs of future classes"
     supports_domains: ClassVar[bool] = False
     Config: ClassVar[type[ComponentConfig]] = XDERConfig
     config: XDERConfig
