@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--pretrained", help="folder with the public S4D weights, *.pth")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--only", nargs="+", default=[""], help="streams whose names begin so, such as 'digits, s4d'")
+    parser.add_argument("--arms", nargs="+", default=[""], help="arms whose names begin so; the page keeps the others")
     args = parser.parse_args()
     args.out = args.out.resolve()
     path = FOLDER / "sequences.json"
@@ -109,7 +110,9 @@ def main() -> None:
     for seed in () if args.only_page else args.seeds:
         for stream in streams(args):
             rows = stored.setdefault(stream.name, {"arms": {}, "bits": stream.bits})
-            for arm, config in configs(stream, seed, args.out):
+            for number, (arm, config) in enumerate(configs(stream, seed, args.out)):
+                if number and not arm.label.startswith(tuple(args.arms)):  # the first makes the task-0 model
+                    continue
                 found = point(config)
                 rows["arms"].setdefault(arm.label, {"family": arm.family, "points": {}})["points"][str(seed)] = found
                 print(f"{stream.name} seed {seed} {arm.label}: {found}", flush=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from infssm.learner.config.load import merge
 
-RATE, HIGH, LOW = 2e-3, 4e-3, 3e-4
+RATE, HIGH, HIGHEST, LOW = 2e-3, 4e-3, 8e-3, 3e-4
 SMALL = {"d_model": 64, "n_layer": 2}
 LANGUAGE: dict[str, Any] = {
     "data": {"by": "domain", "options": {"length": 128}},
@@ -129,6 +129,15 @@ TEXT_ARMS: list[Arm] = [
     *_text_arms(HIGH),
     Arm("output auto", "inf-ssm-exact, auto", {"name": "inf-ssm-exact"}),
     Arm("frozen", "frozen", {"name": "frozen"}),
+    *(
+        Arm(f"self-replay {w:g}, lr {lr:g}", "self-replay", {"name": "self-replay", "weight": w}, lr)
+        for lr in (HIGH, HIGHEST)
+        for w in (1.0, 2.0, 3.0)
+    ),
+    *plain(HIGHEST),
+    Arm(f"lwf 1, lr {HIGHEST:g}", "lwf", _lwf(1.0), HIGHEST),
+    Arm(f"er, 100 samples, lr {HIGHEST:g}", "er", {"name": "er", "buffer_size": 100}, HIGHEST),
+    *(Arm(f"er, 300 samples, lr {lr:g}", "er", {"name": "er", "buffer_size": 300}, lr) for lr in (RATE, HIGH)),
 ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import ModelPair, Regularizer, TaskInfo, attach, build_method
-from infssm.methods.regularizers.distillation import kl_divergence, mean_over_tokens, past_classes
+from infssm.methods.regularizers.distillation import kl_divergence, mean_over_tokens
 from infssm.ssm import Observation, OldModel
 from tests.methods import toys
 from tests.methods.test_conformance import start
@@ -123,9 +123,10 @@ def test_the_gradient_through_a_whole_model(name: str) -> None:
 
 
 def test_past_classes() -> None:
-    assert past_classes(TaskInfo(2, range(4, 6))) == slice(0, 4)
-    assert past_classes(TaskInfo(2)) == slice(None)
-    assert past_classes(TaskInfo(2, range(6))) == slice(None), "a stream of domains: all tasks share the classes"
+    assert TaskInfo(2, range(4, 6)).past_classes == slice(0, 4)
+    assert TaskInfo(2, range(6), past=4).past_classes == slice(0, 4), "new samples of known classes"
+    assert TaskInfo(2).past_classes == slice(None)
+    assert TaskInfo(2, range(6)).past_classes == slice(None), "a stream of domains: all tasks share the classes"
 
 
 def test_padding_is_left_out() -> None:

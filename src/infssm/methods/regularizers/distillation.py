@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ALL_DATA, ModelPair, PairConfig, Regularizer, TaskInfo, Terms
+from infssm.methods.core.contract import ALL_DATA, ModelPair, PairConfig, Regularizer, Terms
 
 
 class LwFConfig(PairConfig):
@@ -50,7 +50,7 @@ class LwF(Regularizer):
         """The term ``logits``."""
         assert pair.old.logits is not None
         assert pair.new.logits is not None
-        columns = past_classes(self.context.current)
+        columns = self.context.current.past_classes
         old, new = pair.old.logits[..., columns], pair.new.logits[..., columns]
         divergence = kl_divergence(old, new, self.config.temperature)
         return {"logits": self.config.weight * mean_over_tokens(divergence, pair.mask)}
@@ -81,11 +81,6 @@ class LwFF(Regularizer):
         else:
             distances = 1 - F.cosine_similarity(new, old, dim=-1)
         return {"features": self.config.weight * mean_over_tokens(distances, pair.mask)}
-
-
-def past_classes(task: TaskInfo) -> slice:
-    """Columns of the classes before the task's own; all where tasks have none of their own (domains, language)."""
-    return slice(None) if task.classes is None or task.classes.start == 0 else slice(0, task.classes.start)
 
 
 def kl_divergence(old: Tensor, new: Tensor, temperature: float) -> Tensor:

@@ -1,0 +1,127 @@
+"""Self-replay: the old model generates sequences, on which the new one is held to it; no data are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from infssm._processes import this_share
+from infssm.errors import ConfigError
+from infssm.methods.core.build import register_method
+from infssm.methods.core.contract import ComponentConfig, Context, Loader, ModelPair, Regularizer, TaskInfo, Terms
+from infssm.methods.core.tasks import Input
+from infssm.methods.regularizers.distillation import kl_divergence
+from infssm.methods.replay.gathering import process_slice
+from infssm.models.generate import generate, vocabulary_of
+from infssm.models.sequence import LanguageModel
+
+_AT_ONCE = 128
+"""Sequences generated at a time: their states are in memory together. 768 at a time would be 1.7 times as fast."""
+
+
+class SelfReplayConfig(ComponentConfig):
+    """Options of :class:`SelfReplay`."""
+
+    weight: float = Field(
+        2.0, ge=0, description="on KL(old ‖ new) per generated token; 0 leaves them to the other regularizers"
+    )
+    sequences: int = Field(768, gt=0, description="sequences that the old model generates when a task begins")
+    replay_batch: int = Field(16, gt=0, description="of them in every step, drawn at random")
+    length: int = Field(128, ge=2, description="tokens of a sequence; best as many as those of the data have")
+    refresh: int | None = Field(None, gt=0, description="steps after which new sequences are generated; null: never")
+
+    @model_validator(mode="after")
+    def _enough(self) -> SelfReplayConfig:
+        if self.replay_batch > self.sequences:
+            raise ValueError(f"replay_batch={self.replay_batch} is more than sequences={self.sequences}")
+        return self
+
+
+@register_method
+class SelfReplay(Regularizer):
+    """A language model rehearses what it generates itself: the old model's own text holds the old domains. No old data.
+
+    ``weight · mean KL(softmax(old) ‖ softmax(new))`` over the tokens of ``replay_batch`` sequences in every step, of
+    ``sequences`` that the old model generates from random first tokens when a task begins. The method's other
+    regularizers compare old and new model on these sequences, too, in the place of the new data.
+
+    Paper: self-generated replay after arXiv:2605.26097, 2026
+    """
+
+    name = "self-replay"
+    supported_data: ClassVar[frozenset[str]] = frozenset({"language"})
+    Config: ClassVar[type[ComponentConfig]] = SelfReplayConfig
+    config: SelfReplayConfig
+    needs_logits: ClassVar[bool] = True
+
+    def __init__(self, config: SelfReplayConfig, context: Context) -> None:
+        super().__init__(config, context)
+        vocabulary_of(context.module)  # refuses models that cannot generate
+        self.sequences: Tensor | None = None
+        """What the old model generated for the current task, int32 ``[sequences, length]``; gone when it ends."""
+        # Away from the seeds of the context's and of replay buffers' draws.
+        self._generator = torch.Generator().manual_seed(2**33 + context.seed)
+        self._begun: int | None = None
+        self._steps = 0
+        context.supply = self.draw
+
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Generate, unless the task was begun before a run was resumed."""
+        if task.index > 0 and self._begun != task.index:
+            self._begun, self._steps = task.index, 0
+            self.generate()
+
+    def after_step(self) -> None:
+        """Generate anew every ``refresh`` steps."""
+        self._steps += 1
+        if self.sequences is not None and self.config.refresh and self._steps % self.config.refresh == 0:
+            self.generate()
+
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
+        """Forget the sequences: the next task has those of the model as it is then."""
+        self.sequences, self._begun = None, None
+
+    def generate(self) -> None:
+        """Replace the sequences by new ones. All processes generate the same, so nothing has to be exchanged."""
+        old = self.context.old
+        assert old is not None
+        old.follow()
+        count, length = self.config.sequences, self.config.length
+        first = torch.randint(vocabulary_of(old.module), (count, 1), generator=self._generator)
+        parts = [
+            generate(old.module, part, length - 1, generator=self._generator) for part in torch.split(first, _AT_ONCE)
+        ]
+        self.sequences = torch.cat(parts).to("cpu", torch.int32)
+
+    def draw(self) -> Input:
+        """This process's share of the step's sequences, as model input."""
+        if self.sequences is None:
+            raise ConfigError(f"{self.name} has generated nothing yet: call begin_task(task) before the first step")
+        world = this_share().world
+        chosen = torch.randperm(len(self.sequences), generator=self._generator)
+        chosen = process_slice(chosen[: max(self.config.replay_batch // world, 1) * world])
+        ids = self.sequences[chosen].to(self.context.device, torch.int64)
+        own = any(isinstance(module, LanguageModel) for module in self.context.module.modules())
+        return ids if own else {"input_ids": ids}
+
+    def penalty(self, pair: ModelPair) -> Terms:
+        """The term ``logits``."""
+        assert pair.old.logits is not None
+        assert pair.new.logits is not None
+        if self.config.weight == 0:
+            return {}
+        return {"logits": self.config.weight * kl_divergence(pair.old.logits, pair.new.logits, 1.0).mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sequences of the task in training, and where the random numbers are."""
+        state = {"generator": self._generator.get_state(), "begun": self._begun, "steps": self._steps}
+        return state | ({} if self.sequences is None else {"sequences": self.sequences})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._generator.set_state(state["generator"].cpu())
+        self._begun, self._steps, self.sequences = state["begun"], state["steps"], state.get("sequences")
