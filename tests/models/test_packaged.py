@@ -54,7 +54,7 @@ def test_the_start_knows_shapes_of_digits_it_has_never_seen():
     """Nearest class mean on the digits with frozen features: far above the same model untrained."""
     from sklearn.datasets import load_digits
 
-    from infssm.data.recipes.stats import DIGITS
+    from infssm.data.recipes import DIGITS
 
     bunch = load_digits()
     x, y = DIGITS.normalize(torch.from_numpy(bunch.images)[:, None] * (255 / 16)), torch.from_numpy(bunch.target)

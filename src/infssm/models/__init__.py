@@ -2,13 +2,15 @@
 
 from infssm.models.backbone import Backbone, create_model, from_pretrained, kinds_of_model
 from infssm.models.features import Classifier, find_classifier
+from infssm.models.generate import generate
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
 from infssm.models.mixer import STATE_SETS, RawStates, SSMMixer, StateRows, StateTap
 from infssm.models.pretrained import check_weights, find_weights
 from infssm.models.registry import describe_model, list_models, register_model
 from infssm.models.s4d import S4DMixer, S4DModel
-from infssm.models.sequence import LanguageModel, SequenceClassifier
+from infssm.models.sequence import CausalBackbone, LanguageModel, SequenceClassifier
+from infssm.models.state import LayerState, SequenceState
 from infssm.models.vim import VimMixer, VisionMamba
 from infssm.models.vmamba import SS2D, VMamba
 
@@ -16,8 +18,10 @@ __all__ = [
     "SS2D",
     "STATE_SETS",
     "Backbone",
+    "CausalBackbone",
     "Classifier",
     "LanguageModel",
+    "LayerState",
     "Mamba2Mixer",
     "MambaMixer",
     "RawStates",
@@ -25,6 +29,7 @@ __all__ = [
     "S4DModel",
     "SSMMixer",
     "SequenceClassifier",
+    "SequenceState",
     "StateRows",
     "StateTap",
     "VMamba",
@@ -36,6 +41,7 @@ __all__ = [
     "find_classifier",
     "find_weights",
     "from_pretrained",
+    "generate",
     "kinds_of_model",
     "list_models",
     "register_model",

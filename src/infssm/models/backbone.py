@@ -18,6 +18,7 @@ from infssm.errors import CheckpointError, ConfigError
 from infssm.models import initialization as _init
 from infssm.models.pretrained import load_weights
 from infssm.models.registry import build
+from infssm.models.state import SequenceState
 
 
 class Backbone(nn.Module, ABC):
@@ -60,9 +61,18 @@ class Backbone(nn.Module, ABC):
         logits: Tensor = self.head(pooled)
         return logits
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [batch, classes]."""
+    def forward(self, x: Tensor, *, state: Any = None, return_state: bool = False) -> Any:
+        """Logits [batch, classes]. ``state``, ``return_state``: of causal models, see ``CausalBackbone``."""
+        if state is not None or return_state:
+            self.initial_state(len(x))  # refuses
         return self.forward_head(self.forward_features(x))
+
+    def initial_state(self, batch: int) -> SequenceState:  # noqa: ARG002
+        """The state before the first token, of causal models alone."""
+        raise ConfigError(
+            f"{type(self).__name__} scans in both directions: what it makes of a token depends on all later tokens, so "
+            "no state can carry it from chunk to chunk. Causal models can: Mamba, Mamba-2, S4D"
+        )
 
     def make_head(self, num_classes: int) -> nn.Module:
         """Return a freshly initialised classifier (identity for zero classes)."""

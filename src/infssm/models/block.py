@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from infssm.models.mixer import SSMMixer
+from infssm.models.state import LayerState
 from infssm.ops import add_rms_norm
 
 
@@ -31,11 +34,22 @@ class Block(nn.Module):
         self.norm = RMSNorm(dim)
         self.drop_path_rate = drop_path_rate
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """hidden: [batch, tokens, dim]; residual likewise, or None before the first block; mask: [batch, tokens]."""
+    def forward(
+        self,
+        hidden: Tensor,
+        residual: Tensor | None,
+        mask: Tensor | None = None,
+        state: LayerState | None = None,
+    ) -> tuple[Any, Tensor]:
+        """hidden: [batch, tokens, dim]; residual likewise, or None before the first block; mask: [batch, tokens].
+
+        With a ``state`` of the mixer the first output is a pair: the mixer's output and the state after it.
+        """
         if residual is not None:
             hidden = drop_path(hidden, self.drop_path_rate, self.training)
         hidden, residual = self.norm(hidden, residual)
+        if state is not None:
+            return self.mixer(hidden, state=state), residual
         return self.mixer(hidden) if mask is None else self.mixer(hidden, mask=mask), residual
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
@@ -150,3 +151,19 @@ def plain_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, 
     if own != {name for name in weights if name.startswith(prefix)}:
         return training_weights(model, weights)
     return {name: value for name, value in weights.items() if not name.startswith(TRAINED)}
+
+
+def with_rows_of(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Weights of a model with another number of classes, for ``model``: its rows complete the classifier's or end it.
+
+    Only tensors of layers that bear the classifier's name are changed, so that weights of another architecture are
+    still refused.
+    """
+    if isinstance(getattr(model, "lm_head", None), nn.Module):
+        return dict(weights)
+    own, fitting, place = model.state_dict(), dict(weights), f".{find_classifier(model).name}."
+    for name, value in weights.items():
+        like = own.get(name)
+        if like is not None and place in f".{name}" and value.ndim and value.shape[1:] == like.shape[1:]:
+            fitting[name] = torch.cat([value, like[len(value) :].to(value)])[: len(like)]
+    return fitting

@@ -14,6 +14,10 @@ from infssm.errors import CheckpointError
 PREFIX = "hf:"
 """What names of transformers' models begin with in a configuration."""
 
+_MAX_COUNT = 100_000
+_VALUES_PER_BYTE = 8
+"""More values per byte of weights mean a damaged configuration: 4-bit weights have 2, with tied ones up to 4."""
+
 
 def is_hub(name: str) -> bool:
     """Whether a model's name is that of one of transformers."""
@@ -64,7 +68,14 @@ def hub_model(name: str, *, weights: bool = True, trust_remote_code: bool = Fals
     try:
         _check_counts(transformers.PreTrainedConfig.get_config_dict(str(place))[0])
         config: Any = transformers.AutoConfig.from_pretrained(str(place), **trust)
-        _check_size(config, maker, place, trust)
+        stored = sum(file.stat().st_size for file in place.glob("*.safetensors")) if place.is_dir() else 0
+        if stored:  # refuse a model far larger than the folder's weights, before memory for it is allocated
+            with torch.device("meta"):
+                count = sum(parameter.numel() for parameter in maker.from_config(config, **trust).parameters())
+            if count > _VALUES_PER_BYTE * stored:
+                raise CheckpointError(
+                    f"config.json describes {count:,} parameters, and the weights are {stored:,} bytes"
+                )
         if not weights:
             return HubModel(maker.from_config(config, **trust))
         model, info = maker.from_pretrained(str(place), use_safetensors=True, output_loading_info=True, **trust)
@@ -86,11 +97,6 @@ def hub_model(name: str, *, weights: bool = True, trust_remote_code: bool = Fals
     return found
 
 
-_MAX_COUNT = 100_000
-_VALUES_PER_BYTE = 8
-"""More values per byte of weights mean a damaged configuration: 4-bit weights have 2, with tied ones up to 4."""
-
-
 def _check_counts(config: dict[str, Any]) -> None:
     """Refuse numbers of layers or labels for which transformers would make lists that fill the memory."""
     for key, value in config.items():
@@ -98,14 +104,3 @@ def _check_counts(config: dict[str, Any]) -> None:
             _check_counts(value)
         elif isinstance(value, int | float) and ("layer" in key or "labels" in key) and value > _MAX_COUNT:
             raise CheckpointError(f"config.json has {key}={value}, which no model has")
-
-
-def _check_size(config: Any, maker: Any, folder: Path, trust: dict[str, bool]) -> None:
-    """Refuse a configuration of a model far larger than the folder's weights, before memory for it is allocated."""
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
-    if not stored:
-        return
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in maker.from_config(config, **trust).parameters())
-    if count > _VALUES_PER_BYTE * stored:
-        raise CheckpointError(f"config.json describes {count:,} parameters, and the weights are {stored:,} bytes")

@@ -19,9 +19,10 @@ from infssm.models.mixer import (
     check_state_set,
 )
 from infssm.models.registry import register_model
-from infssm.models.selective import depthwise_conv
+from infssm.models.selective import continue_conv, depthwise_conv, initial_state
 from infssm.models.sequence import LanguageModel, SequenceClassifier, classifier, language_model
-from infssm.ops import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_ssd
+from infssm.models.state import LayerState
+from infssm.ops import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_ssd, scan_step
 from infssm.ops.backend import can_fuse
 from infssm.ops.ssd import LEAST_STATES
 from infssm.ops.ssd_layer import SsdWeights, scan_projected
@@ -77,29 +78,51 @@ class Mamba2Mixer(SSMMixer):
         self.norm = RMSNormGated(inner, groups=ngroups)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """hidden: [batch, tokens, d_model]; mask: [batch, tokens], False where padded at the end."""
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, state: LayerState | None = None
+    ) -> Tensor | tuple[Tensor, LayerState]:
+        """hidden: [batch, tokens, d_model]; mask: [batch, tokens], False where padded at the end.
+
+        With a ``state`` the tokens continue a sequence, and the state after them is returned too.
+        """
         projected: Tensor = self.in_proj(hidden)
         conv, stop = self.conv1d, self.tap is not None and self.tap.stop
         weights: tuple[Any, ...] = (conv.weight, conv.bias, self.A_log, self.D, self.dt_bias)
         # Whether there is a tap does not matter here: a checkpoint's recomputation takes the way the forward took.
-        fused = conv.bias is not None and self.d_state >= LEAST_STATES["cpu"] and not stop
+        fused = state is None and conv.bias is not None and self.d_state >= LEAST_STATES["cpu"] and not stop
         if fused and can_fuse((projected, *weights)):
             y, xbc = scan_projected(projected, SsdWeights(*weights), inner=self.d_inner, groups=self.ngroups)
             self._record(projected[..., -self.nheads :], xbc, mask)
+            after = None
         else:
-            y = self._scan_by_steps(projected, mask)
+            y, after = self._scan_by_steps(projected, mask, state)
         mixed: Tensor = self.out_proj(self.norm(y))
-        return mixed
+        return mixed if after is None else (mixed, after)
 
-    def _scan_by_steps(self, projected: Tensor, mask: Tensor | None) -> Tensor:
+    def _scan_by_steps(
+        self, projected: Tensor, mask: Tensor | None, state: LayerState | None
+    ) -> tuple[Tensor, LayerState | None]:
         """Between the projections by one operation after the other, where one call does not serve."""
         z, xbc, dt = torch.split(projected, [self.d_inner, self.conv1d.in_channels, self.nheads], dim=-1)
-        xbc = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias)
+        if state is None:
+            xbc, tail = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias), None
+        else:
+            xbc, tail = continue_conv(self.conv1d, xbc, state.tail)
         self._record(dt, xbc, mask)
         x, b, c = self._parts(xbc)
         a = -torch.exp(at_least_float32(self.A_log))
-        return scan_ssd(ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)).y
+        inputs = ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)
+        if state is None:
+            return scan_ssd(inputs).y, None
+        inputs = inputs._replace(initial_state=state.hidden)
+        # A step forms one transition per head, the scan one per channel.
+        y, last, _ = scan_step(inputs) if x.shape[1] == 1 else scan_ssd(inputs, last_state=True)
+        assert last is not None
+        return y, LayerState(last, tail)
+
+    def initial_state(self, batch: int) -> LayerState:
+        """The state before the first token: nothing was read."""
+        return initial_state(self.conv1d, (batch, self.d_inner, self.d_state))
 
     def _record(self, dt: Tensor, xbc: Tensor, mask: Tensor | None) -> None:
         """Hand the states to the tap, if there is one; dt: [batch, tokens, heads], xbc: what was convolved."""

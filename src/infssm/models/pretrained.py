@@ -1,4 +1,4 @@
-"""Reading checkpoints safely, and saying in short why one does not fit."""
+"""Read checkpoints safely, and explain in one line why one does not fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,13 @@ PACKAGED: Mapping[str, str] = {
 """Weights inside the package by name, each with its sha256; docs/guide/weights.md says what they are."""
 
 
+PACKAGED_FOR: Mapping[str, tuple[dict[str, Any], tuple[int, int]]] = {
+    "cifar100-base": ({"name": "vim_nano"}, (3, 32)),
+    "omniglot": ({"name": "vim_nano", "options": {"patch_size": 2, "embed_dim": 64, "depth": 4}}, (1, 8)),
+}
+"""The model that each of them is for, and its images: colour channels and pixels a side."""
+
+
 def weights_root() -> Path:
     """Folder in which weights are looked up by name: ``$INFSSM_WEIGHTS``, else ``~/.cache/infssm/weights``."""
     return Path(os.environ.get("INFSSM_WEIGHTS", "~/.cache/infssm/weights")).expanduser()
@@ -45,20 +52,15 @@ def find_weights(weights: str | os.PathLike[str]) -> Path:
         if os.path.isfile(candidate):
             return candidate
     if str(weights) in PACKAGED:
-        return _packaged(str(weights))
+        packaged = Path(__file__).parent / "weights" / f"{weights}.safetensors"
+        digest = hashlib.sha256(packaged.read_bytes()).hexdigest() if packaged.is_file() else "no file"
+        if digest != PACKAGED[str(weights)]:
+            raise CheckpointError(f"{packaged} is not the published file ({digest[:12]}): install the package again")
+        return packaged
     raise CheckpointError(
         f"no weights at {path}, and none named {str(weights)!r} in {weights_root()} or in the package "
         f"({', '.join(PACKAGED)}); pass a path"
     )
-
-
-def _packaged(name: str) -> Path:
-    """The file of weights that the package carries, once its content was found to be what was published."""
-    path = Path(__file__).parent / "weights" / f"{name}.safetensors"
-    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
-    if found != PACKAGED[name]:
-        raise CheckpointError(f"{path} is not the published file ({found[:12]}): install the package again")
-    return path
 
 
 def check_weights(weights: str | os.PathLike[str]) -> None:
@@ -76,13 +78,22 @@ def check_weights(weights: str | os.PathLike[str]) -> None:
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint file without running any code it may hold."""
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else _torch_load(path)
-    except Exception as error:  # readers of damaged files raise whatever the damage leads them to
-        # torch's own message advises to load the file unsafely; that is no advice of ours.
+        content: Any = load_file(path) if path.suffix == ".safetensors" else _torch_load(path)
+    except Exception as error:  # readers of damaged files raise almost anything
+        # torch's own message advises to load the file unsafely, which would run code of the file.
         unsafe = isinstance(error, pickle.UnpicklingError)
         reason = "more than tensors in it" if unsafe else str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{path} is not a readable checkpoint (truncated, or not one): {reason}") from error
-    return _tensors(content, path)
+    while isinstance(content, Mapping):
+        nested = next((key for key in _NESTED if isinstance(content.get(key), Mapping)), None)
+        if nested is None:
+            break
+        content = content[nested]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise CheckpointError(
+            f"{path} holds no state dict: expected name -> tensor, alone or under one of {', '.join(_NESTED)}"
+        )
+    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 
 def load_weights(model: Backbone, weights: str | os.PathLike[str]) -> None:
@@ -92,11 +103,20 @@ def load_weights(model: Backbone, weights: str | os.PathLike[str]) -> None:
     state = model.adapt_state_dict(plain_weights(model, read_state_dict(path)))
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model.head_shape_differs(state):
-        head = [name for name in expected if name.startswith("head.")]
         state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-        expected = {name: shape for name, shape in expected.items() if name not in head}
+        expected = {name: shape for name, shape in expected.items() if not name.startswith("head.")}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    problems = _problems(expected, found)
+    both = sorted(expected.keys() & found.keys())
+    groups = {
+        "missing": sorted(expected.keys() - found.keys()),
+        "unexpected": sorted(found.keys() - expected.keys()),
+        "mismatched": [f"{k} {found[k]} instead of {expected[k]}" for k in both if found[k] != expected[k]],
+    }
+    problems = []
+    for what, names in groups.items():
+        if names:
+            rest = f", ... ({len(names) - 4} more)" if len(names) > 4 else ""
+            problems.append(f"{len(names)} {what}: {', '.join(names[:4])}{rest}")
     if problems:
         raise CheckpointError(f"{path} does not fit {type(model).__name__}: {'; '.join(problems)}")
     model.load_state_dict(state, strict=False)
@@ -126,34 +146,3 @@ def _torch_load(path: Path) -> Any:
     stand_ins = [(_Number if name.startswith("numpy.") else _Record, name) for name in named]
     with torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]
         return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(content, Mapping):
-        nested = next((key for key in _NESTED if isinstance(content.get(key), Mapping)), None)
-        if nested is None:
-            break
-        content = content[nested]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise CheckpointError(
-            f"{path} holds no state dict: expected name -> tensor, alone or under one of {', '.join(_NESTED)}"
-        )
-    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
-
-
-def _problems(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Describe what is missing, unexpected and of another shape, a few names each."""
-    both = sorted(expected.keys() & found.keys())
-    mismatched = [f"{name} {found[name]} instead of {expected[name]}" for name in both if found[name] != expected[name]]
-    groups = {
-        "missing": sorted(expected.keys() - found.keys()),
-        "unexpected": sorted(found.keys() - expected.keys()),
-        "mismatched": mismatched,
-    }
-    return [f"{len(names)} {what}: {_short(names)}" for what, names in groups.items() if names]
-
-
-def _short(names: Iterable[str], limit: int = 4) -> str:
-    names = list(names)
-    rest = f", ... ({len(names) - limit} more)" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest

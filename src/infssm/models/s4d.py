@@ -7,6 +7,7 @@ Parameter names are those of the S4D example of state-spaces/s4 (``encoder``, ``
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -14,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.models.backbone import Backbone
 from infssm.models.mixer import RawStates, SSMMixer, StateRows, at_least_float32, beside_checkpoint, check_state_set
 from infssm.models.registry import register_model
-from infssm.models.sequence import mean_of_tokens
+from infssm.models.sequence import CausalBackbone
+from infssm.models.state import LayerState
 
 Discretization = Literal["zoh", "bilinear"]
 
@@ -56,7 +57,7 @@ class S4DKernel(nn.Module):
         self.C = nn.Parameter(torch.view_as_real(torch.randn(channels, n // 2, dtype=torch.cfloat)))
         self.log_A_real = nn.Parameter(torch.full((channels, n // 2), 0.5).log())
         self.A_imag = nn.Parameter(math.pi * torch.arange(n // 2, dtype=torch.float32).repeat(channels, 1))
-        self._kept: tuple[int, list[Tensor], Tensor] | None = None
+        self._kept: tuple[list[Tensor], dict[str, tuple[Tensor, ...]]] | None = None
 
     def _continuous(self) -> tuple[Tensor, Tensor]:
         """Step sizes [channels, 1] and continuous poles, complex [channels, n/2]."""
@@ -82,34 +83,63 @@ class S4DKernel(nn.Module):
     def forward(self, tokens: int) -> Tensor:
         """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t).
 
-        With t = q r + s the power is a_j^(q r) a_j^s: two tables of about sqrt(tokens) powers and one matrix product
+        With t = q w + s the power is a_j^(q w) a_j^s: two tables of about sqrt(tokens) powers and one matrix product
         for each channel, in the place of a table of all tokens.
         """
         _, factor = self.discretize()
-        log_a = self.log_transition()[..., None]
-        width = math.isqrt(max(tokens - 1, 0)) + 1
-        steps = torch.arange(width, device=factor.device, dtype=factor.real.dtype)
-        within = torch.exp(log_a * steps)  # [channels, n/2, s]
-        starts = (self.complex_c() * factor)[..., None] * torch.exp(log_a * (width * steps[: -(-tokens // width)]))
+        within, starts = self._powers(tokens)
+        starts = (self.complex_c() * factor)[..., None] * starts
         parts = torch.view_as_real(starts.conj().resolve_conj()), torch.view_as_real(within)
         return 2 * torch.einsum("hnqc,hnsc->hqs", *parts).flatten(1)[:, :tokens]
 
     def spectrum(self, tokens: int) -> Tensor:
-        """The kernel's Fourier transform over twice the tokens, [tokens + 1, channels].
+        """The kernel's Fourier transform over twice the tokens, [tokens + 1, channels]."""
+        return self._kept_as(f"spectrum {tokens}", lambda: (torch.fft.rfft(self(tokens).T, n=2 * tokens, dim=0),))[0]
 
-        It depends on the parameters alone: in evaluation without gradients it is kept until one of them changes.
-        """
+    def recurrence(self) -> tuple[Tensor, ...]:
+        """Transition, discretised B and C of the recurrence x <- a x + b u, y = 2 Re(c x): complex [channels, n/2]."""
+        return self._kept_as("recurrence", lambda: (*self.discretize(), self.complex_c()))
+
+    def _kept_as(self, key: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What depends on the parameters alone; in evaluation without gradients kept until one of them changes."""
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             self._kept = None
-            return self._spectrum(tokens)
+            return make()
         own = [parameter.detach() for parameter in self.parameters()]
-        if self._kept is None or self._kept[0] != tokens or not _same(self._kept[1], own):
-            self._kept = tokens, [tensor.clone() for tensor in own], self._spectrum(tokens)
-        return self._kept[2]
+        if self._kept is None or not _same(self._kept[0], own):
+            self._kept = [tensor.clone() for tensor in own], {}
+        made = self._kept[1]
+        if key not in made:
+            if len(made) == 4:  # chunks of a stream may all differ in length
+                made.clear()
+            made[key] = make()
+        return made[key]
 
-    def _spectrum(self, tokens: int) -> Tensor:
-        spectrum: Tensor = torch.fft.rfft(self(tokens).T, n=2 * tokens, dim=0)
-        return spectrum
+    def _powers(self, tokens: int) -> tuple[Tensor, ...]:
+        """a^s for s < w and a^(w q) for q < tokens / w, [channels, n/2, w or q], with w about sqrt(tokens)."""
+        log_a = self.log_transition()[..., None]
+        width = math.isqrt(max(tokens - 1, 0)) + 1
+        steps = torch.arange(width, device=log_a.device, dtype=log_a.real.dtype)
+        return torch.exp(log_a * steps), torch.exp(log_a * (width * steps[: -(-tokens // width)]))
+
+    def carry(self, u: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What a state adds to the outputs of a chunk, [batch, tokens, channels], and the state after the chunk.
+
+        u: [batch, tokens, channels]; hidden: complex [batch, channels, n/2]. Powers of the transition come from two
+        tables of about sqrt(tokens) as in `forward`: y_t = 2 Re(c a^(t+1) x) and x' = a^T x + sum_j a^(T-1-j) b u_j.
+        """
+        tokens, (a, b, c) = u.shape[1], self.recurrence()
+        within, starts = self._kept_as(f"powers {tokens}", lambda: self._powers(tokens))
+        width, count = within.shape[-1], starts.shape[-1]
+        begun = ((c * a)[..., None] * starts) * hidden[..., None]  # [batch, channels, n/2, q]
+        parts = torch.view_as_real(begun.conj().resolve_conj()), torch.view_as_real(within)
+        y = 2 * torch.einsum("bhnqc,hnsc->bqsh", *parts).flatten(1, 2)[:, :tokens]
+        backwards = torch.unflatten(F.pad(u.flip(1), (0, 0, 0, count * width - tokens)), 1, (count, width))
+        added = torch.einsum("bqsh,hnsc->bhqnc", backwards, torch.view_as_real(within))
+        new = (torch.view_as_complex(added.contiguous()) * starts.mT).sum(2) * b
+        # a^T from the tables, too: T - 1 = q w + s.
+        through = a * starts[..., (tokens - 1) // width] * within[..., (tokens - 1) % width]
+        return y, through * hidden + new
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave the kept transform behind."""
@@ -129,17 +159,31 @@ class S4DMixer(SSMMixer):
         self.kernel = S4DKernel(channels, d_state, discretization=discretization)
         self.output_linear = nn.Sequential(nn.Conv1d(channels, 2 * channels, kernel_size=1), nn.GLU(dim=-1))
 
-    def forward(self, u: Tensor) -> Tensor:
-        """u: [batch, tokens, channels]."""
+    def forward(self, u: Tensor, state: LayerState | None = None) -> Tensor | tuple[Tensor, LayerState]:
+        """u: [batch, tokens, channels]. With a ``state`` the state after the tokens is returned too."""
         if self.tap is not None:
             with beside_checkpoint():
                 self.emit([self._states(self.tap.zoh)])
-        tokens = u.shape[1]
-        kernel_f = self.kernel.spectrum(tokens)
-        y = torch.fft.irfft(torch.fft.rfft(at_least_float32(u), n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)
-        y = F.gelu(y[:, :tokens].to(u.dtype) + self.D * u)
+        tokens, wide, after = u.shape[1], at_least_float32(u), None
+        if state is not None and tokens == 1:
+            a, b, c = self.kernel.recurrence()
+            after = a * state.hidden + b * wide[:, 0, :, None]
+            y = 2 * (c * after).sum(-1).real.unsqueeze(1)
+        else:
+            kernel_f = self.kernel.spectrum(tokens)
+            y = torch.fft.irfft(torch.fft.rfft(wide, n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)[:, :tokens]
+            if state is not None:
+                carried, after = self.kernel.carry(wide, state.hidden)
+                y = y + carried
+        y = F.gelu(y.to(u.dtype) + self.D * u)
         projection = self.output_linear[0]
-        return F.glu(F.linear(y, projection.weight.squeeze(-1), projection.bias), dim=-1)  # type: ignore[operator, arg-type]
+        mixed = F.glu(F.linear(y, projection.weight.squeeze(-1), projection.bias), dim=-1)  # type: ignore[operator, arg-type]
+        return mixed if after is None else (mixed, LayerState(after))
+
+    def initial_state(self, batch: int) -> LayerState:
+        """The state before the first token: nothing was read."""
+        real = _wide(self.kernel.log_A_real)
+        return LayerState(torch.zeros(batch, *real.shape, dtype=real.dtype.to_complex(), device=real.device))
 
     def _states(self, zoh: bool) -> RawStates:
         transition, factor = self.kernel.discretize()
@@ -158,7 +202,7 @@ class S4DMixer(SSMMixer):
         return [(kernel.log_dt, None), (kernel.log_A_real, None), (kernel.A_imag, None), (kernel.C, None)]
 
 
-class S4DModel(Backbone):
+class S4DModel(CausalBackbone):
     """Stack of S4D layers with residuals and layer norms; real sequences [batch, tokens, in_dim] -> logits."""
 
     takes = frozenset({"series"})
@@ -188,20 +232,24 @@ class S4DModel(Backbone):
         tokens: Tensor = self.encoder(x)
         return tokens
 
-    def encode(self, tokens: Tensor) -> Tensor:
+    def mixers(self) -> list[Any]:
+        """See :class:`CausalBackbone`."""
+        return list(self.s4_layers)
+
+    def encode(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002 - padding is at the end
         """Run all layers: [batch, tokens, dim]."""
         for layer, norm in zip(self.s4_layers, self.norms, strict=True):
             tokens = tokens + layer(norm(tokens)) if self.prenorm else norm(tokens + layer(tokens))
         return tokens
 
-    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mean over tokens: [batch, dim]."""
-        return features.mean(dim=1) if mask is None else mean_of_tokens(features, mask)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits. ``mask``: [batch, tokens], False where ``x`` is padded at the end: the mean leaves it out."""
-        logits: Tensor = self.head(self.pool(self.forward_features(x), mask))
-        return logits
+    def advance(self, tokens: Tensor, states: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """See :class:`CausalBackbone`."""
+        after = []
+        for layer, norm, state in zip(self.s4_layers, self.norms, states, strict=True):
+            mixed, state = layer(norm(tokens) if self.prenorm else tokens, state=state)
+            tokens = tokens + mixed if self.prenorm else norm(tokens + mixed)
+            after.append(state)
+        return tokens, tuple(after)
 
     def no_weight_decay(self) -> set[str]:
         """The parameters of the state spaces other than C."""

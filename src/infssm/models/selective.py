@@ -18,6 +18,7 @@ from infssm.models.mixer import (
     beside_checkpoint,
     states_only,
 )
+from infssm.models.state import LayerState
 from infssm.ops import ScanInputs, causal_conv1d
 from infssm.ops.backend import can_fuse
 from infssm.ops.directions import DirectionStates, DirectionWeights, scan_directions
@@ -35,7 +36,10 @@ class Direction(NamedTuple):
 
     def prepare(self, x: Tensor, z: Tensor) -> ScanInputs:
         """Convolve and project x [batch, tokens, channels]; z gates the output."""
-        u = causal_conv1d(x, self.conv.weight.squeeze(1), self.conv.bias, reverse=self.reverse)
+        return self.project(causal_conv1d(x, self.conv.weight.squeeze(1), self.conv.bias, reverse=self.reverse), z)
+
+    def project(self, u: Tensor, z: Tensor) -> ScanInputs:
+        """Project u [batch, tokens, channels], which is convolved; z gates the output."""
         n = self.A_log.shape[1]
         low, b, c = self.x_proj(u).split([self.dt_proj.in_features, n, n], dim=-1)
         return ScanInputs(
@@ -115,6 +119,27 @@ def run_directions(
 def depthwise_conv(channels: int, width: int) -> nn.Conv1d:
     """Parameters of a depthwise causal convolution (weight [channels, 1, width], bias [channels])."""
     return nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1)
+
+
+def continue_conv(conv: nn.Conv1d, x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`causal_conv1d` of x [batch, tokens, channels] after the inputs ``tail``, and the tail for the next chunk.
+
+    tail: [batch, width - 1, channels]. Cloned, so that the state does not keep the chunk alive.
+    """
+    assert tail is not None
+    inputs = torch.cat((tail.to(x.dtype), x), dim=1)
+    if x.shape[1] == 1:
+        summed = (inputs * conv.weight.squeeze(1).T).sum(1, keepdim=True)
+        y = F.silu(summed if conv.bias is None else summed + conv.bias)
+    else:
+        y = causal_conv1d(inputs, conv.weight.squeeze(1), conv.bias)[:, tail.shape[1] :]
+    return y, inputs[:, x.shape[1] :].clone()
+
+
+def initial_state(conv: nn.Conv1d, shape: tuple[int, int, int]) -> LayerState:
+    """The state before the first token; shape: [batch, channels, n] of the hidden state."""
+    tail = conv.weight.new_zeros(shape[0], conv.kernel_size[0] - 1, conv.in_channels)
+    return LayerState(at_least_float32(conv.weight.new_zeros(shape)), tail)
 
 
 def is_hooked(*layers: nn.Module) -> bool:

@@ -7,6 +7,7 @@ transformers' Mamba and Mamba2 load too.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from infssm.models import initialization as _init
 from infssm.models.backbone import Backbone
 from infssm.models.block import Block, RMSNorm, run_blocks
 from infssm.models.mixer import SSMMixer
+from infssm.models.state import LayerState, SequenceState
 
 Pooling = Literal["mean", "last"]
 
@@ -41,29 +43,112 @@ class SequenceEncoder(nn.Module):
         return run_blocks(self.layers, self.norm_f, tokens, mask=mask)
 
 
-class _SequenceBackbone(Backbone):
-    backbone: SequenceEncoder
+class CausalBackbone(Backbone):
+    """A model that reads a sequence from its first token to its last, at once or in chunks.
+
+    ``pooling`` is what the head sees: the mean of all tokens, the last one, or (None) every token by itself.
+    """
+
+    pooling: Pooling | None = "mean"
 
     @abstractmethod
-    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Reduce features to what the head sees; ``mask``: [batch, tokens], False where padded."""
+    def mixers(self) -> list[Any]:
+        """The mixers in their order; each has ``initial_state``."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits. ``mask``: [batch, tokens], False where ``x`` is padded at the end: no state and no mean counts it."""
-        if mask is None:
-            return super().forward(x)
-        logits: Tensor = self.head(self.pool(self.backbone(self.embed(x), mask), mask))
-        return logits
+    @abstractmethod
+    def encode(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Run all blocks and the final norm: [batch, tokens, dim]; mask: [batch, tokens], False where padded."""
+
+    @abstractmethod
+    def advance(self, tokens: Tensor, states: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """`encode` of tokens that continue a sequence, and the states after them."""
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        state: SequenceState | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Logits; with ``return_state`` the pair of logits and state, from which the next chunk goes on.
+
+        Args:
+            x: [batch, tokens, ...]; where there is a state, the tokens that follow those it was made from. A
+                classifier's logits are then those of the whole sequence so far.
+            mask: [batch, tokens], False where ``x`` is padded at the end: no state and no mean counts it. Not together
+                with a state.
+            state: from the call before; without it a sequence begins. Differentiable: ``state.detach()`` is where
+                truncated back-propagation through time ends.
+            return_state: whether to return the state after ``x``.
+        """
+        if state is None and not return_state:
+            if mask is None:
+                return super().forward(x)
+            return self.head(self.pool(self.encode(self.embed(x), mask), mask))
+        if mask is not None:
+            raise ConfigError(
+                "mask and state do not go together: padding would become part of the state. Pass sequences of one "
+                "length, or each by itself"
+            )
+        before = self.initial_state(len(x)) if state is None else state
+        if x.shape[1] == 0 or len(x) != len(before.layers[0].hidden):
+            raise ConfigError(
+                f"x is {list(x.shape)}; with a state it must have at least one token, and the state's batch size of "
+                f"{len(before.layers[0].hidden)}"
+            )
+        features, layers = self.advance(self.embed(x), before.layers)
+        after = SequenceState(layers, before.total, before.tokens + x.shape[1])
+        if before.total is None:
+            pooled = self.pool(features)
+        else:
+            total = before.total + features.sum(dim=1, dtype=before.total.dtype)
+            pooled, after = (total / after.tokens).to(features.dtype), replace(after, total=total)
+        logits = self.head(pooled)
+        return (logits, after) if return_state else logits
+
+    def initial_state(self, batch: int) -> SequenceState:
+        """The state before the first token of ``batch`` sequences."""
+        layers = tuple(mixer.initial_state(batch) for mixer in self.mixers())
+        if self.pooling != "mean":
+            return SequenceState(layers)
+        device = layers[0].hidden.device
+        wide = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        return SequenceState(layers, torch.zeros(batch, self.num_features, dtype=wide, device=device))
+
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mean over tokens, or the last token: [batch, dim]; ``mask``: [batch, tokens], False where padded."""
+        if self.pooling is None:
+            return features
+        if mask is not None:
+            return mean_of_tokens(features, mask) if self.pooling == "mean" else last_token(features, mask)
+        return features.mean(dim=1) if self.pooling == "mean" else features[:, -1]
+
+
+class _SequenceBackbone(CausalBackbone):
+    backbone: SequenceEncoder
 
     def embed(self, x: Tensor) -> Tensor:
         """Embed ids [batch, tokens] (or values [batch, tokens, in_dim]): [batch, tokens, dim]."""
         tokens: Tensor = self.backbone.embedding(x)
         return tokens
 
-    def encode(self, tokens: Tensor) -> Tensor:
-        """Run all blocks and the final norm: [batch, tokens, dim]."""
-        features: Tensor = self.backbone(tokens)
+    def encode(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See :class:`CausalBackbone`."""
+        features: Tensor = self.backbone(tokens) if mask is None else self.backbone(tokens, mask)
         return features
+
+    def mixers(self) -> list[Any]:
+        """See :class:`CausalBackbone`."""
+        return [layer.mixer for layer in self.backbone.layers]
+
+    def advance(self, tokens: Tensor, states: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """See :class:`CausalBackbone`."""
+        hidden, residual, after = tokens, None, []
+        for layer, state in zip(self.backbone.layers, states, strict=True):
+            (hidden, state), residual = layer(hidden, residual, state=state)
+            after.append(state)
+        return self.backbone.norm_f(hidden, residual)[0], tuple(after)
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay must leave alone, besides all one-dimensional ones."""
@@ -87,12 +172,6 @@ class SequenceClassifier(_SequenceBackbone):
         self.backbone = backbone
         self.head = self.make_head(num_classes)
 
-    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mean over tokens, or the last token: [batch, dim]."""
-        if mask is not None:
-            return mean_of_tokens(features, mask) if self.pooling == "mean" else last_token(features, mask)
-        return features.mean(dim=1) if self.pooling == "mean" else features[:, -1]
-
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leave out the output layer of a language model."""
         state = super().adapt_state_dict(state)
@@ -103,6 +182,7 @@ class LanguageModel(_SequenceBackbone):
     """Ids [batch, tokens] -> next-token logits [batch, tokens, vocab_size]; output and embedding may share weights."""
 
     takes = frozenset({"language"})
+    pooling = None
 
     def __init__(
         self, backbone: SequenceEncoder, *, d_model: int, vocab_size: int, tie_embeddings: bool = True
@@ -119,10 +199,6 @@ class LanguageModel(_SequenceBackbone):
     def head(self) -> nn.Linear:  # type: ignore[override]
         """The output layer."""
         return self.lm_head
-
-    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002 - padding is no target
-        """Every token is predicted from: features as they are."""
-        return features
 
     def reset_classifier(self, num_classes: int) -> None:
         """Refuse: the head is the vocabulary's."""

@@ -9,6 +9,7 @@ from infssm.ops.packing import seq_idx_from_cu_seqlens, seq_idx_from_position_id
 from infssm.ops.scan import ScanInputs, ScanOutput, ScanStates, scan, selective_scan
 from infssm.ops.ssd import scan_ssd
 from infssm.ops.states import mean_states
+from infssm.ops.step import scan_step
 from infssm.ops.subspace import principal_angles, rotation_lattice
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "rotation_lattice",
     "scan",
     "scan_ssd",
+    "scan_step",
     "selective_scan",
     "seq_idx_from_cu_seqlens",
     "seq_idx_from_position_ids",
