@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
 NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
 
-.PHONY: help demo figure test test-ray cells fuzz sanitize wheels lint docs bench format clean
+.PHONY: help demo figure test test-ray test-browser cells fuzz sanitize wheels lint docs bench format clean
 help:     ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/: *[^#]*## /\t/' | expand -t 10
 
@@ -39,6 +39,10 @@ figure: demo ## the README's figure of the main job's report (needs chromium)
 test-ray: $(STAMP) ## runs on a Ray cluster of this machine give the results of one process (not part of test: installs ray)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt 'ray[default]'
 	$(BIN)/python -m pytest -q tests/bench/executors/on_ray.py
+
+test-browser: $(STAMP) ## the page of `infssm serve` in a real Chromium (not part of test: installs playwright, needs chromium)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt playwright
+	$(BIN)/python -m pytest -q -s tests/integrations/serve/in_browser.py
 
 wheels: $(STAMP) ## what a user installs: sdist and wheel in dist/, tested in an environment without a compiler
 	$(BIN)/python -m build --outdir dist .

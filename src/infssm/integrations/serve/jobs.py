@@ -1,0 +1,114 @@
+"""The learner behind the server: one version that predicts, and one thread that makes the next."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from infssm.errors import InfssmError
+from infssm.learner.events import Control, Event, Listener, Note, RunBegan, StepDone
+
+_REMEMBERED = 200
+"""Finished jobs that can still be asked about."""
+
+
+class Job(BaseModel):
+    """A change of the learner, carried out in the background."""
+
+    id: str
+    kind: Literal["learn", "forget", "undo"]
+    label: str | None = Field(default=None, description="The class that is taught or forgotten.")
+    state: Literal["waiting", "running", "done", "failed"] = "waiting"
+    progress: float | None = Field(default=None, description="From 0 to 1; null where it is not known.")
+    message: str = Field(default="", description="What is being done, or why the job failed.")
+    version: int | None = Field(default=None, description="The learner's version once the job is done.")
+
+
+class Busy(InfssmError):
+    """Too many changes wait already."""
+
+
+class Service:
+    """Holds the current learner and changes it by replacing it.
+
+    A change is made on a learner of its own, opened from the folder; only when its new version is stored does it take
+    the place of :attr:`learner`. A request that reads :attr:`learner` once therefore answers from one version, and a
+    change that fails or is killed leaves no trace.
+
+    Args:
+        learner: opened from a folder.
+        waiting: changes that may wait for the one in progress.
+    """
+
+    def __init__(self, learner: Any, waiting: int) -> None:
+        self.learner = learner
+        self._waiting = waiting
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="infssm-change")
+        self._control = Control()
+
+    def job(self, id: str) -> Job | None:
+        """The job of an id, as it stands."""
+        return self._jobs.get(id)
+
+    @property
+    def unfinished(self) -> list[Job]:
+        """Jobs that run or wait, the oldest first."""
+        return [job for job in list(self._jobs.values()) if job.state in ("waiting", "running")]
+
+    def submit(self, job: Job, change: Callable[[Any, Listener, Control], None], done: Callable[[], None]) -> Job:
+        """Queue a change of the learner; ``done`` is called when it is finished in any way. Busy if too many wait."""
+        if len(self.unfinished) > self._waiting:
+            raise Busy(f"{self._waiting} changes are waiting: try again when some are done")
+        self._jobs[job.id] = job
+        while len(self._jobs) > _REMEMBERED:
+            self._jobs.popitem(last=False)
+        self._worker.submit(self._carry_out, job, change, done)
+        return job
+
+    def _carry_out(self, job: Job, change: Callable[[Any, Listener, Control], None], done: Callable[[], None]) -> None:
+        job.state = "running"
+        try:
+            learner = type(self.learner).load(self.learner.folder)  # another process may have changed it, too
+            change(learner, _reporter(job), self._control)
+            self.learner = learner
+            job.version, job.progress, job.message = learner.version, 1.0, ""
+            job.state = "done"
+        except Exception as error:
+            # An InfssmError is the user's to fix; anything else is a defect, named and survived.
+            expected = isinstance(error, (InfssmError, OSError))
+            job.message = str(error) if expected else f"{type(error).__name__}: {error}"
+            job.state = "failed"
+        finally:
+            done()
+
+    def close(self) -> None:
+        """Ask the change in progress to stop, which leaves the version before it, and drop those that wait."""
+        self._control.stop()
+        self._worker.shutdown(cancel_futures=True)
+
+
+def new_job(kind: Literal["learn", "forget", "undo"], label: str | None = None) -> Job:
+    """A job with an id that cannot be guessed."""
+    return Job(id=secrets.token_urlsafe(12), kind=kind, label=label)
+
+
+def _reporter(job: Job) -> Listener:
+    """A listener that writes a lesson's progress into its job."""
+    steps = 0
+
+    def listen(event: Event) -> None:
+        nonlocal steps
+        if isinstance(event, RunBegan):
+            steps = event.steps
+        elif isinstance(event, StepDone) and steps:
+            job.progress = min(1.0, event.done / steps)
+        elif isinstance(event, Note):
+            job.message = event.text
+
+    return listen
