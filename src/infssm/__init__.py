@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from infssm.errors import DivergedError as DivergedError
     from infssm.errors import InfssmError as InfssmError
     from infssm.errors import NoSSMLayersError as NoSSMLayersError
-    from infssm.learner.predict import load as load
+    from infssm.learner.learner import Learner as Learner
+    from infssm.learner.learner import load as load
     from infssm.methods import attach as attach
     from infssm.methods import list_methods as list_methods
     from infssm.methods import register_method as register_method
@@ -55,7 +56,7 @@ _PACKAGES = {
         "InfssmError",
         "NoSSMLayersError",
     ),
-    "learner.predict": ("load",),
+    "learner.learner": ("Learner", "load"),
     "methods": ("attach", "list_methods", "register_method"),
     "models": ("create_model", "list_models", "register_model"),
     "ops": ("causal_conv1d", "selective_scan"),

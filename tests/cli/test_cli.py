@@ -59,7 +59,7 @@ def tiny_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_warnings_of_a_method_are_shown_before_it_trains(infssm: Any, tmp_path: Path) -> None:
     err = infssm("run", *FAST, "method=inf-ssm", "--fast-dev-run", "-o", tmp_path).err
-    first = err.index("task 0 done")
+    first = err.index("task 1 done")
     assert 0 <= err.index("warning: inf-ssm is the paper's method") < err.index("weight 1e+06 will destroy") < first
 
 

@@ -28,10 +28,11 @@ from infssm.learner.saving.progress import Position, Progress
 from infssm.learner.saving.rng import rng_state
 from infssm.learner.setup import build
 from infssm.learner.store.directory import RunDirectory
-from infssm.methods import Transforms, list_methods, parse_name
+from infssm.methods import Transforms, parse_name
 from tests.learner.tiny import tiny_config
+from tests.methods.toys import FOR_IMAGES
 
-METHODS = (*list_methods(), "er+inf-ssm-exact")
+METHODS = (*FOR_IMAGES, "er+inf-ssm-exact")
 EVERYTHING = {"buffer_size": 100, "replay_batch": 100}
 """Replay all that is stored: processes store the images of a batch in another order, so smaller draws would differ."""
 # Weights with which every term takes part in the gradient.

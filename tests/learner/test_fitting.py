@@ -72,6 +72,8 @@ def test_what_was_given_stays(tmp_path):
     assert (config.data.image_size, config.data.num_tasks) == (16, 2)
     [config] = planned(None, [f"data={folder}", "method=seq", "model=s4d_nano"])
     assert (config.model.name, config.data.image_size, config.data.num_tasks) == ("s4d_nano", None, 3)
+    [chosen], [named] = (planned(None, [f"data={folder}", "method=seq", *model]) for model in ([], ["model=vim_nano"]))
+    assert named == chosen
     [config] = planned(None, [f"data={folder}", "method=seq", "data.tasks=[[0, 1], [5]]"])
     assert config.data.num_tasks == 2
     assert fitted({}) == fitted({"data": "digits"}) == fitted({"data": {"num_tasks": 2}}) == {}

@@ -11,7 +11,7 @@ from infssm.data import load_dataset
 from infssm.errors import ConfigError
 from infssm.learner import hub
 from infssm.learner.hub import HubClassifier
-from infssm.learner.predict import load
+from infssm.learner.predict import load_classifier as load
 from tests.learner.tiny import tiny_config
 
 

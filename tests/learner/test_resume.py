@@ -20,9 +20,9 @@ from infssm.learner.result import Result
 from infssm.learner.saving.checkpoint import save_checkpoint
 from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory
-from infssm.methods import list_methods
 from tests.learner.dying import in_call, in_step, run_and_die
 from tests.learner.tiny import assert_same, tiny_config
+from tests.methods.toys import FOR_IMAGES
 
 STEPS = 12
 EPOCHS = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -47,7 +47,7 @@ def signalled(loop: Loop) -> None:
     loop.control.stop()
 
 
-@pytest.mark.parametrize("method", [*list_methods(), "er+inf-ssm-exact", "ewc+lwf-ac"])
+@pytest.mark.parametrize("method", [*FOR_IMAGES, "er+inf-ssm-exact", "ewc+lwf-ac"])
 def test_killed_and_resumed_is_bit_exact(tmp_path: Path, method: str) -> None:
     """Killed inside a step of either task, then told to stop inside an epoch, which saves more than its end does."""
     whole = run(tiny_config(tmp_path / "whole", method), quiet=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -37,13 +38,16 @@ from tests.learner.tiny import assert_same
 
 EXACT = {"inf-ssm-exact": {"weight": 10.0}}
 METHODS = ["seq", "frozen", "joint", "er", "si", "lwf", "lwf-f", "lwf-ac", "lwf+inf-ssm-exact", "er+lwf-ac"]
+SELF = {"sequences": 6, "replay_batch": 3, "length": 8, "refresh": 2}
 
 
 def options_of(method: str) -> dict[str, Any]:
-    return (EXACT if "inf-ssm-exact" in method else {}) | ({"buffer_size": 6} if method.startswith("er") else {})
+    found: dict[str, Any] = EXACT if "inf-ssm-exact" in method else {}
+    found = found | ({"er": {"buffer_size": 6}} if method.startswith("er") else {})
+    return found | ({"self-replay": SELF} if "self-replay" in method else {})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "self-replay", "er+self-replay+lwf-ac"])
 def test_every_method_that_takes_language_runs_on_it(tmp_path: Path, method: str) -> None:
     found = run(config(f"text:{text_folder(tmp_path)}", tmp_path, method, options_of(method)), quiet=True)
     values = found.matrix.all_values
@@ -130,8 +134,13 @@ def test_bits_per_byte_and_per_token_with_any_tokenizer(tmp_path: Path) -> None:
     assert f"{2**found.matrix.bits_per_token:.2f}" in page
 
 
-@pytest.mark.parametrize("method", ["er", "lwf+inf-ssm-exact", "frozen"])
-@pytest.mark.parametrize("kind", ["text", "series"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *itertools.product(["er", "lwf+inf-ssm-exact", "frozen"], ["text", "series"]),
+        ("self-replay+inf-ssm-exact", "text"),
+    ],
+)
 def test_interrupted_and_resumed_is_bit_exact(tmp_path: Path, method: str, kind: str) -> None:
     data = f"text:{text_folder(tmp_path)}" if kind == "text" else str(series_file(tmp_path))
     whole = run(config(data, tmp_path / "whole", method, options_of(method)), quiet=True)

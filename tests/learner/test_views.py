@@ -11,7 +11,7 @@ from infssm.data import load_dataset
 from infssm.learner.evaluate import evaluate_run
 from infssm.learner.export import TOLERANCE, export_classifier
 from infssm.learner.hub import HubClassifier
-from infssm.learner.predict import load
+from infssm.learner.predict import load_classifier as load
 from infssm.learner.result import Result
 from tests.learner.tiny import assert_same, tiny_config
 

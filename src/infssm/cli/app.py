@@ -18,12 +18,14 @@ from infssm.cli import (
     doctor,
     evaluate,
     export,
+    learn,
     listing,
     predict,
     report,
     resume,
     run,
     schema,
+    serve,
     study,
     sweep,
 )
@@ -38,11 +40,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command("run")(run.command)
+app.command("learn")(learn.learn)
+app.command("forget")(learn.forget)
+app.command("undo")(learn.undo)
+app.command("show")(learn.show)
 app.command("sweep")(sweep.command)
 app.command("resume")(resume.command)
 app.command("eval")(evaluate.command)
 app.command("export")(export.command)
 app.command("predict")(predict.command)
+app.command("serve")(serve.command)
 app.command("report")(report.command)
 app.command("study")(study.command)
 app.command("list")(listing.command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,8 +29,33 @@ _WRONG_WHEEL = (
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what this machine has and which code will run on it."""
-    found = _examine()
+    """Show what this machine has and which code will run on it."""
+    from infssm.data import data_root
+    from infssm.learner.precision import bfloat16_gain, bfloat16_unit
+    from infssm.learner.store.env import environment
+
+    env, root, unit = environment(), data_root(), bfloat16_unit()
+    kernels = env["kernels"]
+    reference = "the PyTorch reference (slower)"
+    on_cpu = "the compiled CPU kernels" if kernels["native"] else f"{reference}: no compiled module found"
+    bfloat16 = "no instructions for it: train.precision=bf16-mixed stays in float32 on this CPU"
+    if unit is not None:
+        gain = f"{bfloat16_gain():.1f} times as fast as in float32"
+        bfloat16 = f"{unit}, matrix products {gain}: train.precision=bf16-mixed"
+    found = {
+        "infssm": env["packages"].get("infssm"),
+        "python": env["python"],
+        "torch": env["packages"].get("torch"),
+        "platform": env["platform"],
+        "cpu": f"{env['cpu']}, {env['cores']} cores",
+        "threads": env["threads"],
+        "device": env["cuda"] or "cpu",
+        "kernels": f"{on_cpu}{', ' + kernels['isa'] if kernels.get('isa') else ''}",
+        "kernels on a GPU": "Triton" if kernels["default_cuda"] == "triton" else f"{reference}: pip install triton",
+        "bfloat16": bfloat16,
+        "data root": f"{root} ({'exists' if root.is_dir() else 'does not exist yet'})",
+        "optional packages": {name: _state_of(name, *how) for name, how in _OPTIONAL.items()},
+    }
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -43,44 +68,8 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             typer.echo(f"{key:<20} {value}")
 
 
-def _examine() -> dict[str, Any]:
-    from infssm.data import data_root
-    from infssm.learner.store.env import environment
-
-    env = environment()
-    kernels = env["kernels"]
-    root = data_root()
-    runs = (
-        "the compiled CPU kernels" if kernels["native"] else "the PyTorch reference (slower): no compiled module found"
-    )
-    on_gpu = "Triton" if kernels["default_cuda"] == "triton" else "the PyTorch reference (slower): pip install triton"
-    return {
-        "infssm": env["packages"].get("infssm"),
-        "python": env["python"],
-        "torch": env["packages"].get("torch"),
-        "platform": env["platform"],
-        "cpu": f"{env['cpu']}, {env['cores']} cores",
-        "threads": env["threads"],
-        "device": env["cuda"] or "cpu",
-        "kernels": f"{runs}{', ' + kernels['isa'] if kernels.get('isa') else ''}",
-        "kernels on a GPU": on_gpu,
-        "bfloat16": _bfloat16(),
-        "data root": f"{root} ({'exists' if root.is_dir() else 'not there yet'})",
-        "optional packages": {name: _state_of(name, *how) for name, how in _OPTIONAL.items()},
-    }
-
-
-def _bfloat16() -> str:
-    """What ``train.precision=bf16-mixed`` does on this CPU."""
-    from infssm.learner.precision import bfloat16_gain, bfloat16_unit
-
-    if (unit := bfloat16_unit()) is None:
-        return "no instructions for it: train.precision=bf16-mixed stays in float32 on this CPU"
-    return f"{unit}, matrix products {bfloat16_gain():.1f} times as fast as in float32: train.precision=bf16-mixed"
-
-
 def _state_of(name: str, module: str, extra: str) -> str:
-    """The version of a package that can be imported, or what to do about it: what is installed need not work."""
+    """The version of a package that can be imported, or how to fix it: an installed package need not work."""
     from infssm.integrations import mend_torchvision
     from infssm.learner.store.env import package_version
 

@@ -37,7 +37,8 @@ def command(
     - `infssm export RUN --to torch -o model.pt2`
     """
     from infssm.learner.export import check_export, export_classifier, usage
-    from infssm.learner.predict import load
+    from infssm.learner.learner import load
+    from infssm.learner.predict import TrainedClassifier
 
     if to not in ("onnx", "torch"):
         raise ConfigError(f"--to {to}: a model is exported to onnx or to torch")
@@ -46,7 +47,8 @@ def command(
     path = output or Path("model.onnx" if to == "onnx" else "model.pt2")
     if path.exists():
         raise ConfigError(f"{path} exists: choose another file with -o")
-    classifier = load(run, task=task)
+    found = load(run, task=task)
+    classifier = found if isinstance(found, TrainedClassifier) else found.classifier
     begun = time.monotonic()
 
     def tell(stage: str) -> None:

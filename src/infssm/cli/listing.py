@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -17,13 +16,13 @@ from infssm._registry import shorten, suggest
 from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
+_KINDS = ("methods", "models", "datasets", "distances", "presets", "studies")
+
 
 def command(
     what: Annotated[
         str,
-        typer.Argument(
-            help="methods, models, datasets, distances, presets or studies.", autocompletion=lambda: list(_KINDS)
-        ),
+        typer.Argument(help=f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}.", autocompletion=lambda: list(_KINDS)),
     ],
     name: Annotated[str | None, typer.Argument(help="One of them: what it is, and for a method its options.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -39,30 +38,26 @@ def command(
     """
     if what not in _KINDS:
         raise ConfigError(f"cannot list {shorten(repr(what))}{suggest(what, _KINDS)}")
-    entries = _KINDS[what]()
+    entries = _entries(what)
     if name is not None:
         if name not in entries:
             raise ConfigError(f"no {shorten(repr(name))} among {what}{suggest(name, entries)}")
         entries = {name: entries[name]}
     if as_json:
-        typer.echo(json.dumps([_as_json(what, *entry) for entry in entries.items()], indent=2, ensure_ascii=False))
+        found: list[dict[str, Any]] = [{"name": entry, "summary": summary} for entry, summary in entries.items()]
+        for entry in found if what == "methods" else ():
+            from infssm.methods import explain_method
+
+            text = explain_method(entry["name"])
+            options = [{"name": key, "default": default, "meaning": meaning} for key, default, meaning in text.options]
+            entry |= {"role": text.role, "details": text.details, "paper": text.paper, "options": options}
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
     elif name is not None and what == "methods":
         _show_method(name)
     else:
         width = max(map(len, entries), default=0)
-        for entry, summary in entries.items():
-            typer.echo(_entry(f"{entry:<{width}}", summary))
-
-
-def _as_json(what: str, name: str, summary: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": name, "summary": summary}
-    if what == "methods":
-        from infssm.methods import explain_method
-
-        text = explain_method(name)
-        options = [{"name": key, "default": default, "meaning": meaning} for key, default, meaning in text.options]
-        entry |= {"role": text.role, "details": text.details, "paper": text.paper, "options": options}
-    return entry
+        for entry_name, summary in entries.items():
+            typer.echo(_line(f"{entry_name:<{width}}", summary))
 
 
 def _show_method(name: str) -> None:
@@ -76,11 +71,11 @@ def _show_method(name: str) -> None:
     typer.echo(f"\noptions, set by `infssm run method={name} method.OPTION=VALUE`:" if text.options else "\nno options")
     width = max((len(key) for key, _, _ in text.options), default=0)
     for key, default, meaning in text.options:
-        typer.echo(_entry(f"  {key:<{width}}", f"{meaning} (default {default})"))
+        typer.echo(_line(f"  {key:<{width}}", f"{meaning} (default {default})"))
 
 
-def _entry(head: str, text: str) -> str:
-    """``head  text``; on a terminal, further lines of the text stand below its first, in a pipe it is one line."""
+def _line(head: str, text: str) -> str:
+    """``head  text``: one line in a pipe; on a terminal, long texts are wrapped and indented."""
     line = f"{head}  {text}".rstrip()
     columns = shutil.get_terminal_size().columns
     if not sys.stdout.isatty() or len(line) <= columns or columns < 2 * len(head):
@@ -88,16 +83,35 @@ def _entry(head: str, text: str) -> str:
     return textwrap.fill(text, columns, initial_indent=f"{head}  ", subsequent_indent=" " * (len(head) + 2))
 
 
-def _methods() -> dict[str, str]:
-    # A list from the sources takes a moment; importing torch takes seconds, and has happened with --import.
-    texts = (None if "infssm.methods" in sys.modules else read_methods()) or _registered_methods()
-    return {name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for name, text in texts.items()}
+def _entries(what: str) -> dict[str, str]:
+    """Names and summaries. Packages are imported only where they are listed: importing torch takes seconds."""
+    if what == "methods":
+        texts = None if "infssm.methods" in sys.modules else read_methods()  # imported already with --import
+        if texts is None:
+            from infssm.methods import explain_method, list_methods
 
+            explained = map(explain_method, list_methods())
+            texts = {text.name: Text(text.summary, text.details, text.paper) for text in explained}
+        return {name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for name, text in texts.items()}
+    if what == "models":
+        from infssm.models import describe_model, list_models
 
-def _registered_methods() -> dict[str, Text]:
-    from infssm.methods import explain_method, list_methods
+        return {name: describe_model(name) for name in list_models()}
+    if what == "datasets":
+        from infssm.data.registry import DATASETS
 
-    return {text.name: Text(text.summary, text.details, text.paper) for text in map(explain_method, list_methods())}
+        return {name: DATASETS[name].summary for name in DATASETS}
+    if what == "distances":
+        from infssm.ssm import describe_distance, list_distances
+
+        return {name: describe_distance(name) for name in list_distances()}
+    if what == "presets":
+        from infssm.bench.presets import list_presets, load_preset
+
+        return {name: load_preset(name).summary for name in list_presets()}
+    from infssm.bench.studies import describe_study, list_studies
+
+    return {name: describe_study(name) for name in list_studies()}
 
 
 def _citation(paper: str) -> str:
@@ -107,44 +121,3 @@ def _citation(paper: str) -> str:
     if not authors or not year:
         return paper
     return f"{authors[1]}{' et al.' if authors[2] else authors[3] or ''} {year[0]}"
-
-
-def _models() -> dict[str, str]:
-    from infssm.models import describe_model, list_models
-
-    return {name: describe_model(name) for name in list_models()}
-
-
-def _datasets() -> dict[str, str]:
-    from infssm.data import list_datasets
-    from infssm.data.registry import DATASETS
-
-    return {name: DATASETS[name].summary for name in list_datasets()}
-
-
-def _distances() -> dict[str, str]:
-    from infssm.ssm import describe_distance, list_distances
-
-    return {name: describe_distance(name) for name in list_distances()}
-
-
-def _presets() -> dict[str, str]:
-    from infssm.bench.presets import list_presets, load_preset
-
-    return {name: load_preset(name).summary for name in list_presets()}
-
-
-def _studies() -> dict[str, str]:
-    from infssm.bench.studies import describe_study, list_studies
-
-    return {name: describe_study(name) for name in list_studies()}
-
-
-_KINDS: dict[str, Callable[[], dict[str, str]]] = {
-    "methods": _methods,
-    "models": _models,
-    "datasets": _datasets,
-    "distances": _distances,
-    "presets": _presets,
-    "studies": _studies,
-}

@@ -13,11 +13,11 @@ from infssm.cli.importing import Import
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from infssm.learner.predict import TrainedClassifier
+    from infssm.data import ImageFacts, SequenceFacts
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")],
     paths: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Images, wav files or series; or folders of them.")
     ],
@@ -26,7 +26,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per sample.")] = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
-    """Classify images, sounds or series with the model of a run.
+    """Classify images, sounds or series with a learner or the model of a run.
+
+    A learner also says where a sample is unlike all that it was taught ("unknown").
 
     A folder stands for all files in it and below that the model can read. A series is an .npy or .csv file [time,
     width]; an .npz holds many, as for training. A file that cannot be read is named on stderr, and the others are
@@ -34,18 +36,20 @@ def command(
 
     Examples:
 
+    - `infssm predict my-learner cat.jpg`
+
     - `infssm predict runs/digits-5/seq/vim_nano/seed0-1a2b3c4d seven.png`
 
     - `infssm predict RUN photos --top 1 --json > classes.jsonl`
     """
-    from infssm.learner.predict import load
+    from infssm.learner.learner import load
 
-    classifier, bad = load(run, task=task), 0
-    for name, sample in _samples(classifier, paths):
+    model, bad = load(run, task=task), 0
+    for name, sample in _samples(model.samples, paths):
         try:
             if isinstance(sample, DataError):
                 raise sample
-            found = classifier.predict(sample)
+            found = model.predict(sample)
         except DataError as error:
             bad += 1
             message = str(error) if name in str(error) else f"{name}: {error}"
@@ -55,20 +59,20 @@ def command(
             continue
         best = dict(list(found.probabilities.items())[:top])
         if as_json:
-            typer.echo(json.dumps({"file": name, "label": found.label, "probabilities": best}))
+            typer.echo(json.dumps({"file": name, "label": found.label, "known": found.known, "probabilities": best}))
         else:
-            typer.echo(f"{name}: " + ", ".join(f"{label} {100 * share:.1f} %" for label, share in best.items()))
+            shown = ", ".join(f"{label} {100 * share:.1f} %" for label, share in best.items())
+            typer.echo(f"{name}: {'' if found.known else 'unknown; most like '}{shown}")
     if bad:
         typer.echo(f"{bad} could not be classified", err=True)
         raise typer.Exit(DataError.exit_code)
 
 
-def _samples(classifier: TrainedClassifier, paths: list[Path]) -> Iterator[tuple[str, Any]]:
+def _samples(facts: ImageFacts | SequenceFacts, paths: list[Path]) -> Iterator[tuple[str, Any]]:
     """Names and samples, file by file; in the place of a sample the error that names a file of series."""
     from infssm.data import ImageFacts, audio, images
     from infssm.learner.reading import read_series
 
-    facts = classifier.samples
     series = not isinstance(facts, ImageFacts) and facts.rate is None
     endings = images.SUFFIXES if isinstance(facts, ImageFacts) else audio.SUFFIXES
     if series:

@@ -17,15 +17,20 @@ from infssm.learner.config import (
     to_yaml,
 )
 from infssm.learner.export import export_classifier, export_model
+from infssm.learner.knowledge import Lesson
+from infssm.learner.learner import Evaluation, Learner, load
 from infssm.learner.optim import build_optimizer, decay_groups, learning_rate, task_lr
-from infssm.learner.predict import Prediction, TrainedClassifier, load
+from infssm.learner.predict import Prediction, TrainedClassifier, load_classifier
 from infssm.learner.result import Result
 from infssm.learner.saving.checkpoint import load_checkpoint, save_checkpoint
 from infssm.learner.signals import Interrupted
 
 __all__ = [
     "DataConfig",
+    "Evaluation",
     "Interrupted",
+    "Learner",
+    "Lesson",
     "LogConfig",
     "MethodConfig",
     "ModelConfig",
@@ -44,6 +49,7 @@ __all__ = [
     "learning_rate",
     "load",
     "load_checkpoint",
+    "load_classifier",
     "load_config",
     "merge",
     "parse_overrides",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from infssm._processes import this_share
+from infssm._processes import sum_over_processes, this_share
 from infssm.errors import ConfigError, InfssmError
 from infssm.learner.config.fields import TrainConfig
 
@@ -33,11 +33,14 @@ _BUCKET = 16 * 2**20  # elements per all-reduce: few messages, and a bounded cop
 
 def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any:
     """Run ``function(fabric, *args)`` on every process of the configuration; return what process 0 returned."""
-    fabric_class = _fabric()
+    try:
+        from lightning_fabric import Fabric
+    except ImportError:
+        raise ConfigError("training needs lightning-fabric: pip install 'infssm[bench]'") from None
     world, local = _torchrun_world()
     strategy = "ddp" if world > 1 else "ddp_spawn" if config.devices > 1 else "auto"
     try:
-        fabric = fabric_class(
+        fabric = Fabric(
             accelerator=config.accelerator,
             devices=local if world else config.devices,
             num_nodes=world // local if world else 1,
@@ -128,30 +131,13 @@ def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
     """Replace each gradient by its mean over all processes (nothing to do on one)."""
     if fabric.world_size == 1:
         return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     bucket: list[Tensor] = []
     size = 0
-    for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        bucket.append(parameter.grad)
-        size += parameter.grad.numel()
-        if size >= _BUCKET:
-            _reduce(fabric, bucket)
+    for number, gradient in enumerate(gradients, start=1):
+        bucket.append(gradient)
+        size += gradient.numel()
+        if size >= _BUCKET or number == len(gradients):
+            for mine, total in zip(bucket, sum_over_processes(bucket), strict=True):
+                mine.copy_(total / fabric.world_size)
             bucket, size = [], 0
-    if bucket:
-        _reduce(fabric, bucket)
-
-
-def _reduce(fabric: Fabric, gradients: list[Tensor]) -> None:
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    mean = fabric.all_reduce(flat, reduce_op="mean")
-    for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-def _fabric() -> Any:
-    try:
-        from lightning_fabric import Fabric
-    except ImportError:
-        raise ConfigError("training needs lightning-fabric: pip install 'infssm[bench]'") from None
-    return Fabric

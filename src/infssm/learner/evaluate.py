@@ -131,7 +131,7 @@ def evaluate_run(
 def _evaluate_saved(
     fabric: Fabric, config: RunConfig, run: RunDirectory, task: int, predictions: list[Prediction] | None
 ) -> list[Score]:
-    setup = build(config, fabric.device, Split.load(run.split_path), weights=False)
+    setup = build(config, fabric.device, Split.load(run.split_path), task=task, weights=False)
     load_weights(setup.method, run.weights_path(task))
     if predictions is None:
         return evaluate_seen(fabric, setup, task)

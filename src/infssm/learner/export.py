@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm._files import atomic_file
+from infssm._optional import require
 from infssm.data import ImageFacts
 from infssm.errors import ConfigError, InfssmError
 from infssm.learner.portable import LogEnergies, Normalize, Portable, Waveform, resizing_graph
@@ -26,34 +27,22 @@ Form = Literal["onnx", "torch"]
 TOLERANCE = 1e-4
 """Largest difference between logits of the file and of the model, relative to the largest logit (at least 1)."""
 
-_USE_IMAGE = """import json, numpy, onnxruntime
-from PIL import Image, ImageOps
+_USE = """import json, numpy, onnxruntime{imports}
 
 session = onnxruntime.InferenceSession("model.onnx")
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-pixels = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}"))
-print(classes[session.run(None, {{"image": pixels[None]}})[0].argmax()])
+{reading}
+print(classes[session.run(None, {{"{name}": {name}[None]}})[0].argmax()])
 """
-_USE_SOUND = """import json, numpy, onnxruntime, wave
-
-session = onnxruntime.InferenceSession("model.onnx")
-classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-with wave.open("sound.wav") as file:
+_READ_IMAGE = 'image = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}"))'
+_READ_SOUND = """with wave.open("sound.wav") as file:
     assert file.getparams()[:3] == (1, 2, {rate}), "convert it to one channel, 16 bits, {rate} samples per second"
-    sound = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768
-print(classes[session.run(None, {{"sound": sound[None]}})[0].argmax()])
-"""
-_USE_SERIES = """import json, numpy, onnxruntime
-
-session = onnxruntime.InferenceSession("model.onnx")
-classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-series = numpy.load("{name}.npy").astype(numpy.{dtype})  # {shape}
-print(classes[session.run(None, {{"{name}": series[None]}})[0].argmax()])
-"""
+    sound = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768"""
+_READ_SERIES = '{name} = numpy.load("{name}.npy").astype(numpy.{dtype})  # {shape}'
 
 
 class _Plan:
-    """How the model of a run becomes a file: the input's name, what comes before the model, how to use the file."""
+    """How the model of a run becomes a file: the input's name, the steps before the model, how to use the file."""
 
     def __init__(self, classifier: TrainedClassifier) -> None:
         facts, draw = classifier.samples, torch.Generator().manual_seed(0)
@@ -61,6 +50,7 @@ class _Plan:
         self.before: nn.Module | None = None
         self.resize: str | None = None
         self.metadata = {"classes": json.dumps(classifier.classes)}
+        imports = ""
         if isinstance(facts, ImageFacts):
             assert classifier.recipe is not None
             size = classifier.recipe.size
@@ -68,19 +58,19 @@ class _Plan:
             self.before, self.resize = Normalize(classifier.recipe), resizing_graph(facts, classifier.recipe)
             self.example = torch.randint(256, (2, facts.channels, size, size), dtype=torch.uint8, generator=draw)
             self.metadata["input"] = json.dumps({"mode": mode, "size": size})
-            self.usage = _USE_IMAGE.format(mode=mode)
+            imports, reading = "\nfrom PIL import Image, ImageOps", _READ_IMAGE.format(mode=mode)
         elif facts.rate is not None:
             self.name, self.before = "sound", Waveform() if facts.bands is None else LogEnergies(facts)
             self.example = torch.randn(2, facts.rate // 4, generator=draw)
             self.metadata["input"] = json.dumps({"rate": facts.rate})
-            self.usage = _USE_SOUND.format(rate=facts.rate)
+            imports, reading = ", wave", _READ_SOUND.format(rate=facts.rate)
         elif facts.kind == "tokens":
             self.name, self.example = "tokens", torch.randint(facts.width, (2, 24), generator=draw)
-            self.usage = _USE_SERIES.format(name="tokens", dtype="int64", shape="[time]")
+            reading = _READ_SERIES.format(name="tokens", dtype="int64", shape="[time]")
         else:
             self.name, self.example = "series", torch.randn(2, 24, facts.width, generator=draw)
-            shape = f"[time, {facts.width}]"
-            self.usage = _USE_SERIES.format(name="series", dtype="float32", shape=shape)
+            reading = _READ_SERIES.format(name="series", dtype="float32", shape=f"[time, {facts.width}]")
+        self.usage = _USE.format(imports=imports, reading=reading, name=self.name)
 
     def raw(self, sample: SampleLike) -> Tensor:
         """A file or other sample as the ONNX file takes it, a batch of one."""
@@ -157,11 +147,12 @@ def check_export(
     Returns the largest difference of a logit, relative to the largest one; raises where that exceeds ``tolerance``,
     which allows for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
     """
-    plan, run, largest = _Plan(classifier), _session(Path(path)), 0.0
+    plan, largest = _Plan(classifier), 0.0
+    run = _session(Path(path), plan.name)
     for batch in [list(samples)] if batched else [[sample] for sample in samples]:
         expected = classifier.logits(classifier.transform(batch)).float().cpu()
         raw = torch.cat([plan.raw(sample) for sample in batch])
-        difference = _difference(run({plan.name: raw.numpy()}), expected, path)
+        difference = _difference(run(raw), expected, path)
         if difference > tolerance:
             named = f" for {batch[0]}" if isinstance(batch[0], (str, os.PathLike)) else ""
             raise InfssmError(f"the exported model {path} gives logits that are off by {difference:.1e}{named}")
@@ -216,21 +207,21 @@ def export_model(
     with atomic_file(target) as stream:
         stream.write(content)
     progress("comparing it with the model")
-    if to == "torch":
-        loaded = torch.export.load(target).module()
-        return _compare(portable, example, target, loaded)
-    run = _session(target)
-    if resize is not None:  # the caller compares, by what its images are resized to
-        return 0.0
-    return _compare(portable, example, target, lambda batch: run({name: batch.numpy()}))
+    largest = 0.0
+    if to == "onnx" and resize is not None:  # the caller compares from raw images, which the graph resizes
+        return largest
+    run = _session(target, name) if to == "onnx" else torch.export.load(target).module()
+    for batch in (example[:1], torch.cat([example, example.flip(0)])):  # of other sizes than the file was made with
+        with torch.no_grad():
+            largest = max(largest, _difference(run(batch), portable(batch), target))
+    if largest > TOLERANCE:
+        raise InfssmError(f"the exported model {target} gives logits that are off by {largest:.1e}")
+    return largest
 
 
 def _onnx(program: torch.export.ExportedProgram, metadata: Mapping[str, str], name: str, resize: str | None) -> bytes:
-    try:
-        import onnx
-        import onnxscript as _onnxscript  # noqa: F401
-    except ImportError:
-        raise ConfigError("export to ONNX needs onnx and onnxscript: pip install 'infssm[export]'") from None
+    onnx: Any = require("onnx", install="pip install 'infssm[export]'")
+    require("onnxscript", install="export to ONNX needs it: pip install 'infssm[export]'")
     level = logging.getLogger("onnxscript").level
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     try:
@@ -250,23 +241,13 @@ def _onnx(program: torch.export.ExportedProgram, metadata: Mapping[str, str], na
         del proto.graph.node[:], proto.graph.input[:]
         proto.graph.node.extend(nodes)
         proto.graph.input.extend(first.input)
-        proto.graph.initializer.extend(first.initializer)
+        used = {name for node in first.node for name in node.input}  # onnxruntime warns of constants that are not
+        proto.graph.initializer.extend(constant for constant in first.initializer if constant.name in used)
     for key, value in metadata.items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value
     content: bytes = proto.SerializeToString()
     return content
-
-
-def _compare(model: nn.Module, example: Tensor, path: Path, run: Callable[[Tensor], Tensor]) -> float:
-    """The largest difference on batches of other sizes than the file was made with; raises where it is too large."""
-    largest = 0.0
-    for batch in (example[:1], torch.cat([example, example.flip(0)])):
-        with torch.no_grad():
-            largest = max(largest, _difference(run(batch), model(batch), path))
-    if largest > TOLERANCE:
-        raise InfssmError(f"the exported model {path} gives logits that are off by {largest:.1e}")
-    return largest
 
 
 def _difference(found: Tensor, expected: Tensor, path: str | os.PathLike[str]) -> float:
@@ -278,11 +259,8 @@ def _difference(found: Tensor, expected: Tensor, path: str | os.PathLike[str]) -
     return float((found - expected)[known].abs().max()) / scale
 
 
-def _session(path: Path) -> Callable[[Mapping[str, Any]], Tensor]:
-    """An ONNX file as a function of its inputs by name."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ConfigError("checking an ONNX file needs onnxruntime: pip install 'infssm[export]'") from None
+def _session(path: Path, name: str) -> Callable[[Tensor], Tensor]:
+    """An ONNX file as a function of its input ``name``."""
+    onnxruntime: Any = require("onnxruntime", install="checking an ONNX file needs it: pip install 'infssm[export]'")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda inputs: torch.from_numpy(session.run(None, dict(inputs))[0])
+    return lambda batch: torch.from_numpy(session.run(None, {name: batch.numpy()})[0])

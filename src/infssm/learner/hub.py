@@ -1,4 +1,4 @@
-"""Trained runs on the Hugging Face Hub: what is needed to use one, and a card that says what it is."""
+"""Trained runs on the Hugging Face Hub: the files that are needed to use one, and a model card."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infssm.errors import CheckpointError, ConfigError
 from infssm.learner.config.fields import TASK0_KINDS
 from infssm.learner.config.load import load_config, to_yaml
-from infssm.learner.predict import TrainedClassifier, load
+from infssm.learner.predict import TrainedClassifier, load_classifier
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.manifest import read_checked
@@ -20,9 +20,6 @@ try:
     from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
 except ImportError:
     raise ConfigError("the hub needs huggingface_hub: pip install 'infssm[hf]'") from None
-
-if TYPE_CHECKING:
-    from infssm.learner.metrics import AccuracyMatrix
 
 _TAGS = ["continual-learning", "state-space-model", "infssm"]
 _FILES = [names.MARKER, names.CONFIG, names.STREAM, names.MATRIX, names.RESULT, "config.json", "README.md"]
@@ -52,14 +49,14 @@ class HubClassifier(ModelHubMixin, library_name="infssm", tags=_TAGS):
     def __init__(self, run: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu") -> None:
         self._run = RunDirectory.open(run)
         self._task = self._run.saved_task(task)
-        self.classifier: TrainedClassifier = load(run, task=task, device=device)
+        self.classifier: TrainedClassifier = load_classifier(run, task=task, device=device)
 
     def predict(self, images: Any, **options: Any) -> Any:
         """Classes and probabilities of an image or a list of images: see :meth:`TrainedClassifier.predict`."""
         return self.classifier.predict(images, **options)
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
-        """Write what it takes to use the run into a folder that is new or empty; options as for the mixin."""
+        """Write the files that are needed to use the run into a new or empty folder; options as for the mixin."""
         folder = Path(save_directory)
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: choose a new folder")
@@ -116,11 +113,45 @@ class HubClassifier(ModelHubMixin, library_name="infssm", tags=_TAGS):
         data = ModelCardData(
             library_name="infssm", tags=_TAGS, pipeline_tag="image-classification", datasets=None, license=None
         )
-        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_card(self._run, self._task, self.classifier)}")
+        config, matrix = load_config(_public(self._run.config())), self._run.matrix()
+        known = self.classifier.classes
+        classes = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
+        part = "validation" if config.data.evaluate == "val" else "test"
+        values = matrix.class_incremental.values
+        table = ["| after task | " + " | ".join(f"task {t}" for t in range(len(values))) + " |"]
+        table.append("|---" * (len(values) + 1) + "|")
+        for step, row in enumerate(values):
+            cells = [f"{100 * value:.1f}" if value == value else "" for value in row]
+            table.append(f"| {step} | " + " | ".join(cells) + " |")
+        text = f"""# {config.method.name} on {config.data.name}, {config.model.name}
+
+An image classifier that learned its classes in {config.data.num_tasks} tasks, one after the other, by the method
+`{config.method.name}` of infssm; this is the model after task {self._task}.
+It knows {len(known)} classes: {classes}.
+
+```python
+from infssm.learner.hub import HubClassifier
+
+HubClassifier.from_pretrained("THIS REPOSITORY").predict("image.png").label
+```
+
+## Accuracy
+
+Accuracy in percent on the {part} images of every task (columns) after every task (rows), predicted among all
+classes seen so far. Average accuracy (AA) {100 * matrix.aa:.2f}, average incremental accuracy
+{100 * matrix.aia:.2f}, forgetting (FM) {100 * matrix.fm():.2f} points.
+
+{chr(10).join(table)}
+
+## Training
+
+`config.yaml` holds every setting, so `infssm run -c config.yaml` with the data trains it again (seed {config.seed}).
+"""
+        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
 def _public(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings without what lies on whose machine where."""
+    """A run's settings without paths of the machine it was trained on."""
     data, model, train = ({**values[section]} for section in ("data", "model", "train"))
     data |= {"root": None, "name": _last(data["name"])}
     model["weights"] = None if model.get("weights") is None else _last(model["weights"])
@@ -131,44 +162,3 @@ def _public(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _last(path: str) -> str:
     return path.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _card(run: RunDirectory, task: int, classifier: TrainedClassifier) -> str:
-    config = load_config(_public(run.config()))
-    matrix = run.matrix()
-    classes = ", ".join(classifier.classes[:50]) + (" ..." if len(classifier.classes) > 50 else "")
-    part = "validation" if config.data.evaluate == "val" else "test"
-    return f"""# {config.method.name} on {config.data.name}, {config.model.name}
-
-An image classifier that learnt its classes in {config.data.num_tasks} tasks, one after the other, by the method
-`{config.method.name}` of infssm; this is the model after task {task}.
-It knows {len(classifier.classes)} classes: {classes}.
-
-```python
-from infssm.learner.hub import HubClassifier
-
-HubClassifier.from_pretrained("THIS REPOSITORY").predict("image.png").label
-```
-
-## How well it does
-
-Accuracy in percent on the {part} images of every task (columns) after every task (rows), decided among all
-classes seen so far. Average accuracy (AA) {100 * matrix.aa:.2f}, average incremental accuracy
-{100 * matrix.aia:.2f}, forgetting (FM) {100 * matrix.fm():.2f} points.
-
-{_table(matrix)}
-
-## How it was trained
-
-`config.yaml` holds every setting, so `infssm run -c config.yaml` with the data trains it again (seed {config.seed}).
-"""
-
-
-def _table(matrix: AccuracyMatrix) -> str:
-    values = matrix.class_incremental.values
-    lines = ["| after task | " + " | ".join(f"task {t}" for t in range(len(values))) + " |"]
-    lines.append("|---" * (len(values) + 1) + "|")
-    for step, row in enumerate(values):
-        cells = [f"{100 * value:.1f}" if value == value else "" for value in row]
-        lines.append(f"| {step} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)

@@ -8,8 +8,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from infssm._files import explained
 from infssm.errors import ConfigError, DataError
@@ -17,11 +18,8 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.settings import flatten
 
-
-class _Sink(Protocol):
-    def write(self, values: Mapping[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
+_Sink = tuple[Callable[[Mapping[str, float], int], None], Callable[[], None]]
+"""Functions of another logger: ``write(values, step)`` and ``close()``."""
 
 
 class Log:
@@ -57,14 +55,14 @@ class Log:
             self._file.write(content)
             self._file.flush()
         self._hash.update(content)
-        for sink in self._sinks:
-            sink.write(_numbers(line), line["at"])
+        for write, _ in self._sinks:
+            write(_numbers(line), line["at"])
 
     def close(self) -> None:
         """Close all files and connections."""
         self._file.close()
-        for sink in self._sinks:
-            sink.close()
+        for _, close in self._sinks:
+            close()
 
 
 def _earlier(path: Path, keep: int, digest: str | None) -> bytes:
@@ -97,63 +95,47 @@ def _numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return numbers
 
 
-class _TensorBoard:
-    def __init__(self, path: Path, config: RunConfig) -> None:  # noqa: ARG002 - one signature for all sinks
-        module = _need("torch.utils.tensorboard", "bench")
-        self._writer = module.SummaryWriter(str(path / "tensorboard"))
+def _tensorboard(path: Path, config: RunConfig) -> _Sink:  # noqa: ARG001 - one signature for all loggers
+    writer = _need("torch.utils.tensorboard", "bench").SummaryWriter(str(path / "tensorboard"))
 
-    def write(self, values: Mapping[str, float], step: int) -> None:
+    def write(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Wandb:
-    def __init__(self, path: Path, config: RunConfig) -> None:
-        module = _need("wandb", "wandb")
-        self._run = module.init(
-            project="infssm",
-            group=config.benchmark_name,
-            name=f"{config.method.name}/{path.name}",
-            dir=str(path),
-            id=path.name,
-            resume="allow",
-            config=config.model_dump(),
-        )
-
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    return write, writer.close
 
 
-class _MLflow:
-    def __init__(self, path: Path, config: RunConfig) -> None:
-        self._module = _need("mlflow", "mlflow")
-        self._module.set_experiment(config.benchmark_name)
-        note = path / "mlflow.txt"
-        if note.exists() and self._continued(note.read_text()):
-            return
-        run = self._module.start_run(run_name=f"{config.method.name}/{path.name}")
+def _wandb(path: Path, config: RunConfig) -> _Sink:
+    run = _need("wandb", "wandb").init(
+        project="infssm",
+        group=config.benchmark_name,
+        name=f"{config.method.name}/{path.name}",
+        dir=str(path),
+        id=path.name,
+        resume="allow",
+        config=config.model_dump(),
+    )
+    return lambda values, step: run.log(dict(values), step=step), run.finish
+
+
+def _mlflow(path: Path, config: RunConfig) -> _Sink:
+    mlflow = _need("mlflow", "mlflow")
+    mlflow.set_experiment(config.benchmark_name)
+    note = path / "mlflow.txt"
+    known = False
+    if note.exists():  # continue the run of an interrupted part, unless the server does not know it
+        with suppress(mlflow.exceptions.MlflowException):
+            mlflow.start_run(run_id=note.read_text())
+            known = True
+    if not known:
+        run = mlflow.start_run(run_name=f"{config.method.name}/{path.name}")
         note.write_text(run.info.run_id)
-        self._module.log_params({_mlflow_name(key): str(value) for key, value in flatten(config.model_dump())})
+        mlflow.log_params({_mlflow_name(key): str(value) for key, value in flatten(config.model_dump())})
 
-    def _continued(self, run_id: str) -> bool:
-        """Go on with the run of an interrupted part, unless the server does not know it."""
-        try:
-            self._module.start_run(run_id=run_id)
-        except self._module.exceptions.MlflowException:
-            return False
-        return True
+    def write(values: Mapping[str, float], step: int) -> None:
+        mlflow.log_metrics({_mlflow_name(name): value for name, value in values.items()}, step=step)
 
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        self._module.log_metrics({_mlflow_name(name): value for name, value in values.items()}, step=step)
-
-    def close(self) -> None:
-        self._module.end_run()
+    return write, mlflow.end_run
 
 
 def _mlflow_name(name: str) -> str:
@@ -161,11 +143,7 @@ def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w.:/ -]", "_", name.replace("+", "-plus"))
 
 
-_SINKS: dict[str, Callable[[Path, RunConfig], _Sink]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "mlflow": _MLflow,
-}
+_SINKS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def _need(module: str, extra: str) -> Any:

@@ -90,8 +90,11 @@ class Loop:
         self.fabric.barrier()
 
     def begin_task(self, task: Task) -> None:
-        """Tell the method, unless the run continues inside the task."""
-        position, setup = self.progress.position, self.setup
+        """Grow by the task's classes and tell the method, unless the run continues inside the task."""
+        position = self.progress.position
+        if not position.begun:
+            self.setup = self.setup.grown(task.index)
+        setup = self.setup
         self.listen(TaskBegan(task.index, task.num_tasks, setup.epochs(task.index)))
         if position.begun:
             return
@@ -240,7 +243,7 @@ class Loop:
             }
         )
         part = "validation " if setup.config.data.evaluate == "val" else ""
-        self.listen(Note(f"task {task.index} done: {part}{_shown(measure, values, progress.matrix.aa)}"))
+        self.listen(Note(f"task {task.index + 1} done: {part}{_shown(measure, values, progress.matrix.aa)}"))
         if chosen:
             options = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
             self.listen(Note(f"  chosen automatically: {options}"))

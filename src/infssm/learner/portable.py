@@ -36,10 +36,8 @@ class RecurrentS4D(nn.Module):
         super().__init__()
         transition, factor = (part.detach() for part in mixer.kernel.discretize())
         readout = 2 * mixer.kernel.complex_c().detach() * factor
-        for name, value in (
-            ("a", transition),
-            ("c", readout),
-        ):  # apart, as scan's body may not read views of one tensor
+        for name, value in (("a", transition), ("c", readout)):
+            # Separate tensors, since the body of scan may not read views of one.
             self.register_buffer(f"{name}_real", value.real.clone())
             self.register_buffer(f"{name}_imag", value.imag.clone())
         self.D, self.output_linear = mixer.D, mixer.output_linear
@@ -64,14 +62,11 @@ class RecurrentS4D(nn.Module):
 
 def with_recurrent_s4d(model: nn.Module) -> nn.Module:
     """A copy of ``model`` whose S4D layers are recurrences; the model itself where it has none."""
-    found = [name for name, module in model.named_modules() if isinstance(module, S4DMixer)]
-    if not found:
-        return model
-    model = copy.deepcopy(model)
-    for name in found:
-        mixer = model.get_submodule(name)
-        assert isinstance(mixer, S4DMixer)
-        model.set_submodule(name, RecurrentS4D(mixer))
+    if any(isinstance(module, S4DMixer) for module in model.modules()):
+        model = copy.deepcopy(model)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, S4DMixer):
+                model.set_submodule(name, RecurrentS4D(module))
     return model
 
 
@@ -108,19 +103,13 @@ class Portable(nn.Module):
 class Normalize(nn.Module):
     """Pixels uint8 [n, channels, size, size] to model input float32 [n, channels, size, size]."""
 
-    scale: Tensor
-    shift: Tensor
-
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        stats = recipe.eval_stats
-        mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (stats.mean, stats.std))
-        self.register_buffer("scale", 1 / (255 * std))
-        self.register_buffer("shift", mean / std)
+        self.stats = recipe.eval_stats
 
     def forward(self, pixels: Tensor) -> Tensor:
         """See the class."""
-        return pixels.to(torch.float32) * self.scale - self.shift
+        return self.stats.normalize(pixels)
 
 
 class LogEnergies(nn.Module):

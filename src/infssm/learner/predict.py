@@ -15,7 +15,7 @@ from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.reading import SampleLike, model_input, padded, sequence_input
 from infssm.learner.scoring import SCORINGS
-from infssm.learner.setup import build_learner, load_weights
+from infssm.learner.setup import build_learner, known_facts, load_weights
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 
@@ -27,11 +27,13 @@ class Prediction(NamedTuple):
         label: name of the most probable class.
         probability: of that class.
         probabilities: of every class the model has learnt, by name, most probable first.
+        known: whether the sample is like those of some class; see :class:`infssm.Learner`. A run does not tell.
     """
 
     label: str
     probability: float
     probabilities: dict[str, float]
+    known: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class TrainedClassifier:
         return found
 
 
-def load(run: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu") -> TrainedClassifier:
+def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu") -> TrainedClassifier:
     """The model of a run, ready to classify images, sounds or series.
 
     ```python
@@ -129,7 +131,7 @@ def load(run: str | os.PathLike[str], *, task: int | None = None, device: str = 
         raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
     if not SCORINGS[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
-    method, recipe = build_learner(config, facts, place, weights=False)
+    method, recipe = build_learner(config, known_facts(config, facts, last), place, weights=False)
     load_weights(method, directory.weights_path(last))
     known = facts.classes[: facts.seen(last)]
     if len(set(known)) < len(known):

@@ -100,7 +100,8 @@ def sound_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
         return _finite(torch.from_numpy(read_sound(Path(sample), facts.rate)))
     if not isinstance(sample, (np.ndarray, Tensor)):
         raise DataError(f"a sound is a wav file, an array or a tensor; got {type(sample).__name__}")
-    sound = torch.as_tensor(sample, dtype=torch.float32).squeeze(-1)
+    sound = torch.as_tensor(sample, dtype=torch.float32)
+    sound = sound.squeeze(-1) if sound.ndim == 2 else sound
     if sound.ndim != 1 or not len(sound):
         raise DataError(f"a sound must be numbers [samples], got {list(sound.shape)}")
     return _finite(sound)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,7 @@ from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
 from infssm.models import check_weights, find_weights
-from infssm.models.features import training_weights
+from infssm.models.features import training_weights, with_rows_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Setup:
 
     config: RunConfig
     stream: TaskStream
+    facts: StreamFacts
+    """What the method was built for: the tasks that have arrived, or the whole stream."""
     recipe: Recipe | None
     """How images are transformed; None for sequences."""
     mixing: Mixing | None
@@ -62,6 +64,16 @@ class Setup:
     def task(self, index: int) -> Task:
         """Task ``index`` as the method sees it: joint training gets all earlier tasks' images too."""
         return self.stream.cumulative(index) if self.method.base.joint else self.stream[index]
+
+    def grown(self, task: int) -> Setup:
+        """The setup once ``task`` has arrived: method and model are built again where it brings new classes."""
+        facts = known_facts(self.config, self.stream.facts, task)
+        if facts.num_outputs == self.facts.num_outputs:
+            return replace(self, facts=facts)
+        old = self.method
+        method, recipe = build_learner(self.config, facts, old.context.device, weights=False)
+        method.grow_from(old.state_dict(), old.module.state_dict())
+        return replace(self, facts=facts, method=method, recipe=recipe, mixing=_mixing(self.config, facts, recipe))
 
     def epochs(self, task: int) -> int:
         """Epochs to train on a task; 0 where it starts from given weights, or where training makes no difference."""
@@ -200,6 +212,7 @@ def build(
     split: Split | None = None,
     *,
     stream: TaskStream | None = None,
+    task: int | None = None,
     weights: bool = True,
     task0: Path | None = None,
 ) -> Setup:
@@ -210,17 +223,42 @@ def build(
         device: where the model works.
         split: a stored split; None draws the one of the configuration.
         stream: data that are loaded already.
+        task: the last task that has arrived; None builds the method for the whole stream.
         weights: False leaves out the weights to start from, for a run that loads its own.
         task0: weights after task 0, where the configuration starts from a shared model.
     """
     if weights and config.model.weights is not None:
         check_weights(config.model.weights)
-    stream, train = stream or load_stream(config, split), config.train
-    method, recipe = build_learner(config, stream.facts, device, weights=weights, task0=task0)
-    mixing = None
-    if recipe is not None:
-        mixing = make_mixing(stream.num_classes, train.mixing, label_smoothing=train.label_smoothing)
-    return Setup(config, stream, recipe, mixing, method, this_share())
+    stream = stream or load_stream(config, split)
+    facts = stream.facts if task is None else known_facts(config, stream.facts, task)
+    return make_setup(config, stream, facts, device, weights=weights, task0=task0)
+
+
+def make_setup(
+    config: RunConfig,
+    stream: TaskStream,
+    facts: StreamFacts,
+    device: torch.device,
+    *,
+    weights: bool = True,
+    task0: Path | None = None,
+) -> Setup:
+    """Build model and method for what is known of a stream; see :func:`build`."""
+    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0)
+    return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
+
+
+def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
+    """What a method may know of a stream once ``task`` has arrived: all of it where it was told before."""
+    known = facts.up_to(task)
+    # A single class of token sequences would read as language, which has no classes.
+    return facts if config.model.classes == "all" or known.modality is not facts.modality else known
+
+
+def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mixing | None:
+    if recipe is None:
+        return None
+    return make_mixing(facts.num_outputs, config.train.mixing, label_smoothing=config.train.label_smoothing)
 
 
 def build_learner(
@@ -302,7 +340,7 @@ def load_weights(into: nn.Module | Method, path: Path) -> None:
         if isinstance(into, Method):
             into.load_weights(weights)
         else:
-            into.load_state_dict(training_weights(into, weights))
+            into.load_state_dict(with_rows_of(training_weights(into, weights), into))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the weights {path}: {error}") from None
     except RuntimeError as error:

@@ -12,78 +12,68 @@ import torch
 from infssm.data import Dataset, FileImages, SoundFiles, load_dataset
 
 _SAMPLED = 64
-"""Files whose size is looked up."""
+"""Image files whose size is read."""
 _TASKS = 5
 _BANDS = 40
 
 
 def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
-    """Settings for what ``given`` leaves open: nothing where it names no data, or digits, which have the main job's.
+    """Settings for what ``given`` leaves open: none where it names no data, or digits, which have the main job's.
 
     The choice follows from the size of the images, the number of classes and whether there is a GPU, never from how
-    busy the machine is: the same command makes the same run again.
+    busy the machine is: the same command makes the same run again. Naming the model that would be chosen anyway,
+    without options, changes nothing.
 
     Args:
-        given: nested settings, those that somebody chose alone.
+        given: nested settings, only those that somebody chose.
         data_root: where data sets are, unless ``given`` says so.
     """
-    data = given.get("data", {})
-    data = {"name": data} if isinstance(data, str) else data
+    data, model = (
+        {"name": section} if isinstance(section, str) else section
+        for section in (given.get("data", {}), given.get("model", {}))
+    )
     if not isinstance(data, Mapping) or data.get("name") in (None, "digits"):
         return {}
-    model = given.get("model", {})
-    no_model = isinstance(model, Mapping) and "name" not in model
-    no_tasks = "num_tasks" not in data and "tasks" not in data
-    if not (no_model or no_tasks):
+    open_model = isinstance(model, Mapping) and ("name" not in model or model.keys() == {"name"})
+    open_tasks = "num_tasks" not in data and "tasks" not in data
+    if not (open_model or open_tasks):
         return {}
     options = data.get("options")
     dataset = load_dataset(
         str(data["name"]), data.get("root") or data_root, **(options if isinstance(options, Mapping) else {})
     )
-    chosen: dict[str, Any] = {"data": {"num_tasks": _tasks(dataset, data.get("by"))} if no_tasks else {}}
-    if not no_model:
-        return chosen
+    tasks: dict[str, Any] = {}
+    if open_tasks and (data.get("by") or dataset.modality.by) != "class":
+        tasks["num_tasks"] = max(1, len(dataset.domains))
+    elif open_tasks:  # two classes or more in each task
+        tasks["num_tasks"] = max(min(2, dataset.num_classes), min(_TASKS, dataset.num_classes // 2))
+    chosen = model_settings(dataset)
+    if not open_model or model.get("name") not in (None, chosen["model"]["name"]):
+        return {"data": tasks}
+    fixed = {key for key in ("bands", "image_size") if key in data and (key == "bands" or data[key] is not None)}
+    return chosen | {"data": tasks | {key: value for key, value in chosen["data"].items() if key not in fixed}}
+
+
+def model_settings(dataset: Dataset) -> dict[str, Any]:
+    """Sections ``data``, ``model`` and ``train`` for a data set: 16 to 144 patches of an image, on a GPU 196."""
     if (settings := dataset.modality.settings) is not None:
-        if isinstance(dataset.samples, SoundFiles) and "bands" not in data:
-            chosen["data"]["bands"] = _BANDS  # shorter than the waveform
-        return chosen | deepcopy(dict(settings))
-    size, chosen["model"] = _choose_model(_short_side(dataset))
-    if data.get("image_size") is None:
-        chosen["data"]["image_size"] = size
-    chosen["train"] = {
-        "batch_size": _batch_size(len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))),
-    }
-    return chosen
-
-
-def _tasks(dataset: Dataset, by: Any) -> int:
-    """A task for each domain, where tasks are domains; else two classes or more in each."""
-    if (by or dataset.modality.by) != "class":
-        return max(1, len(dataset.domains))
-    return max(min(2, dataset.num_classes), min(_TASKS, dataset.num_classes // 2))
-
-
-def _batch_size(images: int) -> int:
-    """A power of two from 4 to 32 that leaves about six steps an epoch to a task of so many images, if it can."""
-    return int(np.clip(2 ** int(np.log2(max(1, images // 8))), 4, 32))
-
-
-def _choose_model(pixels: int) -> tuple[int, dict[str, Any]]:
-    """Image size and model for images whose short side has so many pixels: 16 to 144 patches, on a GPU 196."""
-    if pixels >= 112 and torch.cuda.is_available():
-        return 224, {"name": "vim_tiny_patch16_224"}
-    for most, patch, width, depth in ((16, 2, 64, 4), (48, 4, 96, 6)):
-        if pixels <= most:
-            size = max(4 * patch, pixels // patch * patch)
-            return size, {"name": "vim_nano", "options": {"patch_size": patch, "embed_dim": width, "depth": depth}}
-    return 64, {"name": "vim_nano", "options": {"patch_size": 8, "embed_dim": 96, "depth": 6}}
-
-
-def _short_side(dataset: Dataset) -> int:
-    """Pixels of the images' shorter side, in the median of some."""
+        shorter = {"bands": _BANDS} if isinstance(dataset.samples, SoundFiles) else {}
+        return {"data": shorter, **deepcopy(dict(settings))}
     images = dataset.images
-    if not isinstance(images, FileImages):
-        return min(images.pil(0).size)
-    some = np.unique(np.linspace(0, len(images) - 1, _SAMPLED).astype(int))
-    sides = [min(size) for index in some if (size := images.size_of(int(index))) is not None]
-    return int(np.median(sides)) if sides else 1
+    model: dict[str, Any]
+    if isinstance(images, FileImages):
+        some = np.unique(np.linspace(0, len(images) - 1, _SAMPLED).astype(int))
+        sides = [min(found) for index in some if (found := images.size_of(int(index))) is not None]
+        pixels = int(np.median(sides)) if sides else 1
+    else:
+        pixels = min(images.pil(0).size)
+    if pixels >= 112 and torch.cuda.is_available():
+        size, model = 224, {"name": "vim_tiny_patch16_224"}
+    else:
+        patch, width, depth = (2, 64, 4) if pixels <= 16 else (4, 96, 6) if pixels <= 48 else (8, 96, 6)
+        size = 64 if pixels > 48 else max(4 * patch, pixels // patch * patch)
+        model = {"name": "vim_nano", "options": {"patch_size": patch, "embed_dim": width, "depth": depth}}
+    # A power of two from 4 to 32 that gives a task about six steps an epoch, if it can.
+    per_task = len(dataset) // max(1, min(_TASKS, dataset.num_classes // 2))
+    batch_size = int(np.clip(2 ** int(np.log2(max(1, per_task // 8))), 4, 32))
+    return {"data": {"image_size": size}, "model": model, "train": {"batch_size": batch_size}}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,10 @@ from pydantic import BaseModel, ValidationError
 from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig, one_spelling
-from infssm.learner.config.values import plain, read_yaml
 from infssm.learner.store.settings import counting
 
-_DEEPEST = 12
-"""Nesting depth at which an override is cut off; no setting is nested as deeply."""
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_MAX_DEPTH, _MAX_VALUES, _MAX_INTEGER = 16, 10_000, 2**63
 
 
 def load_config(
@@ -29,7 +30,18 @@ def load_config(
 
     Whatever is left out keeps its default. Unknown keys raise :class:`~infssm.errors.ConfigError` with a suggestion.
     """
-    values = source if isinstance(source, Mapping) else {} if source is None else _read_file(Path(source))
+    values: Any = {} if source is None else source
+    if not isinstance(values, Mapping):
+        path = Path(values)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read the config {shorten(str(path))}: {error.strerror}") from None
+        except ValueError as error:  # bytes that are no text, or a name that no file can have
+            raise ConfigError(f"{shorten(str(path))} is not YAML: {error}") from None
+        values = _read_yaml(text, str(path)) or {}
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} must hold a mapping of sections such as `train:`, not {type(values).__name__}")
     values = merge(plain(values), parse_overrides(overrides))
     _check_keys(values, RunConfig, "")
     try:
@@ -55,24 +67,16 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     for key, new in changes.items():
         old = merged.get(key)
         if key in ("data", "model", "method"):
-            old, new = _named(old), _named(new)
-            if key != "data" and _renames(key, old, new):
-                old = {}
-        merged[key] = merge(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
+            old, new = ({"name": value} if isinstance(value, str) else value for value in (old, new))
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            if key in ("model", "method") and "name" in new:
+                one, other = old.get("name"), new["name"]
+                if key == "method" and isinstance(one, str) and isinstance(other, str):
+                    one, other = one_spelling(one), one_spelling(other)
+                old = old if one == other else {}
+            new = merge(old, new)
+        merged[key] = new
     return merged
-
-
-def _renames(section: str, old: Any, new: Any) -> bool:
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or "name" not in new:
-        return False
-    one, other = old.get("name"), new["name"]
-    if section == "method" and isinstance(one, str) and isinstance(other, str):
-        return one_spelling(one) != one_spelling(other)
-    return bool(one != other)
-
-
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
@@ -82,11 +86,9 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise ConfigError(f"cannot read {shorten(repr(override))}: overrides look like train.epochs=10")
-        value = read_yaml(text, f"the value of {shorten(repr(override))}")
-        *parents, last = path.split(".", _DEEPEST)
-        value = {last: value}
-        for parent in reversed(parents):
-            value = {parent: value}
+        value = _read_yaml(text, f"the value of {shorten(repr(override))}")
+        for part in reversed(path.split(".", _MAX_DEPTH)):
+            value = {part: value}
         values = merge(values, plain(value))
     return values
 
@@ -102,22 +104,19 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def config_hash(config: RunConfig) -> str:
-    """Eight hex digits over all that decides the results but the seed, so that runs of one set-up share them.
+    """Eight hex digits over everything that decides the results except the seed: runs that differ only in it share one.
 
     Settings equal to their defaults are left out, so that a new setting changes no hash of a run without it.
     """
     values = counting(config.model_dump(mode="json", exclude_defaults=True))
     values.pop("seed", None)
-    if os.path.isfile(config.train.task0):  # the content of the weights matters, not their place
-        values["train.task0"] = _digest(Path(config.train.task0))
+    weights = config.train.task0
+    if os.path.isfile(weights):  # the content of the weights matters, not their place
+        try:
+            values["train.task0"] = hashlib.sha256(Path(weights).read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"train.task0: cannot read {weights}: {error.strerror}") from None
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _digest(weights: Path) -> str:
-    try:
-        return hashlib.sha256(weights.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"train.task0: cannot read {weights}: {error.strerror}") from None
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -132,21 +131,67 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def _read_file(path: Path) -> Mapping[str, Any]:
+def plain(settings: Any) -> Any:
+    """Settings as text, finite numbers, booleans, null, lists and mappings; ConfigError for anything else.
+
+    YAML can express more than a setting means: a value that contains itself, a number of 5,000 digits, a date, a
+    gigabyte in ten lines of aliases. All of these are refused in one line. ``2e5``, text in YAML 1.1, becomes a number.
+    """
+    result = [settings]
+    todo: list[tuple[Any, Any, str, int]] = [(result, 0, "", 0)]  # container, key of the value, its name, depth
+    count = 0
+    while todo:
+        container, key, name, depth = todo.pop()
+        value, problem = container[key], ""
+        count += 1
+        if depth > _MAX_DEPTH:
+            problem = f"it contains itself, or is nested more than {_MAX_DEPTH} deep"
+        elif count > _MAX_VALUES:
+            problem = f"more than {_MAX_VALUES:,} values (aliases count each time they are used)"
+        elif isinstance(value, Mapping):
+            keys = list(value)
+            container[key] = dict(value)
+            todo += [(container[key], k, f"{name}.{k}" if name else str(k), depth + 1) for k in keys]
+            if bad := [k for k in keys if not isinstance(k, str)]:
+                problem = f"the name {shorten(repr(bad[0]))} is not text; put it in quotes"
+        elif isinstance(value, list | tuple):
+            container[key] = list(value)
+            todo += [(container[key], position, name, depth + 1) for position in range(len(value))]
+        elif isinstance(value, str):
+            if _EXPONENT.fullmatch(value):
+                container[key] = value = float(value)
+        elif isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
+            problem = f"a number of {value.bit_length()} bits; at most 63 are possible"
+        elif value is not None and not isinstance(value, bool | int | float):
+            problem = f"{shorten(repr(value))} is neither text nor a number, list or mapping"
+        if isinstance(value, float) and not math.isfinite(value):
+            problem = f"{value} is not a finite number"
+        for text in (key, value):
+            if isinstance(text, str) and ("\0" in text or text != text.encode(errors="replace").decode()):
+                problem = f"{shorten(ascii(text))} holds a NUL character or is not valid Unicode"
+        if problem:
+            raise ConfigError(f"{shorten(name) or 'the configuration'}: {problem}")
+    return result[0]
+
+
+def _read_yaml(text: str, what: str) -> Any:
+    """The value of a YAML text; ``what`` names it in errors."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {shorten(str(path))}: {error.strerror}") from None
-    except ValueError as error:  # bytes that are no text, or a name that no file can have
-        raise ConfigError(f"{shorten(str(path))} is not YAML: {error}") from None
-    values = read_yaml(text, str(path))
-    if values is not None and not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a mapping of sections such as `train:`, not {type(values).__name__}")
-    return values or {}
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = str(getattr(error, "problem", None) or error)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        reason = str(error)  # what the reader raises for tagged values such as `!!int x` and invalid dates
+    raise ConfigError(f"cannot read {what}, it is not YAML: {shorten(reason, 200)}")
 
 
 def _check_keys(values: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
-    """Raise for a key no section has, with the closest one; pydantic checks the values."""
+    """Raise for a key that no section has, with the closest one, and for a boolean in place of a number.
+
+    Pydantic checks all other values; it would read ``true`` as 1.
+    """
     if model.model_config.get("extra") == "allow":
         return
     for key, value in values.items():
@@ -154,5 +199,7 @@ def _check_keys(values: Mapping[str, Any], model: type[BaseModel], prefix: str) 
         if field is None:
             raise ConfigError(f"unknown setting {shorten(prefix + key)}{suggest(key, model.model_fields)}")
         kind = field.annotation
+        if isinstance(value, bool) and kind is not bool:
+            raise ConfigError(f"{prefix}{key}: must not be true or false")
         if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
             _check_keys(value, kind, f"{prefix}{key}.")

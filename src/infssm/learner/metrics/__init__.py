@@ -4,6 +4,7 @@ from infssm.learner.metrics.confusion import Confusion
 from infssm.learner.metrics.matrix import Accuracies, AccuracyMatrix
 from infssm.learner.metrics.measure import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, Measure, measure_of
 from infssm.learner.metrics.measures import aa_curve, per_task_forgetting, per_task_transfer
+from infssm.learner.metrics.reliability import auroc, expected_calibration_error
 from infssm.learner.metrics.summary import Summary, summarize
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "Measure",
     "Summary",
     "aa_curve",
+    "auroc",
+    "expected_calibration_error",
     "measure_of",
     "per_task_forgetting",
     "per_task_transfer",

@@ -58,6 +58,11 @@ class Position:
     best: dict[str, Any] | None = None
     seconds: float = 0.0
 
+    @property
+    def known_task(self) -> int:
+        """The last task whose classes the method knows."""
+        return self.task if self.begun else max(self.task - 1, 0)
+
 
 @dataclass
 class Progress:

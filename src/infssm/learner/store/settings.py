@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from infssm.learner.config.fields import free_settings
@@ -15,7 +15,7 @@ FREE = free_settings()
 
 def counting(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that decide results, the seed among them, by their dotted names."""
-    return {name: value for name, value in flatten(config) if not is_one_of(name, FREE)}
+    return dict(flatten(config, without=FREE))
 
 
 def settings_digest(config: Mapping[str, Any]) -> str:
@@ -26,15 +26,18 @@ def settings_digest(config: Mapping[str, Any]) -> str:
 
 def is_one_of(name: str, settings: tuple[str, ...]) -> bool:
     """Whether a dotted name is one of the settings or lies in a section of theirs."""
-    return any(name == setting or name.startswith(f"{setting}.") for setting in settings)
+    return f"{name}.".startswith(tuple(f"{setting}." for setting in settings))
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested mappings as (dotted name, value) pairs."""
+def flatten(values: Mapping[str, Any], prefix: str = "", *, without: Container[str] = ()) -> list[tuple[str, Any]]:
+    """Nested mappings as (dotted name, value) pairs; ``without`` names settings and whole sections to leave out."""
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in without:
+            continue
         if isinstance(value, Mapping):
-            pairs += flatten(value, f"{prefix}{key}.")
+            pairs += flatten(value, f"{name}.", without=without)
         else:
-            pairs.append((f"{prefix}{key}", value))
+            pairs.append((name, value))
     return pairs

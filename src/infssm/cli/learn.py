@@ -1,0 +1,174 @@
+"""``infssm learn``, ``forget``, ``undo`` and ``show``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infssm.cli.importing import Import
+
+if TYPE_CHECKING:
+    from infssm.learner.learner import Learner
+
+Folder = Annotated[Path, typer.Argument(metavar="LEARNER", help="The folder of a learner or a run.")]
+
+
+def learn(
+    folder: Annotated[Path, typer.Argument(metavar="LEARNER", help="Its folder, which is made the first time.")],
+    data: Annotated[
+        str, typer.Argument(help="A folder with one folder per class, an .npz, `text:FOLDER`, `hf:NAME` or a data set.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[SETTING=VALUE]...", help="Settings of a new learner.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help="The class of all samples, where DATA is a flat folder of files.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the lesson; the folder's by default.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
+) -> None:
+    """Teach a learner new classes, more samples of known ones, or both.
+
+    The old data are not needed. By default the backbone is frozen (pre-trained weights with `model.weights=`, else
+    trained by the first lesson) and a head of class statistics learns, which forgets nothing; `method=` chooses
+    another. A run of `infssm run` can be taught more in the same way. Whatever goes wrong, the version before stays.
+
+    Examples:
+
+    - `infssm learn my-learner photos/monday`
+
+    - `infssm learn my-learner photos/new-cats --label cat`
+
+    - `infssm learn my-learner photos/monday model.weights=cifar100-base`
+
+    - `infssm learn runs/digits-5/er/vim_nano/seed0-1a2b3c4d more-digits`
+
+    - `infssm learn my-lm text:manuals/french`
+    """
+    from infssm.errors import ConfigError
+    from infssm.learner.config.load import parse_overrides
+    from infssm.learner.display import choose_screen
+    from infssm.learner.events import RunEnded
+    from infssm.learner.learner import Learner
+    from infssm.learner.store.directory import RunDirectory
+    from infssm.learner.store.versions import Versions
+
+    given = parse_overrides(overrides or ())
+    if Versions(folder).exists or RunDirectory(folder).is_run:
+        if given:
+            raise ConfigError(f"{folder} has its settings already: leave {overrides[0] if overrides else ''} out")
+        learner = Learner.load(folder)
+    else:
+        learner = new_learner(folder, given)
+    samples: Any = data
+    if label is not None:
+        samples = sorted(path for path in Path(data).rglob("*") if path.is_file() and not path.name.startswith("."))
+    listen = choose_screen(quiet).open()
+    try:
+        lesson = learner.learn(samples, label, name=name or (Path(data).name if label else None), listen=listen)
+    finally:
+        listen(RunEnded())
+    if quiet:
+        return
+    total = sum(lesson.samples.values())
+    score = "" if lesson.score is None else f"; {_score(learner, lesson.score)} on samples held out"
+    typer.echo(
+        f"learnt {lesson.name}: {total} samples of {_few(list(lesson.samples))} in {lesson.seconds:.1f} s{score}"
+    )
+    typer.echo(f"{folder} knows {len(learner.classes)} classes (version {learner.version})")
+
+
+def new_learner(folder: Path, given: dict[str, Any]) -> Learner:
+    """A learner with the settings of a command line."""
+    from infssm.learner.learner import Learner
+
+    def taken(section: str, key: str) -> Any:
+        found = given.get(section)
+        if isinstance(found, str) and key == "name":
+            del given[section]
+            return found
+        return found.pop(key, None) if isinstance(found, dict) else None
+
+    options = {"weights": taken("model", "weights"), "seed": given.pop("seed", 0)}
+    model, method = taken("model", "name"), taken("method", "name") or "frozen+gda"
+    return Learner(model, method=method, folder=folder, settings=given, **options)
+
+
+def forget(
+    folder: Folder,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS", help="Names of the classes.")],
+    keep_versions: Annotated[
+        bool, typer.Option("--keep-versions", help="Keep older versions, which still know the classes.")
+    ] = False,
+) -> None:
+    """Remove classes from a learner and from all that it stores, older versions included.
+
+    Examples:
+
+    - `infssm forget my-learner cat`
+    """
+    from infssm.learner.learner import Learner
+
+    learner = Learner.load(folder)
+    remains = learner.forget(*classes, keep_versions=keep_versions)
+    typer.echo(f"forgot {_few(classes)}: {remains}; {len(learner.classes)} classes left (version {learner.version})")
+
+
+def undo(folder: Folder) -> None:
+    """Go back to the version of a learner before the last change.
+
+    Examples:
+
+    - `infssm undo my-learner`
+    """
+    from infssm.learner.learner import Learner
+
+    learner = Learner.load(folder)
+    learner.undo()
+    typer.echo(f"{folder} is at version {learner.version} again: {len(learner.classes)} classes")
+
+
+def show(
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a learner knows: its classes, and what was taught when.
+
+    Examples:
+
+    - `infssm show my-learner`
+    """
+    from infssm.learner.learner import Learner
+
+    learner = Learner.load(folder)
+    if as_json:
+        values = {
+            "version": learner.version,
+            "modality": learner.modality,
+            "method": learner.config.method.name,
+            "model": learner.config.model.name,
+            "classes": list(learner.classes),
+            "history": [asdict(lesson) for lesson in learner.history],
+        }
+        typer.echo(json.dumps(values))
+        return
+    typer.echo(f"{folder}: {learner.config.method.name} on {learner.config.model.name}, version {learner.version}")
+    word = "domains" if learner.modality == "language" else "classes"
+    typer.echo(f"knows {len(learner.classes)} {word}: {', '.join(learner.classes)}")
+    for lesson in learner.history:
+        score = "" if lesson.score is None else f", {_score(learner, lesson.score)} on samples held out"
+        counts = ", ".join(f"{label} ({n})" if n else label for label, n in lesson.samples.items())
+        typer.echo(f"  {lesson.time or '-'}  {lesson.name}: {counts}{score}")
+
+
+def _score(learner: Learner, value: float) -> str:
+    return f"{value:.3f} bits" if learner.modality == "language" else f"{100 * value:.1f} % right"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

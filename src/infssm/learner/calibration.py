@@ -1,0 +1,235 @@
+"""Probabilities that can be trusted, and samples unlike every class: both are set on held-out samples.
+
+A part of each class's samples is held out. Their features, never the samples, are kept, so that the calibration can be
+computed again whenever classes are added or forgotten: it follows from the head and these features alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infssm.methods import FittedHead, Head
+from infssm.models.features import output_layer
+from infssm.ssm import unwrap
+
+LIMIT = 32
+"""Held-out samples that are kept of each class."""
+_EVERY = 5
+_PRIOR = 4
+"""Held-out samples of a class that its mean distance must have to count as much as the mean of all classes."""
+
+
+def held_out_rows(labels: Tensor) -> Tensor:
+    """Which of a task's samples to hold out, given their ``labels: [n]``: indices in ascending order.
+
+    Every fifth of each class, at most 32; one of a class with two to four samples, none of a class with one.
+    """
+    rows = []
+    for label in labels.bincount().nonzero().flatten():
+        own = (labels == label).nonzero().flatten()
+        chosen = own[_EVERY - 1 :: _EVERY] if len(own) >= _EVERY else own[1:][-1:]
+        rows.append(_spread(chosen))
+    return torch.cat(rows).sort().values if rows else labels.new_empty(0)
+
+
+def _spread(rows: Tensor) -> Tensor:
+    """At most :data:`LIMIT` of ``rows: [m]``, evenly spaced, so that early and late ones stay represented."""
+    if len(rows) <= LIMIT:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, LIMIT).round().long()]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Features of held-out samples, at most 32 of each class.
+
+    Attributes:
+        features: float32 [m, d], transformed as those that the head takes statistics of.
+        labels: int64 [m].
+    """
+
+    features: Tensor
+    labels: Tensor
+
+    @classmethod
+    def empty(cls, width: int) -> HeldOut:
+        """No samples, of features of this width."""
+        return cls(torch.empty(0, width), torch.empty(0, dtype=torch.int64))
+
+    def add(self, features: Tensor, labels: Tensor) -> HeldOut:
+        """With more samples, ``features: [m, d]`` with ``labels: [m]``; classes that have too many are thinned out."""
+        features = torch.cat([self.features, features.float().cpu()])
+        labels = torch.cat([self.labels, labels.cpu()])
+        rows = [_spread((labels == label).nonzero().flatten()) for label in labels.bincount().nonzero().flatten()]
+        keep = torch.cat(rows) if rows else labels
+        return HeldOut(features[keep], labels[keep])  # in the order of classes, whatever the order of teaching
+
+    def without(self, label: int) -> HeldOut:
+        """Without a class: the labels above it move down by one."""
+        keep = self.labels != label
+        labels = self.labels[keep]
+        return HeldOut(self.features[keep], labels - (labels > label).long())
+
+    def after_task(self, head: Head, features: Tensor, labels: Tensor) -> HeldOut:
+        """After a task has ended: with its held-out samples, ``features: [m, d]`` of the model now, ``labels: [m]``.
+
+        The samples of earlier tasks are moved as the head estimates that the task moved their features.
+        """
+        device = head.context.device
+        moved = head.moved(self.features.to(device), self.labels.to(device)).float().cpu()
+        return HeldOut(moved, self.labels).add(head.transformed(features), labels)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``HeldOut(**state)`` restores it."""
+        return {"features": self.features, "labels": self.labels}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How logits become probabilities, and from where on a sample is unlike every class.
+
+    Attributes:
+        temperature: that logits are divided by before the softmax.
+        thresholds: float64 [K], of the squared distance to each class; where there are no distances [1], of the
+            probability that the predicted class is wrong.
+    """
+
+    temperature: float
+    thresholds: Tensor
+
+    @classmethod
+    def fit(cls, logits: Tensor, labels: Tensor, distances: Tensor | None, unknown: float = 0.05) -> Calibration:
+        """Set temperature and thresholds on held-out samples.
+
+        Args:
+            logits: [m, K] by a head that was not fitted to these samples; ``-inf`` for classes without samples.
+            labels: [m].
+            distances: [m, K] squared distances to the classes; None where the head measures none.
+            unknown: the share of a class's own samples that may be called unknown.
+        """
+        usable = logits.gather(1, labels[:, None])[:, 0].isfinite()
+        logits, labels = logits[usable].detach().double().cpu(), labels[usable].cpu()
+        temperature = _temperature(logits, labels)
+        if distances is not None:
+            own = distances[usable].double().cpu().gather(1, labels[:, None])[:, 0]
+            return cls(temperature, _thresholds(own, labels, distances.shape[1], unknown))
+        wrong = 1 - (logits / temperature).softmax(dim=1).amax(dim=1)
+        return cls(temperature, _quantile(wrong, unknown)[None])
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """``logits: [b, K]`` to probabilities, float64 [b, K]."""
+        return (logits.double() / self.temperature).softmax(dim=1)
+
+    def unlikeness(self, logits: Tensor, distances: Tensor | None) -> Tensor:
+        """How unlike its predicted class each sample is, float64 [b]: above 1 it is unknown.
+
+        The distance to the predicted class divided by the threshold of that class.
+        """
+        thresholds = self.thresholds.to(logits.device)
+        if distances is None:
+            found: Tensor = 1 - self.probabilities(logits).amax(dim=1)
+            return found / thresholds.clamp(min=torch.finfo(torch.float64).tiny)
+        predicted = logits.argmax(dim=1)
+        return distances.double().gather(1, predicted[:, None])[:, 0] / thresholds[predicted]
+
+    def known(self, logits: Tensor, distances: Tensor | None) -> Tensor:
+        """Which samples are like the class that is predicted for them: bool [b]."""
+        return self.unlikeness(logits, distances) <= 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """``Calibration(**state)`` restores it."""
+        return {"temperature": self.temperature, "thresholds": self.thresholds}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Calibration:
+        """What :meth:`state_dict` returned."""
+        return cls(float(state["temperature"]), state["thresholds"])
+
+
+@torch.no_grad()
+def held_out_scores(head: Head, held: HeldOut) -> tuple[Tensor, Tensor | None]:
+    """Logits ``[m, K]`` and distances ``[m, K]`` of held-out samples by a head that was not fitted to them.
+
+    A fitted head may have been fitted to all samples: here they are removed from its statistics, exactly, and the head
+    that follows from the rest is used. The classifier of a trained head must have been trained without them.
+    """
+    features = held.features.to(head.context.device)
+    if isinstance(head, FittedHead):
+        left = head.leaving_out(features, held.labels)
+        return left.fitted_module(features), left.distances(features)
+    like = next(head.context.module.parameters())
+    logits: Tensor = output_layer(unwrap(head.context.module))(features.to(like.dtype))
+    return logits, head.distances(features)
+
+
+def calibrate(head: Head, held: HeldOut, unknown: float = 0.05) -> Calibration:
+    """The calibration that follows from a head and the held-out samples; the head does not change."""
+    logits, distances = held_out_scores(head, held)
+    return Calibration.fit(logits, held.labels.to(logits.device), distances, unknown)
+
+
+def _temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature with the least negative log-likelihood of ``logits: [m, K]``, float64.
+
+    The likelihood is convex in ``β = 1/T``, so its slope is bisected. Where all samples are right it would grow without
+    end as T falls; so the target gives the strongest wrong class ``1 / (m + 2)``, as the rule of succession does to
+    what was never seen in m trials: five right answers of five do not make a classifier certain.
+    """
+    seen = logits.isfinite().all(dim=0)
+    if len(labels) == 0 or int(seen.sum()) < 2:
+        return 1.0
+    z = logits - logits.amax(dim=1, keepdim=True)
+    other = z.scatter(1, labels[:, None], -torch.inf).argmax(dim=1)
+    share = 1 / (len(labels) + 2)
+    target = (1 - share) * z.gather(1, labels[:, None])[:, 0] + share * z.gather(1, other[:, None])[:, 0]
+    z = z[:, seen]
+    scale = float(z.std()) or 1.0  # log densities reach thousands, cosines 1
+    low, high = math.log(1e-4 / scale), math.log(1e4 / scale)
+    for _ in range(60):
+        middle = (low + high) / 2
+        expected = ((z * math.exp(middle)).softmax(dim=1) * z).sum(dim=1)
+        low, high = (middle, high) if float((expected - target).mean()) < 0 else (low, middle)
+    return math.exp(-low)
+
+
+def _thresholds(own: Tensor, labels: Tensor, num_classes: int, unknown: float) -> Tensor:
+    """Thresholds ``[K]`` from the distances ``own: [m]`` of held-out samples to their own classes.
+
+    A quantile 1 - u of fewer than 1/u samples is little more than their maximum, so classes share what they have in
+    common. With n samples of class c, mean distance m_c over them and m over all classes, and quantiles q_c of the
+    class and q of all classes of distances divided by the mean of their class,
+
+        threshold_c = (n m_c + 4 m) / (n + 4) · (n q_c + q/u) / (n + 1/u).
+
+    The scale of a class is known from a few samples, the shape of its tail from about 1/u.
+    """
+    if len(own) == 0:
+        return torch.full((num_classes,), torch.inf, dtype=torch.float64)
+    counts = labels.bincount(minlength=num_classes).double()
+    everywhere = own.mean()
+    means = torch.zeros(num_classes, dtype=torch.float64).index_add_(0, labels, own)
+    means = (means + _PRIOR * everywhere) / (counts + _PRIOR)
+    relative = own / means[labels].clamp(min=torch.finfo(torch.float64).tiny)
+    shared = _quantile(relative, unknown)
+    tails = shared.repeat(num_classes)
+    for label in counts.nonzero().flatten():
+        tails[label] = _quantile(relative[labels == label], unknown)
+    needed = 1 / unknown
+    return means * (counts * tails + needed * shared) / (counts + needed)
+
+
+def _quantile(values: Tensor, unknown: float) -> Tensor:
+    """The value that a new sample of the same kind exceeds with probability ``unknown`` at most, where n allows it.
+
+    The ``⌈(n + 1)(1 - u)⌉``-th smallest of ``values: [n]``, the largest where that is more than n; inf without values.
+    """
+    if len(values) == 0:
+        return torch.tensor(torch.inf, dtype=torch.float64)
+    rank = min(len(values), math.ceil((len(values) + 1) * (1 - unknown)))
+    return values.sort().values[rank - 1]

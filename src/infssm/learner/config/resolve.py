@@ -1,0 +1,69 @@
+"""What a configuration leaves open, decided before it is hashed and stored."""
+
+from __future__ import annotations
+
+import torch
+
+from infssm.errors import ConfigError
+from infssm.learner.config.fields import LogConfig, MethodConfig, RunConfig
+from infssm.learner.optim.schedule import task_lr
+from infssm.learner.precision import settle_precision
+from infssm.methods import method_options, parse_name
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Decide what a configuration leaves to the machine and the method: threads, precision, task 0, outputs.
+
+    Sums depend on the number of threads in their last digits, so it must not depend on what else is running: models
+    called ``..._nano`` get one, in which they are fastest, others all that torch has here.
+    """
+    train = config.train
+    threads = train.threads or (1 if config.model.name.endswith("_nano") else torch.get_num_threads())
+    task0 = train.task0
+    if task0 == "train":
+        task0 = "plain" if _starts_anywhere(config.method) else "own"
+    changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
+    model = config.model.model_copy(update={"classes": _outputs(config)})
+    return config.model_copy(update={"train": train.model_copy(update=changes), "model": model})
+
+
+def _outputs(config: RunConfig) -> str:
+    """Whether the classifier grows; ConfigError for a method that must know all classes beforehand."""
+    reasons = [(c.name, c.needs_total) for c in parse_name(config.method.name).classes if c.needs_total]
+    if config.model.classes == "grow" and reasons:
+        name, reason = reasons[0]
+        raise ConfigError(f"model.classes=grow: {name} must know all classes beforehand, since {reason}")
+    return config.model.classes or ("all" if reasons else "grow")
+
+
+def _starts_anywhere(method: MethodConfig) -> bool:
+    """Whether a method can start from a task-0 model that was trained by cross-entropy alone."""
+    if any(component.own_first_task for component in parse_name(method.name).classes):
+        return False
+    plain = method_options(method.name, method.options).get("seq")
+    return getattr(plain, "mask", "current") != "full"  # the logits of later classes, in task 0 too
+
+
+def task0_config(config: RunConfig) -> RunConfig:
+    """The configuration that makes the task-0 model of a resolved one whose ``train.task0`` is ``plain``.
+
+    It has plain training for its method, and of the settings of ``train`` only those that act on task 0, so all
+    configurations that agree in these have the same one. It reads no test data.
+    """
+    train = config.train
+    own = {
+        "task0": "own",
+        "epochs": train.task0_epochs or train.epochs,
+        "task0_epochs": None,
+        "lr": task_lr(train, 0),
+        "lr_scale": 1.0,
+        "lr_scale_variant": "plain",
+    }
+    changes = {
+        "method": MethodConfig(name="seq"),
+        "train": train.model_copy(update=own),
+        "data": config.data.model_copy(update={"evaluate": "val"}),
+        "benchmark": config.benchmark_name,
+        "log": LogConfig(),
+    }
+    return config.model_copy(update=changes)

@@ -1,0 +1,500 @@
+"""`Learner`: a model that can be taught at any time, by any process that has its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import torch
+
+from infssm._seeding import seed_all
+from infssm.data import ImageFacts, SequenceFacts, Task
+from infssm.errors import ConfigError, DataError
+from infssm.learner.calibration import HeldOut, held_out_scores
+from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.fitting import model_settings
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.config.resolve import resolve, task0_config
+from infssm.learner.devices import launch
+from infssm.learner.events import Control, Listener
+from infssm.learner.knowledge import Knowledge, Lesson
+from infssm.learner.loop import Loop, weights_of
+from infssm.learner.metrics import AccuracyMatrix, Confusion
+from infssm.learner.predict import Prediction, TrainedClassifier, load_classifier
+from infssm.learner.reading import SampleLike
+from infssm.learner.saving.progress import Position, Progress
+from infssm.learner.scoring import TokenScoring
+from infssm.learner.setup import Setup, known_facts, make_setup
+from infssm.learner.shift import Shift, shift
+from infssm.learner.store.directory import RunDirectory
+from infssm.learner.store.versions import Versions
+from infssm.learner.teaching import TaughtTask, as_dataset, as_task, fitting, from_stream
+from infssm.methods import parse_name
+from infssm.models.pretrained import PACKAGED_FOR
+from infssm.ssm import logits_of
+
+_KEPT = 20
+"""Versions that are kept: the current one and those before it."""
+
+
+class Evaluation(NamedTuple):
+    """What a learner reaches on samples with labels.
+
+    Attributes:
+        accuracy: share of samples that are classified right.
+        per_class: the same of each class.
+        confusion: samples by true and predicted class.
+    """
+
+    accuracy: float
+    per_class: dict[str, float]
+    confusion: Confusion
+
+
+class Learner:
+    """A model that can be taught new classes, and more of known ones, at any time.
+
+    ```python
+    learner = infssm.Learner("vim_nano", weights="omniglot", folder="my-learner")
+    learner.learn("photos/monday")  # one folder per class
+    learner.learn(images, labels, name="tuesday")  # new classes, more images of known ones, or both
+    learner.predict("cat.jpg")  # Prediction(label, probability, probabilities, known)
+    ```
+
+    With a frozen backbone and a head of class statistics (the default) nothing is forgotten by construction: the order
+    of lessons makes no difference, more samples of a class are merged exactly, and :meth:`forget` removes a class as if
+    it had never been there. With a method that trains the backbone, each lesson is a task as in ``infssm run``.
+
+    Args:
+        model: name of a model; None chooses one that fits the first data.
+        weights: file or name of pre-trained weights. A frozen backbone stays as they are; without them the first
+            lesson trains it.
+        method: as for ``infssm run``; see ``infssm list methods``.
+        folder: where every change is written as a new version; None keeps the learner in memory until :meth:`save`.
+        seed: of initial weights, order and augmentation.
+        unknown: share of a class's own samples that may be called unknown; sets how unlike a sample must be for it.
+        settings: further settings, nested as in a config file: ``{"train": {"epochs": 8}}``.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        weights: str | os.PathLike[str] | None = None,
+        method: str = "frozen+gda",
+        folder: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+        unknown: float = 0.05,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not 0 < unknown < 1:
+            raise ConfigError(f"unknown={unknown} must lie between 0 and 1: it is a share of samples")
+        given = merge({"method": {"name": method}, "seed": seed}, dict(settings or {}))
+        if model is not None:
+            given = merge(given, {"model": {"name": model}})
+        self._samples: ImageFacts | None = None
+        if weights is not None:
+            given = merge(given, {"model": {"weights": os.fspath(weights)}})
+            if str(weights) in PACKAGED_FOR:  # nobody should have to look up what they were trained on
+                own, (channels, size) = PACKAGED_FOR[str(weights)]
+                given = merge({"model": own, "data": {"image_size": size}}, given)
+                self._samples = ImageFacts(str(weights), channels, size, size)
+            if parse_name(method).base.freezes:
+                given = merge({"train": {"task0": "skip"}}, given)
+        self._given, self._unknown, self._device = given, unknown, "cpu"
+        self._now = Knowledge(load_config(given))
+        self.folder = None if folder is None else _free(Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, version: int | None = None, device: str = "cpu") -> Learner:
+        """Open a learner, or a run of ``infssm run``, which can be taught more.
+
+        Args:
+            folder: of the learner or run.
+            version: an older version of it; the current one by default.
+            device: where to compute.
+        """
+        learner = cls()
+        learner.folder, learner._device, learner._unknown = Path(folder), device, 0.05
+        versions = Versions(learner.folder)
+        if versions.exists:
+            learner._open(versions, versions.current if version is None else version)
+        elif version is not None:
+            raise ConfigError(f"{folder} is a run that was taught nothing since: it has no versions")
+        else:
+            learner._now = Knowledge.of_run(RunDirectory.open(folder), device)
+        return learner
+
+    # What it knows.
+
+    @property
+    def version(self) -> int:
+        """Number of the current version; a change has a larger number than all versions before it."""
+        return self._now.version
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes it knows; of a language model, of its domains."""
+        facts = self._now.facts
+        if facts is None:
+            return ()
+        return facts.classes if self._now.has_classes else facts.domains
+
+    @property
+    def history(self) -> tuple[Lesson, ...]:
+        """What was taught, oldest first."""
+        return self._now.history
+
+    @property
+    def config(self) -> RunConfig:
+        """All settings."""
+        return self._now.config
+
+    @property
+    def modality(self) -> str | None:
+        """Kind of data: ``images``, ``series``, ``tokens`` or ``language``; None before the first lesson."""
+        return None if self._now.facts is None else self._now.facts.modality.name
+
+    @property
+    def classifier(self) -> TrainedClassifier:
+        """Model, classes and preprocessing, as :func:`infssm.load` gives those of a run."""
+        method, facts = self._now.taught()
+        if not self._now.has_classes:
+            raise ConfigError("a language model has no classes: use generate, or test it with evaluate")
+        return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe)
+
+    @property
+    def samples(self) -> ImageFacts | SequenceFacts:
+        """What its images or sequences are like."""
+        return self._now.taught()[1].samples
+
+    def __repr__(self) -> str:
+        return f"Learner({len(self.classes)} classes, {len(self.history)} lessons, version {self.version})"
+
+    # Teaching.
+
+    def learn(
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        name: str | None = None,
+        listen: Listener | None = None,
+        control: Control | None = None,
+    ) -> Lesson:
+        """Learn new classes, more samples of known ones, or both; of a language model, a new domain.
+
+        If anything goes wrong, the learner stays as it was.
+
+        Args:
+            data: a folder with one folder per class, an .npz, or a name such as ``hf:...`` or ``text:folder``; samples,
+                with ``labels``; a data set or loader of torch; a task of a :class:`~infssm.data.TaskStream`.
+            labels: names or numbers, one per sample, or one name for all.
+            name: of the lesson; made from the data by default.
+            listen: called with the events of training.
+            control: can stop training, in which case nothing is learnt.
+        """
+        started = time.monotonic()
+        with self._alone():
+            now = self._now
+            taught, config, title = self._next_task(data, labels, name)
+            with _threads(config):
+                setup, trained = self._teach(config, taught, listen or (lambda _: None), control or Control())
+            now = replace(now, config=config, facts=taught.facts, method=setup.method, recipe=setup.recipe)
+            now, score = self._examined(replace(now, trained=now.trained or trained), setup, taught)
+            lesson = Lesson(
+                title,
+                datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                _counts(taught),
+                score,
+                round(time.monotonic() - started, 3),
+            )
+            self._change(replace(now, history=(*now.history, lesson)))
+        return lesson
+
+    def _next_task(self, data: Any, labels: Any, name: str | None) -> tuple[TaughtTask, RunConfig, str]:
+        """The task that the data make, the settings to learn it with, and the lesson's name."""
+        facts, config = self._now.facts, self._now.config
+        if isinstance(data, Task):
+            config = config if facts is not None else resolve(load_config(self._given))
+            return from_stream(data, facts), config, name or f"task {data.index + 1}"
+        dataset = as_dataset(data, labels)
+        if name is None:
+            path = isinstance(data, (str, os.PathLike)) and labels is None
+            name = Path(data).name if path else f"lesson {len(self.history) + 1}"
+        samples = (self._samples or dataset.facts) if facts is None else facts.samples
+        if facts is None:
+            model = self._given.get("model", {})
+            chosen = {} if "name" in model else model_settings(dataset)
+            config = resolve(load_config(merge(chosen, self._given)))
+            if config.data.bands is not None and isinstance(samples, SequenceFacts):
+                samples = replace(samples, bands=config.data.bands)
+        dataset = fitting(dataset, samples, self._now.recipe)
+        return as_task(dataset, facts, name, samples=samples), config, name
+
+    def _teach(self, config: RunConfig, taught: TaughtTask, listen: Listener, control: Control) -> tuple[Setup, bool]:
+        """Build model and method for all classes, old and new, and learn the task; whether weights were trained."""
+        task, before = taught.task, self._now.method
+        _check_method(config, taught)
+        facts, device = known_facts(config, taught.facts, task.index), torch.device(self._device)
+        with tempfile.TemporaryDirectory() as folder:
+            task0 = None
+            if before is None and config.train.task0 == "plain":
+                plain = make_setup(task0_config(config), taught, facts, device)
+                launch(plain.config.train, _train, plain, task, listen, control)
+                task0 = Path(folder) / "task0.safetensors"
+                task0.write_bytes(weights_of(plain.method.weights()))
+            setup = make_setup(config, taught, facts, device, weights=before is None, task0=task0)
+        if before is not None:
+            setup.method.grow_from(before.state_dict(), before.module.state_dict())
+        method, epochs = setup.method, setup.epochs(task.index)
+        if epochs:
+            launch(config.train, _train, setup, task, listen, control)
+        else:
+            seed_all(config.seed, task.index, "begin")
+            method.module.train()
+            method.begin_task(task, setup.statistics_loader(task))
+        seed_all(config.seed, task.index, "end")
+        images = setup.plain_loader(taught.everything or task)
+        method.end_task(task, setup.statistics_loader(task), images)
+        method.module.eval()
+        return setup, bool(epochs) or task0 is not None
+
+    @torch.no_grad()
+    def _examined(self, now: Knowledge, setup: Setup, taught: TaughtTask) -> tuple[Knowledge, float | None]:
+        """Calibrate on the held-out samples of all lessons; how right the model is on those of the classes taught."""
+        task, head = taught.task, setup.method.head
+        if not now.has_classes:
+            return now, _bits(setup, task) if len(task.val) else None
+        held_out = now.held_out
+        if not (setup.method.base.freezes or head.fitted):
+            held_out = None  # features of earlier lessons are those of another backbone
+        if taught.everything is None or not len(task.val):
+            return now.calibrated(held_out, unknown=self._unknown), None
+        rows, labels = now.features_of(setup.eval_loader(task, "val"))
+        held_out = (held_out or HeldOut.empty(rows.shape[1])).after_task(head, rows, labels)
+        logits, _ = held_out_scores(head, held_out)
+        asked = torch.isin(held_out.labels, labels)
+        right = logits.cpu().argmax(1)[asked] == held_out.labels[asked]
+        return now.calibrated(held_out, unknown=self._unknown), float(right.double().mean())
+
+    # Using it.
+
+    @overload
+    def predict(self, samples: list[SampleLike], *, batch_size: int = 64) -> list[Prediction]: ...
+    @overload
+    def predict(self, samples: SampleLike, *, batch_size: int = 64) -> Prediction: ...
+    @torch.no_grad()
+    def predict(self, samples: SampleLike | list[SampleLike], *, batch_size: int = 64) -> Prediction | list[Prediction]:
+        """The most probable class, probabilities of all, and whether the sample is like those of any class.
+
+        Args:
+            samples: an image, sound or series, or a list of them: files, arrays or PIL images.
+            batch_size: samples of a list that are classified at once.
+        """
+        if not isinstance(samples, list):
+            return self.predict([samples], batch_size=batch_size)[0]
+        now, classifier, found = self._now, self.classifier, []
+        for start in range(0, len(samples), batch_size):
+            x = classifier.transform(samples[start : start + batch_size])
+            logits, distances = now.scores(now.features(x))
+            if not bool(logits.amax(1).isfinite().all()):
+                raise DataError(
+                    "the model gives no finite logits for a sample: its values are too large, or not finite"
+                )
+            calibration = now.calibration
+            shares = logits.softmax(1) if calibration is None else calibration.probabilities(logits)
+            known = [True] * len(logits) if calibration is None else calibration.known(logits, distances).tolist()
+            order = shares.argsort(dim=1, descending=True, stable=True)
+            for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known, strict=True):
+                ranking = {classifier.classes[k]: share[k] for k in ranks}
+                found.append(Prediction(classifier.classes[ranks[0]], share[ranks[0]], ranking, familiar))
+        return found
+
+    def evaluate(self, data: Any, labels: Any = None) -> Evaluation:
+        """Accuracy, in all and of each class, and confusions on data in any form that :meth:`learn` takes."""
+        method, facts = self._now.taught()
+        dataset = fitting(as_dataset(data, labels), facts.samples, self._now.recipe)
+        if unknown := sorted(set(dataset.classes) - set(facts.classes)):
+            raise DataError(
+                f"the learner does not know the class {unknown[0]!r}: teach it, or leave it out of the test"
+            )
+        taught = as_task(dataset, facts, "test", samples=facts.samples)
+        setup = Setup(self.config, taught, facts, self._now.recipe, None, method)
+        assert taught.everything is not None
+        rows, truth = self._now.features_of(setup.plain_loader(taught.everything))
+        predicted, count = self._now.scores(rows)[0].argmax(1), len(facts.classes)
+        table = torch.bincount(truth * count + predicted, minlength=count * count).view(count, count)
+        right, samples = table.diagonal().tolist(), table.sum(1).tolist()
+        per_class = {c: r / n for c, r, n in zip(facts.classes, right, samples, strict=True) if n}
+        return Evaluation(sum(right) / sum(samples), per_class, Confusion.of(table.tolist(), facts.classes, (count,)))
+
+    @torch.no_grad()
+    def shift(self, samples: list[SampleLike]) -> Shift:
+        """How unlike samples without labels are to what was taught: a two-sample test on distances to classes."""
+        method, _ = self._now.taught()
+        held_out = self._now.held_out
+        if held_out is None or not method.head.fitted:
+            raise ConfigError(
+                "shift compares distances to classes: use a method with a fitted head, such as lda or gda"
+            )
+        usual = held_out_scores(method.head, held_out)[1]
+        new = self._now.scores(self._now.features(self.classifier.transform(samples)))[1]
+        assert usual is not None
+        assert new is not None
+        return shift(usual, new)
+
+    # Changing what it knows.
+
+    def forget(self, *classes: str, keep_versions: bool = False) -> str:
+        """Remove classes from everything that is stored, older versions included, and say what remains of them.
+
+        Where weights were never trained on them the folder is then that of a learner that never saw them.
+        ``keep_versions`` keeps the older versions, which still know the classes.
+        """
+        with self._alone():
+            now = self._now
+            _, facts = now.taught()
+            if missing := [name for name in classes if name not in facts.classes]:
+                known = ", ".join(facts.classes[:10])
+                raise ConfigError(f"the learner does not know a class {missing[0]!r}; it knows {known}")
+            if not now.has_classes or facts.domains:
+                raise ConfigError("a domain cannot be forgotten: its traces lie in the weights; go back with undo")
+            if len(set(classes)) >= len(facts.classes):
+                raise ConfigError("that would be all the learner knows: delete its folder instead")
+            for name in dict.fromkeys(classes):
+                now = now.without(name, unknown=self._unknown)
+            self._change(now, only=not keep_versions)
+        if now.trained:
+            return "removed from the head, the statistics and the buffers; the weights were trained on samples of them"
+        return "nothing computed from them remains"
+
+    def undo(self) -> None:
+        """Go back to the version before the last change."""
+        with self._alone():
+            if self.folder is None or not self._now.parent:
+                raise ConfigError("there is no version before this one to go back to")
+            versions, before = Versions(self.folder), self._now.parent
+            self._open(versions, before)
+            versions.point_to(before)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the learner to a folder, where changes are written from now on."""
+        self._now.taught()
+        self.folder = _free(Path(folder))
+        with self._alone():
+            self._change(self._now, only=True)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from changing the folder, and start from its newest version."""
+        if self.folder is None:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        versions = Versions(self.folder)
+        with versions.lock():
+            if versions.exists and versions.current != self._now.version:
+                self._open(versions, versions.current)
+            yield
+
+    def _open(self, versions: Versions, number: int) -> None:
+        self._now, self._unknown = Knowledge.read(versions, number, self._device)
+
+    def _change(self, now: Knowledge, *, only: bool = False) -> None:
+        """Store what is known now as a new version and take it over; ``only`` removes the versions before."""
+        if self.folder is None:
+            self._now = replace(now, version=self._now.version + 1)
+            return
+        versions, parent = Versions(self.folder), 0 if only else self._now.version
+        number = now.write(versions, unknown=self._unknown, parent=parent)
+        versions.keep_only({number} if only else set(versions.lineage(number)[:_KEPT]))
+        self._now = replace(now, version=number, parent=parent)
+
+
+def load(
+    folder: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu"
+) -> Learner | TrainedClassifier:
+    """Open a learner, or the model of a run, to classify images, sounds or series.
+
+    ```python
+    infssm.load("my-learner").predict("cat.jpg").label
+    infssm.load("runs/digits-5/seq/vim_nano/seed0-1a2b3c4d").predict("seven.png").label
+    ```
+
+    Args:
+        folder: of a learner or a run.
+        task: of a run, the model as it was after this task (0-based); the last one by default.
+        device: where to compute.
+    """
+    if task is None and Versions(Path(folder)).exists:
+        return Learner.load(folder, device=device)
+    return load_classifier(folder, task=task, device=device)
+
+
+def _free(folder: Path) -> Path:
+    if Versions(folder).exists or RunDirectory(folder).is_run:
+        raise ConfigError(f"{folder} holds a learner or a run: open it with infssm.Learner.load({str(folder)!r})")
+    return folder
+
+
+def _check_method(config: RunConfig, taught: TaughtTask) -> None:
+    """Raise for a method that cannot learn what is taught."""
+    for component in parse_name(config.method.name).classes:
+        if component.needs_total is not None and config.model.classes == "all" and taught.task.index == 0:
+            raise ConfigError(
+                f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
+                "another method, or use it with `infssm run`"
+            )
+        if taught.task.past and taught.task.classes.start == 0 and not component.supports_domains:
+            raise ConfigError(f"{component.name} cannot learn more samples of known classes: teach new classes alone")
+
+
+def _train(fabric: Any, setup: Setup, task: Task, listen: Listener, control: Control) -> None:
+    """Train one task as a run does, without its checkpoints: the version before is what remains of a failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDirectory(folder)
+        run.make()
+        progress = Progress(Position(task=task.index), AccuracyMatrix(1, setup.measure))
+        loop = Loop(fabric, setup, progress, run, None, listen, control)
+        loop.begin_task(task)
+        loop.train_task(task, setup.epochs(task.index))
+
+
+@contextlib.contextmanager
+def _threads(config: RunConfig) -> Iterator[None]:
+    """Compute with the number of threads that the settings have: sums depend on it in their last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.train.threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _counts(taught: TaughtTask) -> dict[str, int]:
+    """Samples of each class that is taught, held-out ones included; of language of the domain."""
+    task = taught.task
+    rows = torch.cat([part.labels for part in (task.train, task.val)])
+    indices = [index for part in (task.train, task.val) for index in part.indices.tolist()]
+    if taught.domains:
+        return {taught.domains[-1]: len(set(indices))}
+    labels = dict(zip(indices, rows.tolist(), strict=True))
+    counts = Counter(labels.values())
+    return {taught.facts.classes[label]: counts[label] for label in sorted(counts)}
+
+
+@torch.no_grad()
+def _bits(setup: Setup, task: Task) -> float:
+    """Bits per byte of the task's held-out text, per token where the bytes are unknown."""
+    scoring, module = TokenScoring(task, setup.facts.num_outputs), setup.method.module
+    counts = [scoring.counts(logits_of(module(batch.x)), batch) for batch in setup.eval_loader(task, "val")]
+    return scoring.score(torch.stack(counts).sum(0)).value

@@ -1,0 +1,229 @@
+"""Calibrated probabilities, known or unknown, and shifts of the data, against scikit-learn and SciPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import log_loss, roc_auc_score
+from torch import Tensor
+
+from infssm.errors import DataError
+from infssm.learner.calibration import LIMIT, Calibration, HeldOut, calibrate, held_out_rows
+from infssm.learner.metrics import auroc, expected_calibration_error
+from infssm.learner.shift import shift
+from infssm.methods import Batch, Method, attach
+from infssm.models.features import features
+from tests.methods import toys
+
+
+def noisy_logits(m: int, classes: int = 4, scale: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits that are ``scale`` times too sure: labels are drawn from the softmax of the logits themselves."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(m, classes, generator=rng, dtype=torch.float64)
+    labels = logits.softmax(1).multinomial(1, generator=rng)[:, 0]
+    return scale * logits, labels
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
+def test_the_temperature_undoes_a_scale_and_makes_probabilities_right(scale: float) -> None:
+    logits, labels = noisy_logits(4000, scale=scale)
+    found = Calibration.fit(logits, labels, None)
+    assert found.temperature == pytest.approx(scale, rel=0.1)
+
+    def loss(log_temperature: float) -> float:
+        return log_loss(labels, (logits * math.exp(-log_temperature)).softmax(1).numpy())
+
+    best = optimize.minimize_scalar(loss, bounds=(math.log(scale) - 3, math.log(scale) + 3), method="bounded")
+    assert found.temperature == pytest.approx(math.exp(best.x), rel=0.02)  # but for the smoothed targets
+    assert expected_calibration_error(found.probabilities(logits), labels) < 0.03
+
+
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_few_samples_that_are_all_right_do_not_make_it_certain(m: int) -> None:
+    logits = 50 * torch.eye(5, dtype=torch.float64)[torch.arange(m) % 5]
+    found = Calibration.fit(logits, torch.arange(m) % 5, None)
+    sure = found.probabilities(logits).amax(1)
+    # The strongest wrong class gets 1 / (m + 2), and so do all the others, which are as likely here.
+    assert (sure < 1 - 0.5 / (m + 2)).all()
+    assert (sure > 0.2).all()
+
+
+def test_without_samples_or_with_one_class_probabilities_are_the_softmax() -> None:
+    nothing = Calibration.fit(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), torch.empty(0, 3))
+    logits = torch.tensor([[1.0, 2.0, -torch.inf]])
+    torch.testing.assert_close(nothing.probabilities(logits), logits.double().softmax(1))
+    assert nothing.known(logits, torch.tensor([[5.0, 1e9, torch.inf]])).all()
+    single = Calibration.fit(torch.tensor([[3.0, -torch.inf]] * 4), torch.zeros(4, dtype=torch.int64), None)
+    assert single.probabilities(torch.tensor([[-7.0, -torch.inf]])).tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("per_class", [3, 10, 32])
+def test_about_the_asked_share_of_new_samples_is_unknown(per_class: int) -> None:
+    """Chi-squared distances whose scale differs by class: new samples of each class are refused about as often."""
+    rng = np.random.default_rng(0)
+    scales, classes = np.geomspace(1, 10, 20), 20
+    labels = torch.arange(classes).repeat(per_class)
+    own = rng.chisquare(8, len(labels)) * scales[labels]
+    distances = torch.full((len(labels), classes), 1e6, dtype=torch.float64)
+    distances[torch.arange(len(labels)), labels] = torch.from_numpy(own)
+    found = Calibration.fit(-distances, labels, distances, unknown=0.05)
+    fresh = torch.from_numpy(rng.chisquare(8, (2000, classes)) * scales)
+    refused = (fresh > found.thresholds).double().mean(0)
+    assert 0.02 < float(refused.mean()) < 0.08
+    assert float(refused.max()) < 0.25
+
+
+def test_known_compares_the_distance_to_the_predicted_class() -> None:
+    found = Calibration(1.0, torch.tensor([4.0, 100.0], dtype=torch.float64))
+    logits, distances = torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0, 5.0], [5.0, 5.0]])
+    assert found.known(logits, distances).tolist() == [False, True]
+    restored = Calibration.of(found.state_dict())
+    assert restored.temperature == found.temperature
+    assert torch.equal(restored.thresholds, found.thresholds)
+
+
+def test_without_distances_unsure_samples_are_unknown() -> None:
+    logits, labels = noisy_logits(400)
+    found = Calibration.fit(logits, labels, None, unknown=0.1)
+    assert (~found.known(logits, None)).double().mean() == pytest.approx(0.1, abs=0.01)
+    assert not found.known(torch.zeros(1, 4), None)
+    assert found.known(torch.tensor([[90.0, 0, 0, 0]]), None)
+
+
+def test_held_out_rows_are_every_fifth_of_each_class_and_never_all_of_one() -> None:
+    labels = torch.tensor([0] * 400 + [1] * 11 + [2] * 3 + [3] + [4] * 2)
+    rows = held_out_rows(labels)
+    assert labels[rows].bincount(minlength=5).tolist() == [LIMIT, 2, 1, 0, 1]
+    assert rows[labels[rows] == 1].tolist() == [404, 409]
+    assert rows.tolist() == sorted(set(rows.tolist()))
+
+
+def test_held_out_features_are_limited_and_forget_a_class() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(150, 3, generator=rng), torch.randint(3, (150,), generator=rng)
+    held = HeldOut.empty(3)
+    for part in torch.arange(150).split(40):
+        held = held.add(x[part], y[part])
+    assert held.labels.bincount().tolist() == [LIMIT] * 3
+    assert {tuple(row) for row in held.features.tolist()} <= {tuple(row) for row in x.tolist()}
+    late = {tuple(row) for row in x[120:].tolist()}
+    assert any(tuple(row) in late for row in held.features.tolist())
+    never = HeldOut.empty(3)
+    for part in torch.arange(150).split(40):
+        part = part[y[part] != 1]
+        never = never.add(x[part], y[part] - (y[part] > 1).long())
+    torch.testing.assert_close(held.without(1).state_dict(), never.state_dict(), rtol=0, atol=0)
+    assert len(HeldOut(**held.state_dict()).labels) == 3 * LIMIT
+
+
+def images(labels: list[int], n: int, seed: int) -> Batch:
+    prototypes = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor(labels).repeat(n)
+    return Batch(prototypes[y] + 0.3 * torch.randn(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(seed)), y)
+
+
+def taught(name: str, **options: Any) -> tuple[Method, HeldOut]:
+    method = attach(toys.vim(dtype=torch.float32), name, num_classes=6, **options)
+    held = HeldOut.empty(16)
+    for index, labels in enumerate([[0, 1], [2, 3]]):
+        batch = images(labels, 40, seed=index)
+        method.begin_task(index)
+        if "frozen" not in name:
+            toys.nudge(method.module, 0.002, seed=index)
+        method.end_task(index, [batch])
+        method.module.eval()
+        rows = held_out_rows(batch.y)
+        with torch.no_grad():
+            held = held.after_task(method.head, features(method.module, batch.x[rows]), batch.y[rows])
+    return method, held
+
+
+@pytest.mark.parametrize("name", ["frozen+gda", "frozen+lda", "frozen+ncm", "frozen+ranpac", "gda", "ncm"])
+def test_classes_that_were_not_taught_are_unknown(name: str) -> None:
+    """Whole path from images: classes 4 and 5 are never taught; features move in those without a frozen base."""
+    method, held = taught(name)
+    found = calibrate(method.head, held, unknown=0.05)
+    scores = []
+    for labels in ([0, 1, 2, 3], [4, 5]):
+        with torch.no_grad():
+            given = features(method.module, images(labels, 50, seed=9).x)
+        logits = method.head.fitted_module(given)
+        distances = method.head.distances(given)
+        assert torch.equal(found.known(logits, distances), found.unlikeness(logits, distances) <= 1)
+        scores.append(found.unlikeness(logits, distances))
+    assert auroc(*scores) > 0.9
+    assert (scores[0] <= 1).double().mean() > 0.75
+
+
+def test_calibration_of_a_trained_head_uses_its_own_logits() -> None:
+    method = attach(toys.vim(dtype=torch.float32), "seq", num_classes=6)
+    held = HeldOut.empty(16).add(torch.randn(40, 16), torch.arange(40) % 6)
+    found = calibrate(method.head, held)
+    assert found.thresholds.shape == (1,)
+    logits = method.module.head(held.features)
+    assert found.temperature == Calibration.fit(logits, held.labels, None).temperature
+
+
+@pytest.mark.parametrize("name", ["frozen+gda", "frozen+lda", "frozen+ncm"])
+def test_calibration_after_forgetting_is_that_without_the_class(name: str) -> None:
+    method, held = taught(name)
+    method.head.forget(1)
+    method.head.refit()
+    held = held.without(1)
+    assert held.labels.bincount().tolist() == [8, 8, 8]
+    found = calibrate(method.head, held)
+    assert found.thresholds.isfinite().all()
+
+
+def test_expected_calibration_error_is_that_of_the_bins() -> None:
+    logits, labels = noisy_logits(3000, scale=2.0)
+    table = logits.softmax(1).numpy()
+    sure, right = table.max(1), table.argmax(1) == labels.numpy()
+    accuracy, confidence = calibration_curve(right, sure, n_bins=15)
+    counts = np.histogram(sure, np.linspace(0, 1, 16))[0]
+    expected = np.average(np.abs(accuracy - confidence), weights=counts[counts > 0])
+    assert expected_calibration_error(table, labels) == pytest.approx(expected, abs=1e-9)
+    assert expected_calibration_error([[1.0, 0.0], [1.0, 0.0]], [0, 1]) == 0.5
+
+
+def test_auroc_is_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    known, unknown = rng.integers(0, 20, 300), rng.integers(5, 25, 200)  # with many ties
+    truth = np.repeat([0, 1], [300, 200])
+    assert auroc(known, unknown) == pytest.approx(roc_auc_score(truth, np.concatenate([known, unknown])), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "offset"), [(30, 30, 0.0), (40, 7, 0.9), (13, 200, 0.3), (150, 90, 1.5), (1, 1, 0.0)]
+)
+def test_the_shift_is_scipys_two_sample_test(m: int, n: int, offset: float) -> None:
+    rng = np.random.default_rng(m)
+    old, new = rng.normal(size=m), rng.normal(size=n) + offset
+    found = shift(torch.from_numpy(old), torch.from_numpy(new))
+    theirs = stats.ks_2samp(old, new, method="exact")
+    assert found.statistic == pytest.approx(theirs.statistic, abs=1e-12)
+    assert found.p_value == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
+
+
+def test_the_shift_of_many_samples_uses_the_limit() -> None:
+    rng = np.random.default_rng(0)
+    old, new = rng.normal(size=12_000), rng.normal(size=500) + 0.05
+    found = shift(torch.from_numpy(old), torch.from_numpy(new))
+    effective = math.sqrt(12_000 * 500 / 12_500)
+    assert found.p_value == pytest.approx(stats.kstwobign.sf(found.statistic * effective), abs=1e-9)
+
+
+def test_the_sentence_says_what_the_numbers_mean() -> None:
+    rng = torch.Generator().manual_seed(0)
+    old = torch.rand(100, 5, generator=rng) + 1
+    assert "look like what was taught" in shift(old, torch.rand(50, 5, generator=rng) + 1).sentence
+    assert "are unlike what was taught" in shift(old, torch.rand(50, 5, generator=rng) + 2).sentence
+    assert "taught already" in shift(old, torch.rand(50, 5, generator=rng)).sentence
+    with pytest.raises(DataError, match="nothing to compare"):
+        shift(old, torch.empty(0, 5))

@@ -1,0 +1,77 @@
+"""`Stream`: chunks of sounds, series and tokens against the whole sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from infssm.data import ImageFacts, SequenceFacts
+from infssm.data.spectra import FrameStream, log_energies, mel_bank
+from infssm.errors import ConfigError, DataError
+from infssm.learner.reading import sequence_input
+from infssm.learner.streaming import Stream
+from infssm.models import create_model
+
+RATE, BANDS, SAMPLES = 8000, 10, 1500
+SOUND = SequenceFacts("sounds", "audio", BANDS, RATE, BANDS)
+WAVE = SequenceFacts("sounds", "audio", 1, RATE)
+SERIES = SequenceFacts("series", "series", 3)
+
+
+def sizes_of(total: int, size: int | None) -> list[int]:
+    """Chunk sizes that add up to ``total``; random ones where ``size`` is None."""
+    rng, sizes = np.random.default_rng(0), []
+    while sum(sizes) < total:
+        sizes.append(min(size or int(rng.integers(1, 200)), total - sum(sizes)))
+    return sizes
+
+
+def model_for(name: str, width: int):
+    torch.manual_seed(0)
+    options = {"d_state": 8} if name == "s4d_nano" else {"d_state": 8, "headdim": 16} if "2" in name else {}
+    return create_model(name, d_model=16, n_layer=2, in_dim=width, num_classes=4, **options).eval()
+
+
+@pytest.mark.parametrize("size", [1, 7, 160, None])
+def test_frames_of_chunks_are_those_of_the_whole_sound(size):
+    sound = torch.randn(SAMPLES).clamp(-1, 1) * torch.linspace(0, 1, SAMPLES)
+    stream, frames = FrameStream(RATE, BANDS), []
+    for chunk in sound.split(sizes_of(SAMPLES, size)):
+        complete, rest = stream.push(chunk)
+        frames.append(complete)
+    whole = log_energies(sound, RATE, mel_bank(BANDS, RATE))
+    assert_close(torch.cat([*frames, rest]), whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["s4d_nano", "mamba_nano", "mamba2_nano"])
+@pytest.mark.parametrize("size", [1, 7, 160, None])
+def test_predictions_equal_those_on_the_whole_sequence(name, size):
+    for facts, sample in ((SOUND, torch.rand(500) * 2 - 1), (SERIES, torch.randn(170, 3)), (WAVE, torch.rand(170))):
+        model = model_for(name, facts.width)
+        stream, kept, so_far = Stream(model, facts, lambda logits: logits), set(), 0
+        for chunk in sample.split(sizes_of(len(sample), size)):
+            logits = stream.push(chunk)
+            kept.add(stream.state.nbytes)
+            so_far += len(chunk)
+            if so_far == len(sample) or len(kept) == 1:  # the first push, and the last
+                with torch.no_grad():
+                    whole = model(sequence_input(sample[:so_far], facts)[None])
+                assert_close(logits, whole, rtol=0, atol=1e-5)
+        assert len(kept) == 1
+
+
+def test_what_cannot_be_streamed_is_refused():
+    with pytest.raises(ConfigError, match="use predict"):
+        Stream(model_for("mamba_nano", 3), ImageFacts("images", 3), lambda logits: logits)
+    with pytest.raises(ConfigError, match="both directions"):
+        Stream(create_model("vim_nano", img_size=32), SERIES, lambda logits: logits)
+    with pytest.raises(ConfigError, match="use generate"):
+        Stream(create_model("mamba_lm_nano"), SERIES, lambda logits: logits)
+    with pytest.raises(ConfigError, match="carries a state"):
+        Stream(torch.nn.Linear(3, 4), SERIES, lambda logits: logits)
+    stream = Stream(model_for("mamba_nano", BANDS), SOUND, lambda logits: logits)
+    for chunk in (torch.zeros(0), torch.zeros(5, BANDS), torch.tensor([float("nan")])):
+        with pytest.raises(DataError, match=r"must be numbers|NaN"):
+            stream.push(chunk)
