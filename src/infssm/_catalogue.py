@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,23 +33,10 @@ def read_methods() -> dict[str, Text] | None:
         return None
     found: dict[str, Text] = {}
     for file in Path(spec.origin).parent.rglob("*.py"):
-        found |= {_name(cls): Text.of(ast.get_docstring(cls)) for cls in _registered(file)}
-    return {name: found[name] for name in sorted(found)}
-
-
-def _registered(file: Path) -> Iterator[ast.ClassDef]:
-    for node in ast.parse(file.read_text("utf-8")).body:
-        if isinstance(node, ast.ClassDef) and any(
-            isinstance(decorator, ast.Name) and decorator.id == "register_method" for decorator in node.decorator_list
-        ):
-            yield node
-
-
-def _name(cls: ast.ClassDef) -> str:
-    """The string that a class body assigns to ``name``."""
-    for node in cls.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            target = node.targets[0]
-            if isinstance(target, ast.Name) and target.id == "name":
-                return str(node.value.value)
-    return cls.name.lower()
+        for cls in ast.parse(file.read_text("utf-8")).body:
+            if not isinstance(cls, ast.ClassDef) or "register_method" not in map(ast.unparse, cls.decorator_list):
+                continue
+            for node in cls.body:  # the string that the class body assigns to `name`
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "name":
+                    found[ast.literal_eval(node.value)] = Text.of(ast.get_docstring(cls))
+    return dict(sorted(found.items()))

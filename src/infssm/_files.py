@@ -13,7 +13,7 @@ from infssm.errors import ConfigError
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces ``path`` when the block ends well, and vanishes when it does not."""
+    """Open a temporary file that replaces ``path`` when the block succeeds, and is removed when it fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
         with open(temporary, "wb") as file:
@@ -25,31 +25,26 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # make the rename durable where folders can be synced (not on Windows)
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all; a disk that refuses is a ConfigError that says why."""
+    """Write a text file whole or not at all; errors of the disk become a ConfigError with the reason."""
     with explained(path), atomic_file(path) as file:
         file.write(text.encode())
 
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn a disk that refuses to take ``path`` into an error that names the file and the way out."""
+    """Turn errors in writing ``path`` into a ConfigError that names the file and the fix."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another folder, then try again"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable where folders can be synced (not on Windows)."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

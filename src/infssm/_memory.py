@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -40,15 +40,10 @@ def memory_here() -> int | None:
     The machine's, or less where a container is limited.
     """
     try:
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        amounts = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, ValueError, OSError):
         return None
-    there = min([whole, *map(_limit, _LIMITS)], key=lambda amount: math.inf if amount is None else amount)
-    return None if there is None else there // _runs_at_once()
-
-
-def _limit(file: str) -> int | None:
-    try:
-        return int(Path(file).read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
+    for file in _LIMITS:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            amounts.append(int(Path(file).read_text()))
+    return min(amounts) // _runs_at_once()

@@ -138,7 +138,9 @@ def language_trainer(folder: Path, *, lora: bool, name: str = "inf-ssm-exact", *
     model: Any = MambaForCausalLM(MambaConfig(vocab_size=20, hidden_size=16, num_hidden_layers=2, state_size=4))
     if lora:
         model = peft.get_peft_model(model, peft.LoraConfig(**LORA))
-    given = {"measure_at": 2} if "inf-ssm-exact" in name else {}
+    given: dict[str, Any] = {"measure_at": 2} if "inf-ssm-exact" in name else {}
+    if "self-replay" in name:
+        given |= {"sequences": 6, "replay_batch": 2, "length": 5}
     torch.manual_seed(1)
     return trainer(model, attach(model, name, num_tasks=3, **given), folder, optim="adamw_torch", **options)
 
@@ -165,6 +167,7 @@ class Crash(TrainerCallback):
     [
         ("lora", "inf-ssm-exact", (1, 5)),
         ("stacked", "inf-ssm-exact", (1, 5)),
+        ("lora", "self-replay+inf-ssm-exact", (1, 5)),
         ("full", "inf-ssm-exact+si", (2, 2)),  # before the first checkpoint of a task
     ],
 )

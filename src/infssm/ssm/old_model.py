@@ -58,7 +58,7 @@ class OldModel:
         ]
         config: Any = getattr(self.module, "config", None)
         if getattr(config, "use_cache", False):
-            config.use_cache = False  # the old model never generates, and the cache would take memory
+            config.use_cache = False  # comparing needs none, and it would take memory
         self._make_recorder = partial(
             Recorder, self.module, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers
         )
