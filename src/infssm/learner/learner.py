@@ -18,7 +18,7 @@ import torch
 from infssm._seeding import seed_all
 from infssm.data import ImageFacts, SequenceFacts, Task
 from infssm.errors import ConfigError, DataError
-from infssm.learner.calibration import HeldOut, held_out_scores
+from infssm.learner.calibration import HeldOut, calibrate, left_out, scores
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.fitting import model_settings
 from infssm.learner.config.load import load_config, merge
@@ -281,10 +281,11 @@ class Learner:
             return now.calibrated(held_out, unknown=self._unknown), None
         rows, labels = now.features_of(setup.eval_loader(task, "val"))
         held_out = (held_out or HeldOut.empty(rows.shape[1])).after_task(head, rows, labels)
-        logits, _ = held_out_scores(head, held_out)
+        left = left_out(head, held_out)
         asked = torch.isin(held_out.labels, labels)
-        right = logits.cpu().argmax(1)[asked] == held_out.labels[asked]
-        return now.calibrated(held_out, unknown=self._unknown), float(right.double().mean())
+        right = scores(left, held_out.features[asked]).cpu().argmax(1) == held_out.labels[asked]
+        calibration = calibrate(left, held_out, self._unknown)
+        return replace(now, held_out=held_out, calibration=calibration), float(right.double().mean())
 
     # Using it.
 
@@ -346,7 +347,7 @@ class Learner:
             raise ConfigError(
                 "shift compares distances to classes: use a method with a fitted head, such as lda or gda"
             )
-        usual = held_out_scores(method.head, held_out)[1]
+        usual = left_out(method.head, held_out).distances(held_out.features.to(method.context.device))
         new = self._now.scores(self._now.features(self.classifier.transform(samples)))[1]
         assert usual is not None
         assert new is not None

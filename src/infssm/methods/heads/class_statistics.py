@@ -132,19 +132,27 @@ class ClassStatistics:
         return ClassStatistics(self.count.to(device), self.mean.to(device), triangles, shared)
 
     def state_dict(self) -> dict[str, Any]:
-        """All tensors by name; of each class with images a covariance of its own, which others do not change."""
-        triangles = None
-        if self.triangles is not None:
-            triangles = {str(label): triangle for label, triangle in enumerate(self.triangles) if triangle.numel()}
-        return {"count": self.count, "mean": self.mean, "triangles": triangles, "shared": self.shared}
+        """All tensors by name; of each class with images one tensor of mean and covariance.
+
+        A new class leaves the tensors of the others as they are, so storing it costs what it alone takes.
+        """
+        if self.triangles is None:
+            return {"count": self.count, "mean": self.mean, "shared": self.shared}
+        pairs = enumerate(zip(self.mean, self.triangles, strict=True))
+        moments = {str(label): torch.cat([mean, own]) for label, (mean, own) in pairs if own.numel()}
+        return {"count": self.count, "width": self.mean.shape[1], "moments": moments}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ClassStatistics:
         """What :meth:`state_dict` returned."""
-        count, triangles = state["count"], state["triangles"]
-        if triangles is not None:
-            triangles = [triangles.get(str(label), count.new_empty(0)) for label in range(len(count))]
-        return cls(count, state["mean"], triangles, state["shared"])
+        count, moments = state["count"], state.get("moments")
+        if moments is None:
+            return cls(count, state["mean"], None, state["shared"])
+        width = int(state["width"])
+        mean, triangles = count.new_zeros(len(count), width), [count.new_empty(0)] * len(count)
+        for label, both in moments.items():
+            mean[int(label)], triangles[int(label)] = both[:width], both[width:]
+        return cls(count, mean, triangles)
 
 
 class StatisticsSums:
