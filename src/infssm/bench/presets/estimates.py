@@ -20,7 +20,7 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge, to_dict
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups
 from infssm.learner.setup import Setup, build
-from infssm.methods import train_step
+from infssm.methods import TaskInfo, train_step
 from infssm.methods.core.head import FittedHead
 from infssm.methods.regularizers.self_replay import SelfReplay
 
@@ -132,7 +132,7 @@ def _measure(setup: Setup) -> Estimate:
         labels = torch.arange(method.head.num_classes)
         rows = labels % len(batch)
         every = Batch(batch.x[rows], labels, mask=None if batch.mask is None else batch.mask[rows])
-        method.head.end_task(tasks[-1], [every])
+        method.head.end_task(TaskInfo.of(tasks[-1]), [every])
         kept = method.head.state_dict()
     first_model = _bytes(kept.pop("first", None))
     copies = 4 + method.needs_states  # weights, gradients, two moments of AdamW, the old model
