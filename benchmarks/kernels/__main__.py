@@ -83,6 +83,7 @@ def conv_methods() -> dict[str, Method]:
 def distance_methods() -> dict[str, Method]:
     p = DistanceProblem(memory.TOKENS, 16)
     q = DistanceProblem(1024, 100)
+    s = DistanceProblem(1024, 64)
     return {
         "distance f+b n=16: simplified": Method(lambda: p.ours("simplified")),
         "distance f+b n=16: aligned": Method(lambda: p.ours("aligned")),
@@ -93,6 +94,9 @@ def distance_methods() -> dict[str, Method]:
         "distance f+b n=100: simplified": Method(lambda: q.ours("simplified")),
         **{f"distance f+b n=100: {kind}": Method(lambda kind=kind: q.ours(kind)) for kind in KINDS},
         "distance f+b n=100: martin": Method(lambda: q.ours("martin")),
+        "distance f+b n=64: output": Method(lambda: s.ours("output")),
+        "distance f+b n=64: output, reference": Method(lambda: s.ours("output", "reference"), 5),
+        "distance f+b n=64: output, 128 samples": Method(lambda: s.sampled(128), 5),
         "distance f+b n=100: determinants": Method(lambda: q.formula(distances.determinants), 3),
     }
 
