@@ -104,20 +104,17 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         """The most probable class of each sample: ``[n]``."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        shares = self.predict_proba(X)
+        return self.classes_[shares.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> Any:
         """Calibrated probabilities ``[n, classes]``."""
-        names = [str(label) for label in self._classes_of(X)]
-        return np.array([[one.probabilities[name] for name in names] for one in self._predictions(X)])
+        found = self._predictions(X)
+        return np.array([[one.probabilities[str(label)] for label in self.classes_] for one in found])
 
     def predict_known(self, X: Any) -> Any:
         """Whether each sample is like those of some class: bool ``[n]``."""
         return np.array([one.known for one in self._predictions(X)])
-
-    def _classes_of(self, X: Any) -> Any:
-        check_is_fitted(self)
-        return self.classes_
 
     def _predictions(self, X: Any) -> Any:
         check_is_fitted(self)
