@@ -379,6 +379,10 @@ class Learner:
         with self._alone():
             self._change(self._now, only=True)
 
+    def publish(self, folder: str | os.PathLike[str], config: RunConfig) -> None:
+        """Write the current version alone to a folder, with other settings than its own; the learner stays here."""
+        replace(self._now, config=config).write(Versions(Path(folder)), unknown=self._unknown, parent=0)
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other processes from changing the folder, and start from its newest version."""
