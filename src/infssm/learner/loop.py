@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from infssm._seeding import seed_all
-from infssm.data import Batch, ImageLoader, SequenceLoader, Task
+from infssm.data import Batch, Task
 from infssm.learner.devices import average_gradients
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.learner.events import Control, EpochDone, Listener, Note, StepDone, TaskBegan, TaskEnded
 from infssm.learner.log import Log
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.learner.optim.schedule import learning_rate
@@ -100,12 +100,8 @@ class Loop:
             return
         seed_all(setup.config.seed, task.index, "begin")
         setup.method.module.train()
-        setup.method.begin_task(task, self.statistics(task))
+        setup.method.begin_task(task, setup.statistics_loader(task))
         position.begun = True
-
-    def statistics(self, task: Task) -> ImageLoader | SequenceLoader:
-        """This process's share of the task's training images, for what the method measures."""
-        return self.setup.statistics_loader(task)
 
     def train_task(self, task: Task, epochs: int) -> None:
         """A fresh optimizer, all epochs, and the best of them at the end."""
@@ -186,13 +182,16 @@ class Loop:
         value = math.nan
         if train.select_best or epoch == self.setup.epochs(task.index) - 1:
             value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
-        seconds = max(time.monotonic() - self.started, 1e-9)
+        seconds, loss = max(time.monotonic() - self.started, 1e-9), self.progress.meter.means()
+        if self.fabric.world_size > 1 and loss:
+            terms = torch.tensor(list(loss.values()), device=self.fabric.device)
+            loss = dict(zip(loss, self.fabric.all_reduce(terms, reduce_op="mean").tolist(), strict=True))
         self.write(
             {
                 "kind": "epoch",
                 "task": task.index,
                 "epoch": epoch,
-                "loss": self._mean_terms(),
+                "loss": loss,
                 "val": None if math.isnan(value) else value,
                 "lr": optimizer.param_groups[0]["lr"],
                 "images_per_s": self.images / seconds,
@@ -212,9 +211,11 @@ class Loop:
         """Let the method consolidate, test on all tasks so far, save."""
         setup, progress = self.setup, self.progress
         seed_all(setup.config.seed, task.index, "end")
-        images = setup.plain_loader(task)
-        setup.method.end_task(task, self.statistics(task), images)
-        confusion = self._no_confusion(setup.stream[task.index])
+        setup.method.end_task(task, setup.statistics_loader(task), setup.plain_loader(task))
+        confusion = None  # [seen, seen]; language has no classes that could be taken for each other
+        if scoring_of(setup.stream).has_classes:
+            seen = setup.stream[task.index].classes.stop
+            confusion = torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
         row = evaluate_seen(self.fabric, setup, task.index, confusion)
         if confusion is not None:
             confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
@@ -243,7 +244,13 @@ class Loop:
             }
         )
         part = "validation " if setup.config.data.evaluate == "val" else ""
-        self.listen(Note(f"task {task.index + 1} done: {part}{_shown(measure, values, progress.matrix.aa)}"))
+        shown = " ".join(f"{100 * v:.1f}" if measure == ACCURACY else measure.show(v) for v in values)
+        mean = (
+            f"AA {100 * progress.matrix.aa:.2f} %"
+            if measure == ACCURACY
+            else f"mean {measure.show(progress.matrix.aa)}"
+        )
+        self.listen(Note(f"task {task.index + 1} done: {part}{measure.title} per task {shown}, {mean}"))
         if chosen:
             options = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
             self.listen(Note(f"  chosen automatically: {options}"))
@@ -258,13 +265,6 @@ class Loop:
         self.save(None)
         self.listen(TaskEnded(task.index, progress.matrix.aa))
         self.stop_if_asked(None, saved=True)
-
-    def _no_confusion(self, task: Task) -> Tensor | None:
-        """Zeros [seen, seen] to count into; language has no classes to take for each other."""
-        if not scoring_of(self.setup.stream).has_classes:
-            return None
-        seen = task.classes.stop
-        return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
@@ -294,13 +294,6 @@ class Loop:
         if self.log is not None:
             self.log.write(line | {"at": self.progress.position.at})
 
-    def _mean_terms(self) -> dict[str, float]:
-        means = self.progress.meter.means()
-        if self.fabric.world_size == 1 or not means:
-            return means
-        values = torch.tensor(list(means.values()), device=self.fabric.device)
-        return dict(zip(means, self.fabric.all_reduce(values, reduce_op="mean").tolist(), strict=True))
-
     def _note_best(self) -> None:
         best = self.progress.position.best
         self.named.append(best["file"] if best else None)
@@ -316,10 +309,3 @@ def weights_of(tensors: Mapping[str, Tensor]) -> bytes:
         alone[name] = tensor.clone() if tensor.data_ptr() in owned else tensor.contiguous()
         owned.add(tensor.data_ptr())
     return save(alone)
-
-
-def _shown(measure: Measure, values: list[float], mean: float) -> str:
-    """What a finished task reached, in a line."""
-    if measure == ACCURACY:
-        return f"accuracy per task {' '.join(f'{100 * a:.1f}' for a in values)}, AA {100 * mean:.2f} %"
-    return f"{measure.title} per task {' '.join(map(measure.show, values))}, mean {measure.show(mean)}"

@@ -71,7 +71,9 @@ def sequence_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
 
     Values that are not finite are refused: the model would answer all the same.
     """
-    if facts.rate is not None and not _is_features(sample, facts):
+    # An array [time, bands] holds log energies already.
+    is_features = facts.bands is not None and isinstance(sample, (np.ndarray, Tensor)) and sample.ndim == 2
+    if facts.rate is not None and not is_features:
         sound = sound_input(sample, facts)
         if facts.bands is None:
             return sound[:, None]
@@ -105,11 +107,6 @@ def sound_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
     if sound.ndim != 1 or not len(sound):
         raise DataError(f"a sound must be numbers [samples], got {list(sound.shape)}")
     return _finite(sound)
-
-
-def _is_features(sample: SampleLike, facts: SequenceFacts) -> bool:
-    """Whether a sample holds log energies ``[time, bands]`` already."""
-    return facts.bands is not None and isinstance(sample, (np.ndarray, Tensor)) and sample.ndim == 2
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -48,11 +48,6 @@ def best_name(task: int, epoch: int) -> str:
     return f"best_{task:02}_{epoch:03}.ckpt"
 
 
-def saved_tasks(folder: Path) -> list[int]:
-    """Tasks whose model lies in a run directory, in order."""
-    return tasks_of(path.name for path in (folder / CHECKPOINTS).glob("task_*"))
-
-
 def tasks_of(files: Iterable[str]) -> list[int]:
     """Tasks whose models are among files, in order."""
     return sorted([int(match[1]) for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))])
