@@ -150,7 +150,7 @@ def whole_run(fabric: Any, config: RunConfig) -> tuple[list[list[float]], list[l
     train = Loop.train
     Loop.train = lambda self: (loops.append(self), train(self))[1]  # type: ignore[assignment,func-returns-value,return-value]
     running._work(
-        fabric, resolve(config), "", running.run_path(config), overwrite=False, quiet=True, given=None, control=None
+        fabric, resolve(config), "", running.run_path(config), overwrite=False, quiet=True, listen=None, control=None
     )
     method = loops[0].setup.method
     buffer: Any = method.base.buffer

@@ -28,7 +28,8 @@ from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.learner.optim.schedule import learning_rate
-from infssm.learner.saving.progress import Progress, load_best, save_best, save_progress
+from infssm.learner.saving.checkpoint import load_checkpoint
+from infssm.learner.saving.progress import Progress, load_method, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
 from infssm.learner.scoring import Bits, scoring_of
 from infssm.learner.setup import Setup
@@ -47,7 +48,7 @@ _REPORT_EVERY = 0.5
 
 @dataclass
 class Loop:
-    """One run at work. ``train`` is the loop; everything else is a part of it, in the order it happens."""
+    """The training of one run. ``train`` is the loop; the other methods are its parts, in the order they are called."""
 
     fabric: Fabric
     setup: Setup
@@ -65,7 +66,7 @@ class Loop:
         self._note_best()
 
     def train(self) -> None:
-        """All tasks, from where the run stands to the end."""
+        """Train all tasks that are left."""
         tasks = self.setup.stream.num_tasks
         if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
             self.progress.matrix.begin(
@@ -90,7 +91,7 @@ class Loop:
         self.fabric.barrier()
 
     def begin_task(self, task: Task) -> None:
-        """Grow by the task's classes and tell the method, unless the run continues inside the task."""
+        """Add the task's classes and call the method's ``begin_task``, unless the run resumes inside the task."""
         position = self.progress.position
         if not position.begun:
             self.setup = self.setup.grown(task.index)
@@ -117,7 +118,7 @@ class Loop:
             self.save(optimizer)
             self.stop_if_asked(optimizer, saved=True)
         if self.progress.position.best is not None:
-            load_best(self.run.checkpoints / self.progress.position.best["file"], self.setup)
+            load_method(load_checkpoint(self.run.checkpoints / self.progress.position.best["file"]), self.setup)
 
     def train_epoch(self, task: Task, epoch: int, epochs: int, optimizer: torch.optim.Optimizer) -> None:
         """All steps of an epoch, or those still to do."""
@@ -201,7 +202,7 @@ class Loop:
         self.listen(EpochDone(task.index, epoch, value))
         best = position.best["value"] if position.best else None
         if train.select_best and self.setup.measure.improves(value, best):
-            name = names.best_name(task.index, epoch)
+            name = f"best_{task.index:02}_{epoch:03}.ckpt"
             if self.fabric.is_global_zero:
                 save_best(self.run.checkpoints / name, self.setup)
             position.best = {"file": name, "value": value, "epoch": epoch}
@@ -212,7 +213,7 @@ class Loop:
         setup, progress = self.setup, self.progress
         seed_all(setup.config.seed, task.index, "end")
         setup.method.end_task(task, setup.statistics_loader(task), setup.plain_loader(task))
-        confusion = None  # [seen, seen]; language has no classes that could be taken for each other
+        confusion = None  # [seen, seen]; language has no classes to confuse
         if scoring_of(setup.stream).has_classes:
             seen = setup.stream[task.index].classes.stop
             confusion = torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)

@@ -136,7 +136,7 @@ def read_series(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             return {str(path): np.loadtxt(path, delimiter=",", ndmin=2)}
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
-    raise DataError(f"{path} is no series: give an .npy or .csv [time, width], or an .npz with x [n, time, width]")
+    raise DataError(f"{path} is not a series: give an .npy or .csv [time, width], or an .npz with x [n, time, width]")
 
 
 def padded(sequences: Sequence[Tensor]) -> Tensor | Mapping[str, Tensor]:

@@ -233,7 +233,7 @@ def make_setup(
 
 
 def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
-    """What a method may know of a stream once ``task`` has arrived: all of it where it was told before."""
+    """What a method may know of a stream once ``task`` has arrived: all of it with outputs for all classes."""
     known = facts.up_to(task)
     # A single class of token sequences would read as language, which has no classes.
     return facts if config.model.classes == "all" or known.modality is not facts.modality else known

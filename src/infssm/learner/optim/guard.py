@@ -23,7 +23,7 @@ def health(total: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 def diagnose(module: nn.Module, terms: Mapping[str, Tensor], repeat: Callable[[], Any], where: str) -> DivergedError:
     """Build the error for a step that was not finite: the loss term, and the first layer at fault.
 
-    ``repeat`` runs the step's forward again, so that layer outputs can be looked at; training is over by then.
+    ``repeat`` runs the step's forward again, so that layer outputs can be inspected; training has ended by then.
     """
     gradients = ((name, p.grad) for name, p in module.named_parameters() if p.grad is not None)
     gradient = next((name for name, value in gradients if not torch.isfinite(value).all()), None)
