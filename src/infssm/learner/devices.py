@@ -128,9 +128,7 @@ def _part() -> None:
 
 
 def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
-    """Replace each gradient by its mean over all processes (nothing to do on one)."""
-    if fabric.world_size == 1:
-        return
+    """Replace each gradient by its mean over all processes."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     bucket: list[Tensor] = []
     size = 0

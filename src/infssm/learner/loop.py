@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from infssm._seeding import seed_all
@@ -162,7 +163,8 @@ class Loop:
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
 
         def check(total: Tensor, terms: dict[str, Tensor]) -> None:
-            average_gradients(self.fabric, parameters)
+            if self.fabric.world_size > 1:
+                average_gradients(self.fabric, parameters)
             if not math.isfinite(health(total, parameters).item()):
                 position = self.progress.position
                 where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
@@ -302,8 +304,6 @@ class Loop:
 
 def weights_of(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors by name as the content of a safetensors file."""
-    from safetensors.torch import save
-
     owned: set[int] = set()
     alone = {}
     for name, tensor in tensors.items():  # the format knows no shared weights, such as tied embeddings

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import nn
 
 from infssm._memory import describe_bytes, memory_here
@@ -297,9 +299,6 @@ def load_weights(into: nn.Module | Method, path: Path) -> None:
     A method built like the run's gets the head that the run had reached; a model, to train on, the classifier that was
     in training.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
         weights = load(read_checked(path))
         if isinstance(into, Method):
