@@ -89,11 +89,14 @@ def distance_methods() -> dict[str, Method]:
         for n, problem in problems.items()
         for kind, repeats in KINDS.items()
     }
-    small, large = problems.values()
+    (small, large), middle = problems.values(), DistanceProblem(1024, 64)
     return methods | {
         "distance f+b n=16: 2n x 2n Gram": Method(lambda: small.formula(distances.joint_gram), 3),
         "distance f+b n=16: three Grams": Method(lambda: small.formula(distances.three_grams), 3),
         "distance f+b n=16: closed form": Method(lambda: small.formula(distances.closed_form), 5),
+        "distance f+b n=64: output": Method(lambda: middle.ours("output")),
+        "distance f+b n=64: output, reference": Method(lambda: middle.ours("output", "reference"), 5),
+        "distance f+b n=64: output, 128 samples": Method(lambda: middle.sampled(128), 5),
         "distance f+b n=100: determinants": Method(lambda: large.formula(distances.determinants), 3),
     }
 

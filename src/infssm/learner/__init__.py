@@ -16,9 +16,10 @@ from infssm.learner.config import (
     to_dict,
     to_yaml,
 )
+from infssm.learner.evaluate import Evaluation
 from infssm.learner.export import export_classifier, export_model
 from infssm.learner.knowledge import Lesson
-from infssm.learner.learner import Evaluation, Learner, load
+from infssm.learner.learner import Learner, load
 from infssm.learner.optim import build_optimizer, decay_groups, learning_rate, task_lr
 from infssm.learner.predict import Prediction, TrainedClassifier, load_classifier
 from infssm.learner.result import Result

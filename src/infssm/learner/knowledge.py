@@ -186,6 +186,12 @@ class Knowledge:
         logits: Tensor = output_layer(unwrap(method.module))(rows)
         return logits[:, : len(facts.classes)].cpu(), head.distances(rows)
 
+    def judged(self, logits: Tensor, distances: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Probabilities ``[b, K]``, and which samples are like some class ``[b]``, of what :meth:`scores` returns."""
+        if self.calibration is None:
+            return logits.softmax(1), torch.ones(len(logits), dtype=torch.bool)
+        return self.calibration.probabilities(logits), self.calibration.known(logits, distances)
+
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Features ``[b, d]`` of model input ``[b, ...]``, on the CPU."""

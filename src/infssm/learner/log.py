@@ -15,8 +15,8 @@ from typing import Any
 from infssm._files import explained
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import flatten
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.settings import flatten
 
 _Sink = tuple[Callable[[Mapping[str, float], int], None], Callable[[], None]]
 """Functions of another logger: ``write(values, step)`` and ``close()``."""

@@ -119,8 +119,8 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     last = directory.saved_task(task)
     if not (directory.path / names.STREAM).exists():
         raise DataError(
-            f"{directory.path} does not say what its classes and images were (it has no {names.STREAM}: runs have one "
-            "since version 0.2); `infssm eval` still tests it, with its data"
+            f"{directory.path} does not say what its classes and images were: its {names.STREAM} is missing; "
+            "`infssm eval` still tests it, with its data"
         )
     config, facts = load_config(directory.config()), StreamFacts.from_json(directory.stream())
     try:

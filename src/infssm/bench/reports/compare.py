@@ -11,9 +11,9 @@ from infssm.bench.reports.paired import PairedTest
 from infssm.bench.reports.row import Row
 from infssm.bench.reports.verdict import verdict
 from infssm.errors import ConfigError
+from infssm.learner.config.load import counting
 from infssm.learner.metrics import summarize
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.settings import counting
 
 _NOT_COMPARED = ("seed", "method.name", "train.task0")
 """Settings that do not make another set-up: seeds are averaged over, the method has a column of its own, and where the

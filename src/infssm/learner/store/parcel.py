@@ -6,7 +6,6 @@ import io
 import json
 import zipfile
 
-from infssm._files import atomic_file, explained
 from infssm._registry import shorten
 from infssm.errors import DataError
 from infssm.learner.store import names
@@ -37,8 +36,7 @@ def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:
             if known.get(name) != (digest := digest_of(content)):
                 known[name] = digest
                 archive.writestr(name, content)
-        manifest = Manifest.read(run.path) or Manifest()
-        archive.writestr(names.MARKER, json.dumps(sorted(manifest.files)))
+        archive.writestr(names.MARKER, json.dumps(sorted(Manifest.read(run.path).files)))
     return parcel.getvalue()
 
 
@@ -64,21 +62,10 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
     run.check_usable()
     run.make()
     with run.lock():
-        if Manifest.read(run.path) is None:
-            Manifest().write(run.path)
+        Manifest.read(run.path).write(run.path)  # marks the folder as a run before anything else is in it
         run.write_text(names.CONFIG, config)
         for name in sorted(files, key=lambda name: (_LAST.index(name) + 1 if name in _LAST else 0, name)):
-            _write(run, name, files[name], checked=name in checked)
-
-
-def _write(run: RunDirectory, name: str, content: bytes, *, checked: bool) -> None:
-    path = run.path / name
-    if checked:
-        (Manifest.read(run.path) or Manifest()).expecting(name, digest_of(content)).write(run.path)
-    with explained(path):
-        path.parent.mkdir(exist_ok=True)
-        with atomic_file(path) as file:
-            file.write(content)
+            run.write(name, files[name], checked=name in checked)
 
 
 def _is_fine(info: zipfile.ZipInfo) -> bool:
