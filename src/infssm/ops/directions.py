@@ -62,8 +62,8 @@ def scan_directions(
     for i in range(len(reverse) if states else 0):
         projected, (a, delta) = parts[_KEPT * i], parts[_KEPT * len(reverse) + 2 * i :][:2]
         rank, n = weights[_FIELDS * i + 3].shape[1], weights[_FIELDS * i + 5].shape[1]
-        low, b, c = projected.split([rank, n, n], dim=-1)
-        found.append(DirectionStates(a.squeeze(2), delta.squeeze(2), low, b, c))
+        low, b, c = projected.split_with_sizes([rank, n, n], dim=-1)
+        found.append(DirectionStates(a, delta, low, b, c))
     return y, found
 
 
@@ -89,9 +89,14 @@ def _ways(weights: Sequence[Tensor]) -> list[DirectionWeights]:
     return [DirectionWeights(*whole[i : i + _FIELDS]) for i in range(0, len(whole), _FIELDS)]
 
 
+def _halves(xz: Tensor) -> tuple[Tensor, Tensor]:
+    channels = xz.shape[2] // 2
+    return xz[..., :channels], xz[..., channels:]
+
+
 def _scan_inputs(z: Tensor, way: DirectionWeights, kept: _Kept, reverse: bool) -> ScanInputs:
     rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
-    _, B, C = kept.projected.unsqueeze(2).split([rank, n, n], dim=-1)
+    _, B, C = kept.projected.unsqueeze(2).split_with_sizes([rank, n, n], dim=-1)
     return ScanInputs(kept.u, kept.delta, kept.A, B, C, way.D, z, way.dt_bias, True, reverse)
 
 
@@ -107,7 +112,7 @@ def _outputs(xz: Tensor, *args: Any) -> list[Tensor]:
         saved = xz.new_empty(saved_shape(y.shape, 1, n) if save else 0)
         projected = xz.new_empty(batch, tokens, way.x_proj.shape[0])
         kept += _Kept(projected, torch.empty_like(y), torch.empty_like(y), torch.empty_like(way.A_log), saved)
-        means += [xz.new_empty(batch, tokens, 1, n), xz.new_empty(batch, tokens, 1)]
+        means += [xz.new_empty(batch, tokens, n), xz.new_empty(batch, tokens)]
     return [y, *(kept if states or save else ()), *(means if states else ())]
 
 
@@ -115,8 +120,9 @@ def _kernel(
     xz: Tensor, reverse: Sequence[bool], scale: float, states: bool, save: bool, weights: Sequence[Tensor]
 ) -> list[Tensor]:
     """y; with `states` or `save` what each direction keeps; with `states` the mean states of each."""
-    x, z = rows(xz).chunk(2, dim=-1)
-    threads, kept, means = torch.get_num_threads(), [], []
+    (x, z), threads = _halves(rows(xz)), torch.get_num_threads()
+    kept: list[Tensor] = []
+    means: list[Tensor] = []
     y = x.new_empty(x.shape)
     for i, way in enumerate(_ways(weights)):
         n, u = way.A_log.shape[1], torch.empty_like(y)
@@ -125,13 +131,14 @@ def _kernel(
         delta = F.linear(projected[..., : way.dt_proj.shape[1]], way.dt_proj)
         saved = x.new_empty(saved_shape(y.shape, 1, n) if save else 0)
         formed = _Kept(projected, u, delta, torch.exp(way.A_log).neg_(), saved)
-        means_of_way = [x.new_empty(*x.shape[:2], 1, n), x.new_empty(*x.shape[:2], 1)] if states else [None, None]
-        found = Outputs(y, None, *means_of_way, None, None)
+        found = Outputs(y, None, None, None, None, None)
+        if states:
+            a, mean_delta = x.new_empty(*x.shape[:2], n), x.new_empty(x.shape[:2])
+            means += [a, mean_delta]
+            found = Outputs(y, None, a.unsqueeze(2), mean_delta.unsqueeze(2), None, None)
         native.scan_forward(_scan_inputs(z, way, formed, reverse[i]), found, saved, threads, scale, i > 0)
         if states or save:
             kept += formed
-        if states:
-            means += means_of_way
     return [y, *kept, *means]
 
 
@@ -178,21 +185,21 @@ def _backward_kernel(
 ) -> list[Tensor]:
     """Gradients of xz and of every weight; empty for a projection's that is not needed."""
     threads, count = torch.get_num_threads(), len(reverse)
-    x, z = rows(xz).chunk(2, dim=-1)
-    dxz, channels = torch.empty_like(xz, memory_format=torch.contiguous_format), x.shape[2]
-    dx, dz = dxz.chunk(2, dim=-1)
+    dxz = torch.empty_like(xz, memory_format=torch.contiguous_format)
+    (x, z), (dx, dz), channels = _halves(rows(xz)), _halves(dxz), xz.shape[2] // 2
     grad_y = torch.zeros_like(x) if grad_y is None else rows(grad_y)
     outputs = [dxz]
     for i, way in enumerate(_ways(weights)):
         formed = _Kept(*kept[_KEPT * i : _KEPT * (i + 1)])
         need_x_proj, need_dt_proj = (needs[_FIELDS * i + place] for place in _PROJECTIONS)
-        dconv, dconv_bias, dt_bias, dA, dD = map(torch.empty_like, (way.conv, way.conv_bias, way.dt_bias, way.A_log, way.D))
+        like = (way.conv, way.conv_bias, way.dt_bias, way.A_log, way.D)
+        dconv, dconv_bias, dt_bias, dA, dD = map(torch.empty_like, like)
         dprojected, du, ddelta = map(torch.empty_like, (formed.projected, formed.u, formed.delta))
         rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
-        _, dB, dC = dprojected.unsqueeze(2).split([rank, n, n], dim=-1)
+        _, dB, dC = dprojected.unsqueeze(2).split_with_sizes([rank, n, n], dim=-1)
         gradients = ScanInputs(du, ddelta, dA, dB, dC, dD, dz, dt_bias)
-        grad_a, grad_delta = of_states[count + 2 * i : count + 2 * i + 2] or (None, None)
-        of_outputs = OutputGrads(grad_y, None, flat(grad_a), flat(grad_delta), None)
+        of_means = (grad if grad is None else flat(grad).unsqueeze(2) for grad in of_states[count + 2 * i :][:2])
+        of_outputs = OutputGrads(grad_y, None, *(tuple(of_means) or (None, None)), None)
         inputs = _scan_inputs(z, way, formed, reverse[i])
         native.scan_backward(inputs, formed.saved, of_outputs, gradients, threads, scale, i > 0)
         dA.mul_(formed.A)  # A = -exp(A_log) is its own derivative
