@@ -113,7 +113,9 @@ def table(found: dict[str, Any]) -> list[str]:
         "|---" + "|---:" * 7 + "|",
     ]
     for name, runs in found.items():
-        cells = [f"{np.mean([r['auroc'] for r in runs.values()]):.3f} (least {min(r['auroc'] for r in runs.values()):.3f})"]
+        cells = [
+            f"{np.mean([r['auroc'] for r in runs.values()]):.3f} (least {min(r['auroc'] for r in runs.values()):.3f})"
+        ]
         cells.append(f"{np.mean([r['auroc_softmax'] for r in runs.values()]):.3f}")
         for key in ("known_called_unknown", "unknown_called_unknown", "accuracy", "ece_before", "ece_after"):
             cells.append(f"{spread([100 * r[key] for r in runs.values()])} %")

@@ -102,9 +102,9 @@ class Versions:
             with explained(self.folder / name):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
         values = {"version": number, "parent": parent, **content, "state": self._encode(state)}
-        text = json.dumps(values, allow_nan=False)
+        text = _compact(values)
         values["checksum"] = hashlib.sha256(text.encode()).hexdigest()
-        write_text(self._path(number), json.dumps(values, allow_nan=False) + "\n")
+        write_text(self._path(number), _compact(values) + "\n")
         self.point_to(number)
         return number
 
@@ -123,7 +123,7 @@ class Versions:
             raise ConfigError(f"{self.folder} has no version {number}; it has {known}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise DataError(f"{path} is damaged: restore it, or go back with `infssm undo {self.folder}`") from None
-        if hashlib.sha256(json.dumps(values, allow_nan=False).encode()).hexdigest() != checksum:
+        if hashlib.sha256(_compact(values).encode()).hexdigest() != checksum:
             raise DataError(f"{path} was changed: restore it, or go back with `infssm undo {self.folder}`")
         return values
 
@@ -190,6 +190,10 @@ class Versions:
             raise DataError(f"{path} is damaged: restore it, or use another version")
         flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
         return flat.view(_DTYPES[stored["dtype"]]).reshape(stored["shape"])
+
+
+def _compact(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, allow_nan=False, separators=(",", ":"))
 
 
 def _digests(value: Any) -> Iterator[str]:
