@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor
 
 from infssm.errors import DataError
-from infssm.learner.calibration import LIMIT, Calibration, HeldOut, calibrate, held_out_rows, left_out
+from infssm.learner.calibration import LIMIT, Calibration, HeldOut, calibrate, held_out_rows
 from infssm.learner.metrics import auroc, expected_calibration_error
 from infssm.learner.shift import shift
 from infssm.methods import Batch, Method, attach
@@ -149,7 +149,7 @@ def taught(name: str, **options: Any) -> tuple[Method, HeldOut]:
 def test_classes_that_were_not_taught_are_unknown(name: str) -> None:
     """Whole path from images: classes 4 and 5 are never taught; features move in those without a frozen base."""
     method, held = taught(name)
-    found = calibrate(left_out(method.head, held), held, unknown=0.05)
+    found = calibrate(method.head, held, unknown=0.05)
     scores = []
     for labels in ([0, 1, 2, 3], [4, 5]):
         with torch.no_grad():
@@ -181,7 +181,7 @@ def test_calibration_after_forgetting_is_that_without_the_class(name: str) -> No
     method.head.refit()
     held = held.without(1)
     assert held.labels.bincount().tolist() == [8, 8, 8]
-    found = calibrate(left_out(method.head, held), held)
+    found = calibrate(method.head, held)
     assert found.thresholds.isfinite().all()
 
 

@@ -93,15 +93,19 @@ class HeldOut:
         return HeldOut(moved, self.labels).add(head.transformed(features), labels)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Features by class, so that those of other classes stay as they are stored; :meth:`of` restores them."""
-        by_class = enumerate(_by_class(self.labels))
-        return {str(label): self.features[rows] for label, rows in by_class if len(rows)}
+        """The features of each class by its label: a class that is taught leaves the tensors of others as they are."""
+        found = self.labels.bincount().nonzero().flatten().tolist()
+        return {str(label): self.features[self.labels == label] for label in found}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> HeldOut:
-        """What :meth:`state_dict` returned."""
-        labels = [torch.full((len(rows),), int(label)) for label, rows in state.items()]
-        return cls(torch.cat(list(state.values())), torch.cat(labels))
+        """What :meth:`state_dict` returned, in the order of classes, as :meth:`add` leaves it."""
+        labels = sorted(state, key=int)
+        counts = torch.tensor([len(state[label]) for label in labels])
+        return cls(
+            torch.cat([state[label] for label in labels]),
+            torch.tensor(list(map(int, labels))).repeat_interleave(counts),
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,29 @@ class Calibration:
 
 
 @torch.no_grad()
-def left_out(head: Head, held: HeldOut) -> Head:
+def held_out_scores(head: Head, held: HeldOut, rows: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Logits ``[m, K]`` and distances ``[m, K]`` of held-out samples by a head that was not fitted to any of them.
+
+    Of some of them where ``rows`` tells which: all samples against all classes take time that grows with the square of
+    the number of classes.
+    """
+    left = _left_out(head, held)
+    features = held.features if rows is None else held.features[rows]
+    return _logits(left, features), left.distances(features.to(head.context.device))
+
+
+@torch.no_grad()
+def calibrate(head: Head, held: HeldOut, unknown: float = 0.05) -> Calibration:
+    """The calibration that follows from a head and the held-out samples; the head does not change."""
+    left, device = _left_out(head, held), head.context.device
+    rows = _spread(torch.arange(len(held.labels)), _ENOUGH)
+    logits = _logits(left, held.features[rows])
+    distances = left.own_distances(held.features.to(device), held.labels.to(device))
+    own = None if distances is None else (distances, held.labels)
+    return Calibration.fit(logits, held.labels[rows].to(device), own, unknown)
+
+
+def _left_out(head: Head, held: HeldOut) -> Head:
     """The head as it would be without the held-out samples.
 
     A fitted head may have been fitted to all samples: they are removed from its statistics, exactly, and the head that
@@ -180,8 +206,7 @@ def left_out(head: Head, held: HeldOut) -> Head:
     return head.leaving_out(held.features, held.labels) if isinstance(head, FittedHead) else head
 
 
-@torch.no_grad()
-def scores(head: Head, features: Tensor) -> Tensor:
+def _logits(head: Head, features: Tensor) -> Tensor:
     """Logits ``[m, K]`` of transformed ``features: [m, d]``."""
     if isinstance(head, FittedHead):
         module, features = head.fitted_module, features.to(head.context.device)
@@ -190,14 +215,6 @@ def scores(head: Head, features: Tensor) -> Tensor:
         features = features.to(next(head.context.module.parameters()))
     logits: Tensor = module(features)
     return logits
-
-
-def calibrate(left: Head, held: HeldOut, unknown: float = 0.05) -> Calibration:
-    """The calibration that follows from the held-out samples and the head that was :func:`left_out`."""
-    rows = _spread(torch.arange(len(held.labels)), _ENOUGH)
-    logits, labels = scores(left, held.features[rows]).cpu(), held.labels
-    distances = left.own_distances(held.features.to(left.context.device), labels.to(left.context.device))
-    return Calibration.fit(logits, labels[rows], None if distances is None else (distances, labels), unknown)
 
 
 def _temperature(logits: Tensor, labels: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infssm.data import Recipe, StreamFacts
 from infssm.errors import ConfigError
-from infssm.learner.calibration import Calibration, HeldOut, calibrate, left_out
+from infssm.learner.calibration import Calibration, HeldOut, calibrate
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.saving.checkpoint import load_newest
@@ -119,7 +119,7 @@ class Knowledge:
             method,
             recipe,
             tuple(Lesson(**lesson) for lesson in content["history"]),
-            HeldOut.of(held_out) if held_out else None,
+            None if held_out is None else HeldOut.of(held_out),
             None if calibration is None else Calibration.of(calibration),
             bool(content["trained"]),
             number,
@@ -170,9 +170,7 @@ class Knowledge:
 
     def calibrated(self, held_out: HeldOut | None, *, unknown: float) -> Knowledge:
         """Calibrated on held-out features."""
-        if held_out is None:
-            return replace(self, held_out=None, calibration=None)
-        calibration = calibrate(left_out(self.taught()[0].head, held_out), held_out, unknown)
+        calibration = None if held_out is None else calibrate(self.taught()[0].head, held_out, unknown)
         return replace(self, held_out=held_out, calibration=calibration)
 
     @torch.no_grad()

@@ -16,9 +16,9 @@ from typing import Any, overload
 import torch
 
 from infssm._seeding import seed_all
-from infssm.data import ImageFacts, SequenceFacts, Task
+from infssm.data import ImageFacts, SequenceFacts, Task, in_bands
 from infssm.errors import ConfigError, DataError
-from infssm.learner.calibration import HeldOut, calibrate, left_out, scores
+from infssm.learner.calibration import HeldOut, held_out_scores
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.fitting import model_settings
 from infssm.learner.config.load import load_config, merge
@@ -222,8 +222,8 @@ class Learner:
             model = self._given.get("model", {})
             chosen = {} if "name" in model else model_settings(dataset)
             config = resolve(load_config(merge(chosen, self._given)))
-            if config.data.bands is not None and isinstance(samples, SequenceFacts):
-                samples = replace(samples, bands=config.data.bands)
+            if isinstance(samples, SequenceFacts):
+                samples = in_bands(dataset, config.data.bands).facts
         dataset = fitting(dataset, samples, self._now.recipe)
         return as_task(dataset, facts, name, samples=samples), config, name
 
@@ -268,11 +268,10 @@ class Learner:
             return now.calibrated(held_out, unknown=self._unknown), None
         rows, labels = now.features_of(setup.eval_loader(task, "val"))
         held_out = (held_out or HeldOut.empty(rows.shape[1])).after_task(head, rows, labels)
-        left = left_out(head, held_out)
         asked = torch.isin(held_out.labels, labels)
-        right = scores(left, held_out.features[asked]).cpu().argmax(1) == held_out.labels[asked]
-        calibration = calibrate(left, held_out, self._unknown)
-        return replace(now, held_out=held_out, calibration=calibration), float(right.double().mean())
+        logits, _ = held_out_scores(head, held_out, asked)
+        right = logits.cpu().argmax(1) == held_out.labels[asked]
+        return now.calibrated(held_out, unknown=self._unknown), float(right.double().mean())
 
     # Using it.
 
@@ -333,7 +332,7 @@ class Learner:
             raise ConfigError(
                 "shift compares distances to classes: use a method with a fitted head, such as lda or gda"
             )
-        usual = left_out(method.head, held_out).distances(held_out.features.to(method.context.device))
+        usual = held_out_scores(method.head, held_out)[1]
         new = self._now.scores(self._now.features(self.classifier.transform(samples)))[1]
         assert usual is not None
         assert new is not None
