@@ -266,7 +266,7 @@ def build_learner(
             eval_normalization=data.eval_normalization,
             val_transform=data.val_transform,
         )
-        transforms = Transforms(recipe.train, recipe.eval, strong_recipe(facts.images, recipe).train)
+        transforms = Transforms(recipe.train, recipe.eval, strong_recipe(recipe).train)
         if (resize := getattr(model, "set_input_size", None)) is not None:
             resize(recipe.size)
     elif train.mixing != "none" or train.label_smoothing:
