@@ -113,8 +113,8 @@ class CausalBackbone(Backbone):
         if self.pooling != "mean":
             return SequenceState(layers)
         device = layers[0].hidden.device
-        wide = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        return SequenceState(layers, torch.zeros(batch, self.num_features, dtype=wide, device=device))
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        return SequenceState(layers, torch.zeros(batch, self.num_features, dtype=dtype, device=device))
 
     def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean over tokens, or the last token: [batch, dim]; ``mask``: [batch, tokens], False where padded."""
