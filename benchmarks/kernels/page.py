@@ -108,7 +108,8 @@ def main() -> None:
     direct = {"simplified": "16: 2n x 2n Gram", "martin": "100: determinants"}
     distances = []
     for kind in kinds:
-        cells = [f"{ms[f'distance f+b n={n}: {kind}']['best']:.3g}" for n in (16, 100)]
+        found = [ms.get(f"distance f+b n={n}: {kind}") for n in (16, 100)]
+        cells = ["" if timing is None else f"{timing['best']:.3g}" for timing in found]
         slow = ms[f"distance f+b n={direct[kind]}"]["best"] if kind in direct else None
         if slow:
             index = 0 if kind == "simplified" else 1
