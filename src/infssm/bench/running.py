@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 _MOMENT = 0.2
-"""Seconds between two looks at a lock."""
+"""Seconds between two attempts to take a lock."""
 _PATIENCE = 30.0
 """Seconds until a folder that process 0 made must be seen by all: network file systems remember for a while."""
 
@@ -229,7 +229,8 @@ def _has_other_data(first: RunDirectory, stream: TaskStream) -> bool:
 def _alone(fabric: Fabric, run: RunDirectory, *, wait: tuple[Listener, Control] | None = None) -> Iterator[None]:
     """Keep other processes out of the directory; process 0 holds the lock for all of its run.
 
-    Where another process works there, that is an error, or it is waited for: ``wait`` is told, and can stop that.
+    If another process works there, that is an error, unless ``wait`` is given: then its listener is notified and the
+    lock is waited for until its control asks to stop.
     """
     refusal: ConfigError | Interrupted | None = None
     with contextlib.ExitStack() as stack:
@@ -306,7 +307,7 @@ def _open(
     if warning and fabric.is_global_zero:
         listen(Note(f"warning: {warning}"))
         if last.exists():
-            with contextlib.suppress(OSError):  # kept for a look at it; the next save replaces it otherwise
+            with contextlib.suppress(OSError):  # kept for inspection; the next save would replace it
                 os.replace(last, last.with_name("last.ckpt.damaged"))
     return saved
 

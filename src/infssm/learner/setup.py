@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import nn
 
 from infssm._memory import describe_bytes, memory_here
@@ -233,7 +235,7 @@ def make_setup(
 
 
 def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
-    """What a method may know of a stream once ``task`` has arrived: all of it where it was told before."""
+    """What a method may know of a stream once ``task`` has arrived: all of it with outputs for all classes."""
     known = facts.up_to(task)
     # A single class of token sequences would read as language, which has no classes.
     return facts if config.model.classes == "all" or known.modality is not facts.modality else known
@@ -297,9 +299,6 @@ def load_weights(into: nn.Module | Method, path: Path) -> None:
     A method built like the run's gets the head that the run had reached; a model, to train on, the classifier that was
     in training.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
         weights = load(read_checked(path))
         if isinstance(into, Method):
