@@ -162,7 +162,7 @@ class _SequenceBackbone(CausalBackbone):
 class SequenceClassifier(_SequenceBackbone):
     """Pooled features of a sequence -> logits [batch, num_classes]."""
 
-    takes = frozenset({"series", "tokens"})
+    supported_data = frozenset({"series", "tokens"})
 
     def __init__(self, backbone: SequenceEncoder, *, d_model: int, num_classes: int, pooling: Pooling = "mean") -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class SequenceClassifier(_SequenceBackbone):
 class LanguageModel(_SequenceBackbone):
     """Ids [batch, tokens] -> next-token logits [batch, tokens, vocab_size]; output and embedding may share weights."""
 
-    takes = frozenset({"language"})
+    supported_data = frozenset({"language"})
     pooling = None
 
     def __init__(
