@@ -21,8 +21,8 @@ that the methods compare come out of the same pass at {with_states:.2f} times it
 one of Vim-nano; on a quarter of each batch {quarter_small:.2f} and {quarter_nano:.2f} times. A Mamba-2 layer is {mamba2:.1f}
 times as fast as transformers', bounded by its projections, which both share.
 
-All figures are of one run of `make bench` on one machine: {machine}. Methods take turns, and
-the tables have the best of their readings, because other jobs ran beside them. `python -m benchmarks.kernels.page` writes
+All figures are of one run of `make bench` on one machine: {machine}. Methods take turns; the tables have the best reading of
+each in processor time, because other jobs ran beside them. `python -m benchmarks.kernels.page` writes
 this page from that run.
 
 ## How fast is the scan?
@@ -30,8 +30,6 @@ this page from that run.
 Forward and backward at (batch, tokens, channels, n) = (4, 197, 768, 16).
 
 {scan}
-
-The scan takes {over_exp:.1f} times as long as its exponentials alone would by `torch.exp`.
 
 ## How fast is the convolution?
 
@@ -142,7 +140,6 @@ def main() -> None:
         machine=operations["machine"],
         scan_times=ratios["transformers / ours"][1],
         with_states=ratios["with states / without"][1],
-        over_exp=ratios["scan f+b / exp-only"][1],
         exact_small=steps["vim_small, batch 4"]["inf-ssm-exact"]["best_over_first"],
         exact_nano=steps["vim_nano, batch 64"]["inf-ssm-exact"]["best_over_first"],
         quarter_small=steps["vim_small, batch 4"][QUARTER]["best_over_first"],
