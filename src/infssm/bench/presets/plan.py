@@ -109,7 +109,7 @@ def plan(
 def _suits(method: str, base: Mapping[str, Any]) -> bool:
     """Whether one of a job's methods works on the data that the job's model is for."""
     model, by = base["model"]["name"], base["data"].get("by")
-    for kind in HubModel.takes if is_hub(model) else kinds_of_model(model):
+    for kind in HubModel.supported_data if is_hub(model) else kinds_of_model(model):
         try:
             check_suits(method, kind, domains=(by or modality_named(kind).by) != "class")
         except ConfigError:
