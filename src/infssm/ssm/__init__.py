@@ -5,7 +5,7 @@ from infssm.ssm.distances import describe_distance, distance, list_distances, pr
 from infssm.ssm.gramian import gram, gram_dense
 from infssm.ssm.mixers import find_mixers, state_parameters, unwrap
 from infssm.ssm.old_model import OldModel
-from infssm.ssm.probe import MixerInputs, Probe, StateOptions, register_probe
+from infssm.ssm.probe import MixerInputs, Probe, StateOptions, describe_probe, list_probes, register_probe
 from infssm.ssm.recorder import Observation, OutputRecorder, Recorder, StateRecord, logits_of, record_states
 from infssm.ssm.space import StateSpace, soft_normalize
 
@@ -20,11 +20,13 @@ __all__ = [
     "StateRecord",
     "StateSpace",
     "describe_distance",
+    "describe_probe",
     "distance",
     "find_mixers",
     "gram",
     "gram_dense",
     "list_distances",
+    "list_probes",
     "logits_of",
     "principal_angles",
     "record_states",
