@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from infssm.ops.distances._pair import Pair
 
-# Elements of one [n, n, systems] temporary: 2 MiB in float64 stay in a core's cache; devices want larger pieces.
-CPU_ELEMENTS = 2**18
+# Elements of one [n, n, systems] temporary: 1 MiB in float64 stays in a core's cache; devices want larger pieces.
+CPU_ELEMENTS = 2**17
 DEVICE_ELEMENTS = 2**24
 
 PairFn = Callable[[Pair], Tensor]
