@@ -1,6 +1,7 @@
 """State spaces: their Gram matrices and distances, recording them from any model, probes of other libraries' layers."""
 
 from infssm.ssm import probes as _probes  # noqa: F401  (registers the built-in probes)
+from infssm.ssm.coverage import Coverage, LayerCoverage, coverage
 from infssm.ssm.distances import describe_distance, distance, list_distances, principal_angles, register_distance
 from infssm.ssm.gramian import gram, gram_dense
 from infssm.ssm.mixers import find_mixers, state_parameters, unwrap
@@ -10,6 +11,8 @@ from infssm.ssm.recorder import Observation, OutputRecorder, Recorder, StateReco
 from infssm.ssm.space import StateSpace, soft_normalize
 
 __all__ = [
+    "Coverage",
+    "LayerCoverage",
     "MixerInputs",
     "Observation",
     "OldModel",
@@ -19,6 +22,7 @@ __all__ = [
     "StateOptions",
     "StateRecord",
     "StateSpace",
+    "coverage",
     "describe_distance",
     "describe_probe",
     "distance",
