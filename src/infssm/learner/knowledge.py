@@ -186,6 +186,13 @@ class Knowledge:
         logits: Tensor = output_layer(unwrap(method.module))(rows)
         return logits[:, : len(facts.classes)].cpu(), head.distances(rows)
 
+    def judge(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and probabilities ``[b, K]`` of features ``[b, d]``, and which of them are like some class ``[b]``."""
+        logits, distances = self.scores(rows)
+        if self.calibration is None:
+            return logits, logits.softmax(1), torch.ones_like(logits[:, 0], dtype=torch.bool)
+        return logits, self.calibration.probabilities(logits), self.calibration.known(logits, distances)
+
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Features ``[b, d]`` of model input ``[b, ...]``, on the CPU."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 
@@ -24,6 +24,7 @@ from infssm.learner.config.fitting import model_settings
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.config.resolve import resolve, task0_config
 from infssm.learner.devices import launch
+from infssm.learner.evaluate import Evaluation
 from infssm.learner.events import Control, Listener
 from infssm.learner.knowledge import Knowledge, Lesson
 from infssm.learner.loop import Loop, weights_of
@@ -43,20 +44,6 @@ from infssm.ssm import logits_of
 
 _KEPT = 20
 """Versions that are kept: the current one and those before it."""
-
-
-class Evaluation(NamedTuple):
-    """What a learner reaches on samples with labels.
-
-    Attributes:
-        accuracy: share of samples that are classified right.
-        per_class: the same of each class.
-        confusion: samples by true and predicted class.
-    """
-
-    accuracy: float
-    per_class: dict[str, float]
-    confusion: Confusion
 
 
 class Learner:
@@ -169,7 +156,7 @@ class Learner:
         method, facts = self._now.taught()
         if not self._now.has_classes:
             raise ConfigError("a language model has no classes: use generate, or test it with evaluate")
-        return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe)
+        return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe, self._now.judge)
 
     @property
     def samples(self) -> ImageFacts | SequenceFacts:
@@ -305,16 +292,11 @@ class Learner:
         now, classifier, found = self._now, self.classifier, []
         for start in range(0, len(samples), batch_size):
             x = classifier.transform(samples[start : start + batch_size])
-            logits, distances = now.scores(now.features(x))
+            logits, shares, known = now.judge(now.features(x))
             if not bool(logits.amax(1).isfinite().all()):
-                raise DataError(
-                    "the model gives no finite logits for a sample: its values are too large, or not finite"
-                )
-            calibration = now.calibration
-            shares = logits.softmax(1) if calibration is None else calibration.probabilities(logits)
-            known = [True] * len(logits) if calibration is None else calibration.known(logits, distances).tolist()
+                raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
             order = shares.argsort(dim=1, descending=True, stable=True)
-            for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known, strict=True):
+            for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known.tolist(), strict=True):
                 ranking = {classifier.classes[k]: share[k] for k in ranks}
                 found.append(Prediction(classifier.classes[ranks[0]], share[ranks[0]], ranking, familiar))
         return found
@@ -322,6 +304,8 @@ class Learner:
     def evaluate(self, data: Any, labels: Any = None) -> Evaluation:
         """Accuracy, in all and of each class, and confusions on data in any form that :meth:`learn` takes."""
         method, facts = self._now.taught()
+        if not self._now.has_classes:
+            raise ConfigError("a language model has no classes to test: its history has the bits per byte of each text")
         dataset = fitting(as_dataset(data, labels), facts.samples, self._now.recipe)
         if unknown := sorted(set(dataset.classes) - set(facts.classes)):
             raise DataError(
@@ -331,11 +315,13 @@ class Learner:
         setup = Setup(self.config, taught, facts, self._now.recipe, None, method)
         assert taught.everything is not None
         rows, truth = self._now.features_of(setup.plain_loader(taught.everything))
-        predicted, count = self._now.scores(rows)[0].argmax(1), len(facts.classes)
+        logits, _, known = self._now.judge(rows)
+        predicted, count = logits.argmax(1), len(facts.classes)
         table = torch.bincount(truth * count + predicted, minlength=count * count).view(count, count)
         right, samples = table.diagonal().tolist(), table.sum(1).tolist()
         per_class = {c: r / n for c, r, n in zip(facts.classes, right, samples, strict=True) if n}
-        return Evaluation(sum(right) / sum(samples), per_class, Confusion.of(table.tolist(), facts.classes, (count,)))
+        confusion = Confusion.of(table.tolist(), facts.classes, (count,))
+        return Evaluation(sum(right) / sum(samples), per_class, confusion, 1 - float(known.double().mean()))
 
     @torch.no_grad()
     def shift(self, samples: list[SampleLike]) -> Shift:
@@ -392,6 +378,10 @@ class Learner:
         self.folder = _free(Path(folder))
         with self._alone():
             self._change(self._now, only=True)
+
+    def publish(self, folder: str | os.PathLike[str], config: RunConfig) -> None:
+        """Write the current version alone to a folder, with other settings than its own; the learner stays here."""
+        replace(self._now, config=config).write(Versions(Path(folder)), unknown=self._unknown, parent=0)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
