@@ -39,7 +39,7 @@ class ETFConfig(StatisticalConfig):
 
     steps: int = Field(200, ge=1, description="of SGD, each with one sample of every class (Mamba-FSCIL: 200)")
     lr: float = Field(0.25, gt=0, description="of SGD with momentum 0.9, cosine to 0 (Mamba-FSCIL, CIFAR-100: 0.25)")
-    alpha: float = Field(0.1, gt=0, le=1, description="share of the identity in the covariance that samples have")
+    shrinkage: float = Field(0.1, gt=0, le=1, description="share of the identity in the covariance of the samples")
 
 
 @register_method
@@ -65,7 +65,7 @@ class ETF(StatisticalHead):
         directions = simplex(self.num_classes).to(seen.device)
         maps, centre, means = [], [], []
         for statistics in self.statistics:
-            factor = cholesky(shrunk(statistics.pooled, self.config.alpha))
+            factor = cholesky(shrunk(statistics.pooled, self.config.shrinkage))
             maps.append(torch.linalg.inv(factor))
             centre.append(statistics.mean[seen].mean(dim=0))
             means.append((statistics.mean[seen] - centre[-1]) @ maps[-1].T)
