@@ -71,6 +71,9 @@ class DataConfig(Section):
     train_per_class: Size | None = None
     """samples per class (and domain) kept for training, and a ninth as many for validation unless test_per_class is
     given; null: all"""
+    shots: Size | list[int] | None = None
+    """few-shot streams: training samples per class of the tasks after the first, or the data set indices of all of them
+    (a benchmark's published list); null: as many as there are"""
     test_per_class: Size | None = None
     """samples per class (and domain) kept for testing and for validation; null: all"""
     bands: Size | None = None
