@@ -56,6 +56,7 @@ def test_two_runs_of_one_process(tmp_path: Path) -> None:
         (socket.gethostname(), 2**22 + 1, False),  # above the largest number a process can have
         ("elsewhere", 1, True),
     ],
+    ids=["living", "dead", "elsewhere"],  # the process number would make the names of tests differ between workers
 )
 def test_file_system_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, pid: int, refused: bool

@@ -186,11 +186,12 @@ class Knowledge:
         logits: Tensor = output_layer(unwrap(method.module))(rows)
         return logits[:, : len(facts.classes)].cpu(), head.distances(rows)
 
-    def judged(self, logits: Tensor, distances: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Probabilities ``[b, K]``, and which samples are like some class ``[b]``, of what :meth:`scores` returns."""
+    def judge(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and probabilities ``[b, K]`` of features ``[b, d]``, and which of them are like some class ``[b]``."""
+        logits, distances = self.scores(rows)
         if self.calibration is None:
-            return logits.softmax(1), torch.ones(len(logits), dtype=torch.bool)
-        return self.calibration.probabilities(logits), self.calibration.known(logits, distances)
+            return logits, logits.softmax(1), torch.ones_like(logits[:, 0], dtype=torch.bool)
+        return logits, self.calibration.probabilities(logits), self.calibration.known(logits, distances)
 
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:

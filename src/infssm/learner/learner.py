@@ -156,7 +156,7 @@ class Learner:
         method, facts = self._now.taught()
         if not self._now.has_classes:
             raise ConfigError("a language model has no classes: use generate, or test it with evaluate")
-        return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe)
+        return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe, self._now.judge)
 
     @property
     def samples(self) -> ImageFacts | SequenceFacts:
@@ -292,10 +292,9 @@ class Learner:
         now, classifier, found = self._now, self.classifier, []
         for start in range(0, len(samples), batch_size):
             x = classifier.transform(samples[start : start + batch_size])
-            logits, distances = now.scores(now.features(x))
+            logits, shares, known = now.judge(now.features(x))
             if not bool(logits.amax(1).isfinite().all()):
                 raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
-            shares, known = now.judged(logits, distances)
             order = shares.argsort(dim=1, descending=True, stable=True)
             for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known.tolist(), strict=True):
                 ranking = {classifier.classes[k]: share[k] for k in ranks}
@@ -316,14 +315,13 @@ class Learner:
         setup = Setup(self.config, taught, facts, self._now.recipe, None, method)
         assert taught.everything is not None
         rows, truth = self._now.features_of(setup.plain_loader(taught.everything))
-        logits, distances = self._now.scores(rows)
+        logits, _, known = self._now.judge(rows)
         predicted, count = logits.argmax(1), len(facts.classes)
-        unknown = 1 - float(self._now.judged(logits, distances)[1].double().mean())
         table = torch.bincount(truth * count + predicted, minlength=count * count).view(count, count)
         right, samples = table.diagonal().tolist(), table.sum(1).tolist()
         per_class = {c: r / n for c, r, n in zip(facts.classes, right, samples, strict=True) if n}
         confusion = Confusion.of(table.tolist(), facts.classes, (count,))
-        return Evaluation(sum(right) / sum(samples), per_class, confusion, unknown)
+        return Evaluation(sum(right) / sum(samples), per_class, confusion, 1 - float(known.double().mean()))
 
     @torch.no_grad()
     def shift(self, samples: list[SampleLike]) -> Shift:
@@ -380,6 +378,10 @@ class Learner:
         self.folder = _free(Path(folder))
         with self._alone():
             self._change(self._now, only=True)
+
+    def publish(self, folder: str | os.PathLike[str], config: RunConfig) -> None:
+        """Write the current version alone to a folder, with other settings than its own; the learner stays here."""
+        replace(self._now, config=config).write(Versions(Path(folder)), unknown=self._unknown, parent=0)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

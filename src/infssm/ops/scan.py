@@ -337,7 +337,7 @@ def _divide(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
 
 
 def saved_shape(shape: Sequence[int], groups: int, n: int, triton: bool = False) -> tuple[int, ...]:
-    """States before each chunk of u with this shape, in the order in which the kernels that asked for them hold them."""
+    """States before each chunk of u with this shape, in the order in which the kernels hold them."""
     batch, tokens, channels = shape
     if triton:
         return batch, -(-tokens // _triton.CHUNK), n * channels

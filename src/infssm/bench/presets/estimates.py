@@ -50,13 +50,13 @@ class Estimate:
     generated: tuple[int, float] = (0, 0.0)
 
     def fits(self, at_once: int = 1) -> bool:
-        """Whether this machine has the memory for so many runs at once, as far as the system tells."""
+        """Whether this machine has the memory for so many runs at once, as far as the system reports it."""
         there = memory_here()
         return there is None or at_once * self.memory <= there
 
     @property
     def duration(self) -> str:
-        """The seconds in words."""
+        """The seconds as text with a unit."""
         if self.seconds < 120:
             return f"{self.seconds:.0f} s"
         return f"{self.seconds / 60:.0f} min" if self.seconds < 7200 else f"{self.seconds / 3600:.1f} h"

@@ -113,7 +113,7 @@ def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] 
     if config.method.name != preset.method.name or _options(config) != _options(preset):
         return None
     mine, theirs = ({**to_dict(c), "method": {}} for c in (config, preset))
-    if config.model.weights and preset.model.weights:  # where the file lies does not matter; starting without one does
+    if config.model.weights and preset.model.weights:  # the path of the file does not matter; starting without one does
         mine["model"]["weights"] = theirs["model"]["weights"]
     return tuple(differences(*(dict(flatten(values, without=_IGNORED)) for values in (theirs, mine))))
 

@@ -78,7 +78,7 @@ def make_recipe(
     )
 
 
-def strong_recipe(dataset: Dataset | ImageFacts, like: Recipe) -> StrongRecipe:
+def strong_recipe(like: Recipe) -> StrongRecipe:
     """X-DER's strong augmentation with the output size of ``like`` and the statistics it trains with."""
     stats = like.stats if isinstance(like, LightRecipe) else IMAGENET
     return StrongRecipe(size=like.size, stats=stats, flip=stats is not DIGITS)

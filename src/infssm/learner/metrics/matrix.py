@@ -92,18 +92,18 @@ class Accuracies:
 class AccuracyMatrix:
     """Test accuracy on every task after every task, class-incremental and task-incremental.
 
-    Accuracies are fractions in [0, 1]. ``aa``, ``aia``, ``fm()``, ``bwt`` and ``aa_curve`` speak of the
-    class-incremental scenario, the primary one; ``task_incremental`` offers the same names for the other.
+    Accuracies are fractions in [0, 1]. ``aa``, ``aia``, ``fm()``, ``bwt`` and ``aa_curve`` are those of
+    the class-incremental scenario, the primary one; ``task_incremental`` has the same names for the other.
 
-    Where tasks are domains every task can be tested before its turn: values ``ahead``, against what guessing reaches,
-    tell the forward transfer.
+    Where tasks are domains, every task can be tested before its turn: the values ``ahead``, compared with those of
+    guessing, give the forward transfer.
 
     Args:
         num_tasks: tasks in the stream.
         measure: what the values are; accuracy, or bits of language.
 
     Of language, the values are bits per byte of the text, which different tokenizers can be compared by, and
-    ``samples`` counts bytes. The matrix also holds how many tokens stand for them, which gives bits per token.
+    ``samples`` counts bytes. The matrix also holds the number of their tokens, which gives bits per token.
     """
 
     def __init__(self, num_tasks: int, measure: Measure = ACCURACY) -> None:

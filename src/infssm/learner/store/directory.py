@@ -146,7 +146,7 @@ class RunDirectory:
     @property
     def saved_tasks(self) -> list[int]:
         """Tasks whose model was saved and is still there."""
-        return names.saved_tasks(self.path)
+        return names.tasks_of(os.listdir(self.checkpoints) if self.checkpoints.is_dir() else ())
 
     @property
     def complete(self) -> bool:

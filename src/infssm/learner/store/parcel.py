@@ -13,15 +13,15 @@ from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.manifest import Manifest, digest_of
 
 _LAST = (names.LAST, names.RESULT)
-"""What a run continues from and what makes it complete: they are written when all they speak of is there."""
+"""The checkpoint and the result: they are written last, after the files that they refer to."""
 _OWN = (names.MARKER, names.CONFIG, names.REPORT)
-"""Not sent: they speak of folders, and are written anew."""
+"""Not sent: they hold paths of this machine, and the receiver writes its own."""
 _UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError)
 """What zipfile and json raise for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
 
 
 def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:
-    """The files of a run that nobody works on, in one piece; those with a digest in ``known`` only where it changed.
+    """The files of a run that is not in use as one archive; files with a digest in ``known`` only if they changed.
 
     ``known`` is brought up to date.
     """
@@ -44,7 +44,7 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
     """Write the files of a parcel to a run directory, whose configuration is ``config``, as YAML.
 
     Nothing but files of a run is written, and nothing outside its directory. A process may be killed at any moment:
-    what lies there then can be continued.
+    the run can be resumed from what was written.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(parcel)) as archive:
