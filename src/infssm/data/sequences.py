@@ -179,6 +179,10 @@ class SoundFiles(Files, Sequences):
         """See :class:`Sequences`; values from -1 to 1."""
         return torch.from_numpy(read_sound(self.root / self.paths[index], self.rate))[:, None]
 
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`; with the rate, to which other files are converted."""
+        return SequenceFacts(name, self.kind, self.width, self.rate)
+
     def why_unreadable(self, index: int) -> str | None:
         """See :class:`~infssm.data.files.Files`."""
         try:
