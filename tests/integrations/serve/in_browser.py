@@ -124,6 +124,7 @@ def test_teach_classify_unknown_undo(browser, serve, photos, screenshots, scheme
     (Path(photos("disc")[0]).parent / "drawing.png").write_text("<svg></svg>")
     page.locator("#probe").set_input_files(str(Path(photos("disc")[0]).parent / "drawing.png"))
     expect(page.locator(".result .bad")).to_contain_text("SVG is not accepted")
+    expect(page.locator("#test-say")).to_have_text("0 of 1 file classified.")
     errors[:] = [error for error in errors if "415" not in error]  # the browser reports every refused request
 
     page.get_by_role("button", name="Undo the last change").click()
