@@ -141,7 +141,7 @@ def _miniatures(todo: list[Experiment]) -> list[Experiment]:
 
 
 def _show(todo: list[Experiment], *, dry_run: bool) -> None:
-    from infssm.bench.presets import describe, estimate
+    from infssm.bench.presets import estimate
     from infssm.learner.config.load import to_yaml
 
     configs = [job.config for job in todo]
@@ -149,8 +149,9 @@ def _show(todo: list[Experiment], *, dry_run: bool) -> None:
         typer.echo("---\n".join(map(to_yaml, configs)))
     if dry_run:
         for job in todo:
+            found = estimate(job.config)
             start = f"\ntask 0 from {job.task0_weights}" if job.task0_weights else ""
-            typer.echo(f"{describe(job.config)}{start}\n{estimate(job.config)}\n")
+            typer.echo(f"{found.title} -> {job.path}{start}\n{found}\n")
 
 
 def _invite(results: list[Result]) -> None:
