@@ -39,7 +39,7 @@ from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError, MissingDataError
 from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig, TrainConfig
 from infssm.learner.metrics import Measure
-from infssm.learner.modeling import any_model, build_model
+from infssm.learner.modeling import OwnModel, any_model, build_model
 from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
@@ -242,9 +242,10 @@ def make_setup(
     *,
     weights: bool = True,
     task0: Path | None = None,
+    own: OwnModel | None = None,
 ) -> Setup:
-    """Build model and method for what is known of a stream; see :func:`build`."""
-    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0)
+    """Build model and method for what is known of a stream; see :func:`build`. ``own`` is a user's own module."""
+    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0, own=own)
     return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
 
 
@@ -262,14 +263,22 @@ def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mix
 
 
 def build_learner(
-    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True, task0: Path | None = None
+    config: RunConfig,
+    facts: StreamFacts,
+    device: torch.device,
+    *,
+    weights: bool = True,
+    task0: Path | None = None,
+    own: OwnModel | None = None,
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     train = config.train
     check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
-    model = build_model(config.model, facts, weights=weights)
-    recipe = _recipe(config.data, facts, model) if facts.modality.augmented else None
+    model = build_model(config.model, facts, weights=weights) if own is None else own.build(facts.num_outputs)
+    recipe: Recipe | None = None
+    if facts.modality.augmented:
+        recipe = (own and own.recipe(facts.images.channels)) or _recipe(config.data, facts, model)
     if recipe is None:
         _check_sequences(train)
     elif (resize := getattr(model, "set_input_size", None)) is not None:
