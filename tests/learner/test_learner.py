@@ -215,7 +215,8 @@ def test_every_change_is_a_version_and_unchanged_tensors_are_stored_once(tmp_pat
     before, said = size(), learner.predict(images(0, 2))
     learner.learn(*digits(2), name="two")
     later = learner.predict(images(0, 2))
-    assert size() - before < 0.05 * before
+    statistics, held_out = 8 * (64 + 64 * 65 // 2), 4 * 64 * 2  # of the new class: float64 and float32
+    assert size() - before < statistics + held_out + 0.01 * before
     learner.learn(*digits(2, skip=10))
     learner.undo()
     assert [lesson.name for lesson in learner.history] == ["lesson 1", "two"]

@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused_before_work_starts(
         build(config(f"text:{text_folder(tmp_path)}", tmp_path, method, **changes), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("method", ["gda", "lucir", "x-der"])
+@pytest.mark.parametrize("method", ["lucir", "x-der"])
 def test_methods_of_new_classes_are_refused_on_domains(tmp_path: Path, method: str) -> None:
     chosen = config(str(series_file(tmp_path)), tmp_path, method)
     with pytest.raises(ConfigError, match=f"'{method}' does not work on series"):

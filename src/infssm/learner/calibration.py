@@ -86,8 +86,19 @@ class HeldOut:
         return HeldOut(moved, self.labels).add(head.transformed(features), labels)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """``HeldOut(**state)`` restores it."""
-        return {"features": self.features, "labels": self.labels}
+        """The features of each class by its label: a class that is taught leaves the tensors of others as they are."""
+        found = self.labels.bincount().nonzero().flatten().tolist()
+        return {str(label): self.features[self.labels == label] for label in found}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> HeldOut:
+        """What :meth:`state_dict` returned, in the order of classes, as :meth:`add` leaves it."""
+        labels = sorted(state, key=int)
+        counts = torch.tensor([len(state[label]) for label in labels])
+        return cls(
+            torch.cat([state[label] for label in labels]),
+            torch.tensor(list(map(int, labels))).repeat_interleave(counts),
+        )
 
 
 @dataclass(frozen=True)

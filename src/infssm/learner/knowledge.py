@@ -104,7 +104,7 @@ class Knowledge:
         state = {
             "module": resting_weights(method, with_classifier=self.trained),
             "method": {**method.state_dict(), "head": None},  # a fitted head follows from its statistics
-            "held_out": None if self.held_out is None else self.held_out.state_dict(),
+            "held_out": self.held_out.state_dict() if self.held_out is not None and len(self.held_out.labels) else None,
             "calibration": None if self.calibration is None else self.calibration.state_dict(),
         }
         return versions.write(content, state, parent=parent)
@@ -130,7 +130,7 @@ class Knowledge:
             method,
             recipe,
             tuple(Lesson(**lesson) for lesson in content["history"]),
-            None if held_out is None else HeldOut(**held_out),
+            None if held_out is None else HeldOut.of(held_out),
             None if calibration is None else Calibration.of(calibration),
             bool(content["trained"]),
             number,

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -348,7 +349,9 @@ class Learner:
         test = for_testing(dataset, facts)
         setup = Setup(self.config, test, facts, self._now.recipe, None, method)
         if not self._now.has_classes:
-            return Evaluation(math.nan, {}, Confusion.of([], (), ()), bits_of(setup, test.task, "test"))
+            return Evaluation(
+                math.nan, {}, Confusion(np.zeros((0, 0), dtype=np.int64), (), ()), bits_of(setup, test.task, "test")
+            )
         rows, truth = self._now.features_of(setup.eval_loader(test.task, "test"))
         predicted, count = self._now.scores(rows)[0].argmax(1), len(facts.classes)
         table = torch.bincount(truth * count + predicted, minlength=count * count).view(count, count)

@@ -20,7 +20,7 @@ from infssm.learner.calibration import HeldOut, held_out_scores
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.resolve import task0_config
 from infssm.learner.devices import launch
-from infssm.learner.events import Control, Listener
+from infssm.learner.events import Control, Listener, RunBegan, RunEnded
 from infssm.learner.knowledge import Knowledge
 from infssm.learner.loop import Loop, weights_of
 from infssm.learner.metrics import AccuracyMatrix
@@ -120,8 +120,13 @@ def _train(fabric: Any, setup: Setup, task: Task, listen: Listener, control: Con
         run.make()
         progress = Progress(Position(task=task.index), AccuracyMatrix(1, setup.measure))
         loop = Loop(fabric, setup, progress, run, None, listen, control)
-        loop.begin_task(task)
-        loop.train_task(task, setup.epochs(task.index))
+        epochs, steps = setup.epochs(task.index), len(setup.train_loader(task, 0))
+        listen(RunBegan(f"lesson {task.index + 1}", epochs * min(steps, setup.config.train.limit_batches or steps), 0))
+        try:
+            loop.begin_task(task)
+            loop.train_task(task, epochs)
+        finally:
+            listen(RunEnded())
 
 
 @contextlib.contextmanager
