@@ -18,6 +18,7 @@ from infssm.bench.running import run
 from infssm.cli.app import app
 from infssm.errors import ConfigError, DataError
 from infssm.learner.learner import Learner
+from infssm.learner.predict import load_classifier
 from tests.learner.sequences import TRAIN, series_file, sound_folder, text_folder
 from tests.learner.sequences import config as sequence_config
 from tests.learner.taught import SETTINGS, digits, frozen
@@ -222,6 +223,11 @@ def test_commands_on_a_learner_and_on_a_run(tmp_path: Path) -> None:
     found = run(tiny_config(tmp_path / "runs", "er"), quiet=True)
     assert "knows 12 classes" in invoke("learn", found.path, first)
     assert infssm.load(found.path).classes[:3] == ("0", "1", "2")
+    invoke("undo", found.path)  # to what the run had learnt
+    image = digits(3)[0][0]
+    assert infssm.load(found.path).predict(image) == load_classifier(found.path).predict(image)
+    assert "run it continues" in invoke("forget", found.path, "0")
+    assert len(infssm.load(found.path).classes) == 9
 
 
 def test_runs_that_cannot_grow_say_why_and_runs_on_domains_learn_more_of_them(tmp_path: Path) -> None:

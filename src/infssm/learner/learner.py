@@ -395,6 +395,8 @@ class Learner:
             for name in dict.fromkeys(classes):
                 now = now.without(name, unknown=self._unknown)
             self._change(now, only=not keep_versions)
+        if self.folder is not None and RunDirectory(self.folder).is_run:
+            return "removed from the learner; the files of the run it continues (weights, checkpoints) still hold them"
         if now.trained:
             return "removed from the head, the statistics and the buffers; the weights were trained on samples of them"
         return "nothing computed from them remains"
@@ -437,6 +439,8 @@ class Learner:
             self._now = replace(now, version=self._now.version + 1)
             return
         versions, parent = Versions(self.folder), 0 if only else self._now.version
+        if not only and not versions.exists and self._now.method is not None:  # a run, to which undo returns
+            parent = self._now.write(versions, unknown=self._unknown, parent=0)
         number = now.write(versions, unknown=self._unknown, parent=parent)
         versions.keep_only({number} if only else set(versions.lineage(number)[:_KEPT]))
         self._now = replace(now, version=number, parent=parent)
