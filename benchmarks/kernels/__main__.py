@@ -8,6 +8,7 @@ import argparse
 import json
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,16 +22,18 @@ from benchmarks.kernels.measure import (
     Timing,
     exp_rate,
     interleaved,
+    machine,
     matmul_rate,
     peak_memory,
     with_raised_malloc,
 )
 from benchmarks.kernels.scans import ScanProblem, forward_only
-from infssm.ops import backend_report, causal_conv1d
+from infssm.ops import causal_conv1d
 
 Table = dict[str, Timing]
 
-KINDS = ("aligned", "output", "chordal")  # geodesic: `infssm study distance-speed`
+KINDS = {"output": 20, "simplified": 20, "aligned": 20, "martin": 5, "chordal": 1, "geodesic": 1}
+"""Distances that are timed, and how often at most: the last three have no kernel on CPUs."""
 
 AIMS = {
     "mambapy / ours": Aim(20, at_least=True),
@@ -40,7 +43,6 @@ AIMS = {
     "2n x 2n Gram / simplified": Aim(100, at_least=True),
     "n=100: aligned / simplified": Aim(2),
     "n=100: output / simplified": Aim(2),
-    "n=100: chordal / simplified": Aim(2.5),
 }
 
 
@@ -81,19 +83,21 @@ def conv_methods() -> dict[str, Method]:
 
 
 def distance_methods() -> dict[str, Method]:
-    p = DistanceProblem(memory.TOKENS, 16)
-    q = DistanceProblem(1024, 100)
-    return {
-        "distance f+b n=16: simplified": Method(lambda: p.ours("simplified")),
-        "distance f+b n=16: aligned": Method(lambda: p.ours("aligned")),
-        "distance f+b n=16: martin": Method(lambda: p.ours("martin")),
-        "distance f+b n=16: 2n x 2n Gram": Method(lambda: p.formula(distances.joint_gram), 3),
-        "distance f+b n=16: three Grams": Method(lambda: p.formula(distances.three_grams), 3),
-        "distance f+b n=16: closed form": Method(lambda: p.formula(distances.closed_form), 5),
-        "distance f+b n=100: simplified": Method(lambda: q.ours("simplified")),
-        **{f"distance f+b n=100: {kind}": Method(lambda kind=kind: q.ours(kind)) for kind in KINDS},
-        "distance f+b n=100: martin": Method(lambda: q.ours("martin")),
-        "distance f+b n=100: determinants": Method(lambda: q.formula(distances.determinants), 3),
+    problems = {16: DistanceProblem(memory.TOKENS, 16), 100: DistanceProblem(1024, 100)}
+    methods = {
+        f"distance f+b n={n}: {kind}": Method(partial(problem.ours, kind), repeats)
+        for n, problem in problems.items()
+        for kind, repeats in KINDS.items()
+    }
+    (small, large), middle = problems.values(), DistanceProblem(1024, 64)
+    return methods | {
+        "distance f+b n=16: 2n x 2n Gram": Method(lambda: small.formula(distances.joint_gram), 3),
+        "distance f+b n=16: three Grams": Method(lambda: small.formula(distances.three_grams), 3),
+        "distance f+b n=16: closed form": Method(lambda: small.formula(distances.closed_form), 5),
+        "distance f+b n=64: output": Method(lambda: middle.ours("output")),
+        "distance f+b n=64: output, reference": Method(lambda: middle.ours("output", "reference"), 5),
+        "distance f+b n=64: output, 128 samples": Method(lambda: middle.sampled(128), 5),
+        "distance f+b n=100: determinants": Method(lambda: large.formula(distances.determinants), 3),
     }
 
 
@@ -112,10 +116,9 @@ def summary(table: Table, exp_only: float) -> dict[str, tuple[float, float]]:
         "scan f+b / exp-only": (table[ours].median / exp_only, table[ours].best / exp_only),
         "torch conv / ours": ratio("conv f+b: torch.conv1d + silu", "conv f+b: ours"),
         "2n x 2n Gram / simplified": ratio("distance f+b n=16: 2n x 2n Gram", "distance f+b n=16: simplified"),
-        "n=100: martin / simplified": ratio(martin, "distance f+b n=100: simplified"),
         **{
             f"n=100: {kind} / simplified": ratio(f"distance f+b n=100: {kind}", "distance f+b n=100: simplified")
-            for kind in KINDS
+            for kind in ("aligned", "output")
         },
         "n=100: determinants / martin": ratio("distance f+b n=100: determinants", martin),
     }
@@ -143,7 +146,7 @@ def main() -> None:
     rates["exp-only time of scan f+b, ms"] = 2 * problem.size / rates["exp, G/s"] / 1e6
     ratios = summary(table, rates["exp-only time of scan f+b, ms"])
 
-    print(f"scan at (batch, tokens, channels, n) = {memory.SCAN}, {options.threads} threads; {backend_report()}\n")
+    print(f"scan at (batch, tokens, channels, n) = {memory.SCAN}; {machine()}\n")
     print(f"{'':42}{'median ms':>11}{'best ms':>11}{'runs':>6}")
     for name, timing in table.items():
         print(f"{name:42}{timing.median:11.2f}{timing.best:11.2f}{timing.repeats:6d}")
@@ -157,7 +160,8 @@ def main() -> None:
         print(f"{name:42}{median:11.2f}{best:11.2f}   {verdict}".rstrip())
     if options.json:
         figures = {name: asdict(timing) for name, timing in table.items()}
-        result = {"threads": options.threads, "report": backend_report(), "ms": figures}
+        result = {"machine": machine(), "ms": figures}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({**result, "peak_mib": peaks, "rates": rates, "ratios": ratios}, indent=2))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from infssm.ops import fused_distance
+from infssm.ops import System, fused_distance, sampled_output
 
 
 class DistanceProblem:
@@ -22,6 +22,14 @@ class DistanceProblem:
     def ours(self, kind: str, backend: str | None = None) -> None:
         inputs = self.inputs if kind == "output" else {}  # the one kind here that sees b
         self._backward(fused_distance(*self.old, *self.new, kind=kind, backend=backend, **inputs))
+
+    def sampled(self, frequencies: int) -> None:
+        """`output` of the same systems by samples of the transfer functions, in float64."""
+        old, new = ((*(torch.tanh(x / 2) for x in (*side, b)),) for side, b in self._sides())
+        self._backward(sampled_output(System(*old), System(*new), frequencies=frequencies))
+
+    def _sides(self) -> tuple[tuple[tuple[Tensor, Tensor], Tensor], ...]:
+        return (self.old, self.inputs["old_b"]), (self.new, self.inputs["new_b"])
 
     def formula(self, function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> None:
         self._backward(function(*(torch.tanh(tensor / 2) for tensor in (*self.old, *self.new))))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kernels.mamba2 [--threads N] [--repeats N] [--default-malloc]`: Mamba-2 beside transformers.
+"""`python -m benchmarks.kernels.mamba2 [--threads N] [--repeats N] [--json FILE]`: Mamba-2 beside transformers.
 
 Forward and backward at batch 4, 512 tokens, width 256, heads of 64, of one layer and of a language model of two;
 methods interleaved: this library, its scan token by token, transformers' chunked PyTorch, and the layer's two
@@ -7,12 +7,16 @@ projections alone, which all methods share. Then the peak memory of a layer, eac
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +24,10 @@ from torch import Tensor, nn
 
 import infssm.models.mamba2
 import infssm.ops.ssd
-from benchmarks.kernels.measure import Aim, Method, interleaved, with_raised_malloc
+from benchmarks.kernels.measure import Aim, Method, interleaved, machine, with_raised_malloc
 from benchmarks.kernels.memory import resident
 from infssm._torchvision import torchvision
 from infssm.models import create_model
-from infssm.ops import backend_report
 
 BATCH, TOKENS, WIDTH, HEAD = 4, 512, 256, 64
 AIMS = {"transformers / ours": Aim(4, at_least=True), "memory: ours / scan": Aim(1.2)}
@@ -96,7 +99,8 @@ def print_memory(job: str, n: int) -> None:
     print(resident("VmHWM") - before)
 
 
-def report(n: int, repeats: int) -> None:
+def report(n: int, repeats: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     print(f"\nn = {n}{'':28}{'median ms':>11}{'best ms':>11}")
     ratios = {}
     for what, whole in (("layer", False), ("model", True)):
@@ -109,6 +113,7 @@ def report(n: int, repeats: int) -> None:
         table = interleaved(methods, repeats, time.perf_counter)
         for name, timing in table.items():
             print(f"{name:34}{timing.median:11.1f}{timing.best:11.1f}")
+            found[name] = asdict(timing)
         print(f"{what}: largest difference of outputs {apart:.1e}")
         for name in ("transformers", "scan"):
             slow, fast = table[f"{what}: {name}"], table[f"{what}: ours"]
@@ -120,11 +125,13 @@ def report(n: int, repeats: int) -> None:
     print("layer: peak MiB: " + ", ".join(f"{job} {peak:.1f}" for job, peak in peaks.items()))
     share = peaks["ours"] / peaks["scan"]
     print(f"{'memory: ours / scan':34}{'':11}{share:11.2f}   {AIMS['memory: ours / scan'].verdict(share)}")
+    return found | {"peak_mib": peaks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.kernels.mamba2", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--repeats", type=int, default=10, help="rounds of every method")
     parser.add_argument("--default-malloc", action="store_true", help="the allocator as it is, for all methods")
     parser.add_argument("--memory", nargs=2, metavar=("JOB", "N"), help="print the peak of one job in MiB, and stop")
@@ -137,9 +144,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     malloc = "default" if options.default_malloc else "raised"
     print(f"batch {BATCH}, {TOKENS} tokens, width {WIDTH}, heads of {HEAD}; {options.threads} threads, {malloc} malloc")
-    print(backend_report())
-    for n in (64, 128):
-        report(n, options.repeats)
+    print(machine())
+    found = {f"n = {n}": report(n, options.repeats) for n in (64, 128)}
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found | {"machine": machine()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from infssm.ops import backend_report
+
 # With the default thresholds every large tensor is mapped and page-faulted anew, which flatters methods that
 # allocate little (us); with raised ones all methods reuse their memory.
 RAISED_MALLOC = {
@@ -78,6 +80,15 @@ def peak_memory(job: str) -> float:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "benchmarks.kernels.memory", job]
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
+def machine() -> str:
+    """Processor, cores, instruction set of the kernels, threads and torch, in a line."""
+    with open("/proc/cpuinfo") as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown CPU")
+    threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+    isa = backend_report().get("isa", "no compiled kernels")
+    return f"{model}, {os.cpu_count()} cores, {isa}, {threads}, PyTorch {torch.__version__}"
 
 
 def exp_rate() -> float:

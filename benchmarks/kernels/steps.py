@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import infssm
-from benchmarks.kernels.measure import Aim, Method, Timing, interleaved, matmul_rate, with_raised_malloc
+from benchmarks.kernels.measure import Aim, Method, Timing, interleaved, machine, matmul_rate, with_raised_malloc
 
 CASES: dict[str, dict[str, Any]] = {
     "vim_small, batch 4": {"name": "vim_small_patch16_224", "options": {"num_classes": 200}, "shape": (4, 3, 224, 224)},
@@ -118,8 +118,8 @@ def main() -> None:
     args = parser.parse_args()
     with_raised_malloc("benchmarks.kernels.steps")
     rate = matmul_rate()
-    print(f"{torch.get_num_threads()} threads, torch.mm {rate / 1e9:.0f} GFLOP/s")
-    found: dict[str, Any] = {"threads": torch.get_num_threads(), "matmul_flops_per_s": rate}
+    print(f"{machine()}, torch.mm {rate / 1e9:.0f} GFLOP/s")
+    found: dict[str, Any] = {"machine": machine(), "matmul_flops_per_s": rate}
     for name, case in CASES.items():
         methods, flops = step_methods(case)
         timings = interleaved(methods, args.repeats, time.perf_counter)
@@ -128,6 +128,7 @@ def main() -> None:
     timings = interleaved(transformers_methods(), args.repeats, time.perf_counter)
     found["transformers"] = report("transformers' Mamba, 2 layers, width 192, 197 tokens, batch 4", timings, None)
     if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

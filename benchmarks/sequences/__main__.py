@@ -1,6 +1,6 @@
 """docs/results/sequences.md: language one domain after the other, spoken digits, pixels; every arm on one search.
 
-    python -m benchmarks.sequences.manpages --out MANUALS                    # manual pages in three languages
+    python -m benchmarks.sequences.manpages --out MANUALS                    # manual pages in six languages
     python -m benchmarks.sequences --out RUNS --data-root DIR --manuals MANUALS --pretrained WEIGHTS
     python -m benchmarks.sequences page                            # from sequences.json alone
 
@@ -20,12 +20,17 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.results.common import machine
 from benchmarks.sequences.arms import (
     MANUALS,
+    PRESET,
+    PRESET_RATE,
+    RATE,
+    SIX,
     SPEECH_MODELS,
     SPEECH_STREAMS,
     STDLIB,
     Arm,
     Stream,
     pixel_stream,
+    several_arms,
     speech_stream,
     text_stream,
 )
@@ -83,9 +88,14 @@ def _validated(fabric: Fabric, config: RunConfig, path: Path) -> list[float]:
 
 def streams(args: argparse.Namespace) -> list[Stream]:
     """What can be run with what was given, in the order that was asked for."""
-    found = [text_stream("stdlib-text", STDLIB)]
+    found = [
+        text_stream("stdlib-text", STDLIB),
+        text_stream("four domains", PRESET, several_arms(PRESET_RATE, 4)),
+    ]
     if args.manuals:
-        found.append(text_stream("manuals", merge(MANUALS, {"data": {"name": f"text:{args.manuals}"}})))
+        name = {"data": {"name": f"text:{args.manuals}"}}
+        found.append(text_stream("manuals", merge(MANUALS, name)))
+        found.append(text_stream("six languages", merge(SIX, name), several_arms(RATE, 6)))
     if args.data_root:
         found += [speech_stream(kind, model, args.data_root) for kind in SPEECH_STREAMS for model in SPEECH_MODELS]
     if args.data_root and args.pretrained:

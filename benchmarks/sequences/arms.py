@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,12 @@ STDLIB = {
     }
 }
 MANUALS = {"data": {"num_tasks": 3, "tasks": [["en"], ["de"], ["fr"]]}, "train": {"epochs": 2, "task0_epochs": 6}}
+SIX = {"data": {"num_tasks": 6, "tasks": [["en"], ["de"], ["fr"], ["es"], ["it"], ["pl"]]}, "train": MANUALS["train"]}
+PRESET_RATE = 3e-3
+PRESET = {  # stdlib-text/domains
+    "data": {"name": "stdlib-text", "num_tasks": 4, "options": {"limit": 60_000}},
+    "train": {"epochs": 3, "task0_epochs": 6, "batch_size": 16, "warmup_epochs": 0.2, "warmup_lr": 1e-5},
+}
 SPEECH: dict[str, Any] = {
     "data": {"name": "speech-digits", "bands": 40},
     "model": {"options": {"d_model": 48, "n_layer": 2}},
@@ -123,22 +129,49 @@ def _text_arms(rate: float) -> list[Arm]:
     return [Arm(label + end, family, method, rate) for label, family, method in found]
 
 
+def _self_replay(rates: Sequence[float], weights: Sequence[float], batch: int = 16) -> list[Arm]:
+    """What the old model generates; ``batch`` sequences in every step."""
+    of = "" if batch == 16 else f" of {batch}"
+    options = {"name": "self-replay", "replay_batch": batch}
+    return [
+        Arm(f"self-replay {w:g}{of}, lr {lr:g}", "self-replay", {**options, "weight": w}, lr)
+        for lr in rates
+        for w in weights
+    ]
+
+
+def _stored(rates: Sequence[float], samples: int) -> list[Arm]:
+    """Replay of stored samples of all domains together."""
+    return [Arm(f"er, {samples} samples, lr {lr:g}", "er", {"name": "er", "buffer_size": samples}, lr) for lr in rates]
+
+
 TEXT_ARMS: list[Arm] = [
     *plain(RATE, HIGH, 1e-3, LOW, 1e-4),
     *_text_arms(RATE),
     *_text_arms(HIGH),
     Arm("output auto", "inf-ssm-exact, auto", {"name": "inf-ssm-exact"}),
     Arm("frozen", "frozen", {"name": "frozen"}),
-    *(
-        Arm(f"self-replay {w:g}, lr {lr:g}", "self-replay", {"name": "self-replay", "weight": w}, lr)
-        for lr in (HIGH, HIGHEST)
-        for w in (1.0, 2.0, 3.0)
-    ),
+    *_self_replay((HIGH, HIGHEST), (1.0, 2.0, 3.0)),
+    *_self_replay((HIGHEST * 2,), (3.0,)),
+    *_self_replay((HIGH, HIGHEST), (2.0, 3.0), batch=8),
+    *_self_replay((HIGH, HIGHEST), (2.0, 3.0), batch=4),
     *plain(HIGHEST),
     Arm(f"lwf 1, lr {HIGHEST:g}", "lwf", _lwf(1.0), HIGHEST),
-    Arm(f"er, 100 samples, lr {HIGHEST:g}", "er", {"name": "er", "buffer_size": 100}, HIGHEST),
-    *(Arm(f"er, 300 samples, lr {lr:g}", "er", {"name": "er", "buffer_size": 300}, lr) for lr in (RATE, HIGH)),
+    *_stored((HIGHEST,), 100),
+    *_stored((RATE, HIGH, HIGHEST), 300),
+    *_stored((RATE, HIGH, HIGHEST), 3000),
 ]
+
+
+def several_arms(rate: float, domains: int) -> list[Arm]:
+    """Arms of a stream of many domains: the families that were best on the shorter ones, beside plain training."""
+    return [
+        *plain(rate, HIGHEST),
+        Arm(f"lwf 0.5 + lwf-ac 100, lr {HIGH:g}", "lwf + lwf-ac", _lwf(0.5, lwf_ac=100.0), HIGH),
+        *_self_replay((HIGHEST, 2 * HIGHEST), (1.0, 2.0, 3.0)),
+        *_stored((rate, HIGHEST), 100 * domains),
+        *_stored((rate, HIGHEST), 1000 * domains),
+    ]
 
 
 def class_arms(rate: float, low: float, probe: float, *, buffer: int, heads: bool) -> list[Arm]:
@@ -175,9 +208,9 @@ def class_arms(rate: float, low: float, probe: float, *, buffer: int, heads: boo
     return found
 
 
-def text_stream(name: str, changes: Mapping[str, Any]) -> Stream:
+def text_stream(name: str, changes: Mapping[str, Any], arms: list[Arm] = TEXT_ARMS) -> Stream:
     """Language under a small Mamba of bytes."""
-    return Stream(name, merge(LANGUAGE, changes), TEXT_ARMS, bits=True)
+    return Stream(name, merge(LANGUAGE, changes), arms, bits=True)
 
 
 def speech_stream(kind: str, model: str, root: str) -> Stream:

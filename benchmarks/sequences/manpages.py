@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-PACKAGES = {"en": "manpages", "de": "manpages-de", "fr": "manpages-fr"}
+PACKAGES = {"en": "manpages", **{language: f"manpages-{language}" for language in ("de", "fr", "es", "it", "pl")}}
 _MARKS = re.compile(r"\\f(\(..|\[[^]]*\]|.)|\\[&%/,|^]|\\s[-+]?\d")
 _SIGNS = {r"\-": "-", r"\(aq": "'", r"\(dq": '"', r"\(co": "(c)", r"\(bu": "*", r"\(en": "-", r"\e": "\\", r"\ ": " "}
 

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from infssm._catalogue import read_methods
 from infssm.cli.app import invoke
 from infssm.learner.config.load import load_config, to_dict, to_yaml
 from infssm.learner.loop import Loop
@@ -162,9 +163,11 @@ def test_a_list_fits_the_terminal(infssm: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_methods_are_listed_without_torch() -> None:
-    from infssm.cli import listing
-
-    assert listing.read_methods() == listing._registered_methods()
+    read = read_methods()
+    assert read is not None
+    for name, text in zip(list_methods(), map(explain_method, list_methods()), strict=True):
+        assert read.pop(name) == (text.summary, text.details, text.paper)
+    assert read == {}
     code = (
         "import sys; from infssm.cli.app import invoke; assert invoke(['list', 'methods']) == 0\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

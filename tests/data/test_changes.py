@@ -97,7 +97,7 @@ def test_an_unfinished_run_does_not_go_on_with_other_data(tmp_path, monkeypatch)
         raise Interrupted("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr("infssm.bench.running._finish", stop)
+        patch.setattr("infssm.learner.store.directory.RunDirectory.seal_metrics", stop)
         with pytest.raises(Interrupted):
             run(config, quiet=True)
     [path] = (tmp_path / "runs").rglob("last.ckpt")

@@ -70,7 +70,7 @@ def test_light_evaluation_only_normalizes():
 def test_training_is_a_function_of_the_generator_and_of_each_picture_alone(name):
     dataset = load_dataset("synthetic", classes=2, per_class=8, size=16)
     recipe = make_recipe("light", dataset) if name != "deit" else make_recipe("deit", dataset, size=32)
-    recipe = strong_recipe(dataset, recipe) if name == "strong" else recipe
+    recipe = strong_recipe(recipe) if name == "strong" else recipe
     raw = noise(size=16)
     torch.manual_seed(5)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
@@ -161,7 +161,7 @@ def test_digits_are_never_mirrored():
     digits = load_dataset("digits")
     recipe = make_recipe("light", digits)
     assert (recipe.size, recipe.pad, recipe.flip) == (8, 1, False)
-    assert not strong_recipe(digits, recipe).flip
+    assert not strong_recipe(recipe).flip
     values = recipe.eval(digits.images.pixels)
     assert abs(values.mean()) < 2e-3
     assert abs(values.std() - 1) < 2e-3
@@ -171,7 +171,7 @@ def test_grey_pictures_pass_recipes_of_three_channels():
     digits = load_dataset("digits")
     raw = digits.images.pixels[:2]
     deit = make_recipe("deit", digits, size=16)
-    strong = strong_recipe(digits, deit)
+    strong = strong_recipe(deit)
     for recipe in (deit, strong):
         assert recipe.train(raw, rng()).shape == (2, 3, 16, 16)
         assert recipe.eval(raw).shape == (2, 3, 16, 16)

@@ -21,9 +21,9 @@ import torch
 
 from infssm.learner.learner import Learner
 from infssm.learner.predict import Prediction
-from tests.learner.taught import digits, frozen
+from tests.learner.frozen import digits, frozen
 
-PRELOADED = ["tests.kills", "tests.learner.taught", "lightning_fabric", "sklearn.datasets"]
+PRELOADED = ["tests.kills", "tests.learner.frozen", "lightning_fabric", "sklearn.datasets"]
 PATIENCE = 120
 """Seconds after which a process counts as hung."""
 Change = tuple[str, tuple[Any, ...]]

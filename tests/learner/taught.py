@@ -1,4 +1,4 @@
-"""A learner of a tenth of a second: digits, a frozen Vim of one small block with the weights of its seed."""
+"""A learner taught in a fraction of a second: digits on the packaged Omniglot weights."""
 
 from __future__ import annotations
 
@@ -7,31 +7,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from infssm.data import load_dataset
-from infssm.learner.config.load import merge
-from infssm.learner.learner import Learner
+import infssm
+from infssm import Learner
 
-SETTINGS: dict[str, Any] = {
-    "data": {"image_size": 8},
-    "model": {"options": {"patch_size": 4, "embed_dim": 16, "depth": 1, "d_state": 4}},
-    "train": {"task0": "skip", "epochs": 1, "batch_size": 8, "threads": 1, "accelerator": "cpu"},
-}
-
-
-def frozen(method: str = "frozen+gda", /, folder: Path | None = None, **settings: Any) -> Learner:
-    """A learner that knows nothing yet."""
-    return Learner("vim_nano", method=method, folder=folder, settings=merge(SETTINGS, settings))
+CLASSES = 5
 
 
 @cache
-def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    dataset = load_dataset("digits")
-    return np.stack([np.array(dataset.images.pil(i)) for i in range(len(dataset))]), dataset.labels
+def _digits() -> tuple[Any, Any]:
+    dataset = infssm.load_dataset("digits")
+    return dataset.images.pixels[:, 0].numpy(), np.asarray(dataset.labels)
 
 
-def digits(*classes: int, count: int = 10, skip: int = 0) -> tuple[np.ndarray[Any, Any], list[str]]:
-    """Pixels ``[n, 8, 8]`` and names of ``count`` images of each class, without the first ``skip`` of it."""
+def digits(label: int, start: int, count: int) -> Any:
+    """Images uint8 [count, 8, 8] of one digit; spread over the data set, whose writers follow one another."""
     pixels, labels = _digits()
-    rows = [row for c in classes for row in np.flatnonzero(labels == c)[skip : skip + count]]
-    return pixels[rows], [f"digit {labels[row]}" for row in rows]
+    rows = np.flatnonzero(labels == label)
+    return pixels[np.random.default_rng(0).permutation(rows)[start : start + count]]
+
+
+def taught(folder: Path | None = None, classes: int = CLASSES, count: int = 40, **options: Any) -> Learner:
+    """A learner of ``digit 0`` and so on, one lesson each."""
+    learner = Learner("vim_nano", weights="omniglot", folder=folder, **options)
+    for label in range(classes):
+        learner.learn(digits(label, 0, count), f"digit {label}", name=f"lesson of {label}")
+    return learner
+
+
+def digit_files(folder: Path, classes: int, count: int, start: int = 60) -> Path:
+    """Images as files, one folder per class; others than those that were taught."""
+    for label in range(classes):
+        (folder / f"digit {label}").mkdir(parents=True)
+        for n, pixels in enumerate(digits(label, start, count)):
+            Image.fromarray(pixels).save(folder / f"digit {label}" / f"{n}.png")
+    return folder

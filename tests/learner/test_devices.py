@@ -89,7 +89,7 @@ def begun(loop: Loop, task: Task) -> Task:
     method = loop.setup.method
     seed_all(0, task.index, "begin")
     method.module.train()
-    method.begin_task(task, loop.statistics(task))
+    method.begin_task(task, loop.setup.statistics_loader(task))
     method.begin_epoch(0, 1)
     return task
 
@@ -102,7 +102,7 @@ def trained(loop: Loop, task: Task) -> None:
     for batch in batches(loop, task):
         loop.step(batch, task, optimizer)
     method.end_epoch(0, 1)
-    method.end_task(task, loop.statistics(task))
+    method.end_task(task, loop.setup.statistics_loader(task))
 
 
 def batches(loop: Loop, task: Task) -> ImageLoader:
@@ -150,7 +150,7 @@ def whole_run(fabric: Any, config: RunConfig) -> tuple[list[list[float]], list[l
     train = Loop.train
     Loop.train = lambda self: (loops.append(self), train(self))[1]  # type: ignore[assignment,func-returns-value,return-value]
     running._work(
-        fabric, resolve(config), "", running.run_path(config), overwrite=False, quiet=True, given=None, control=None
+        fabric, resolve(config), "", running.run_path(config), overwrite=False, quiet=True, listen=None, control=None
     )
     method = loops[0].setup.method
     buffer: Any = method.base.buffer

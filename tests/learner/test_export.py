@@ -15,6 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import infssm
+from infssm import Learner
 from infssm.bench.running import run
 from infssm.cli.app import app
 from infssm.data import SequenceFacts
@@ -26,6 +27,7 @@ from infssm.learner.portable import LogEnergies, with_recurrent_s4d
 from infssm.learner.predict import TrainedClassifier
 from infssm.models.s4d import S4DMixer
 from tests.learner.sequences import config, series_file, sound_folder
+from tests.learner.taught import digit_files, taught
 from tests.learner.tiny import tiny_config
 from tests.models.small import SMALL
 
@@ -203,3 +205,25 @@ def test_an_exported_run_classifies_series(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         export_model(torch.nn.Linear(2, 2), torch.randn(2, 2), tmp_path / "none" / "model.onnx")
+
+
+@pytest.mark.parametrize("method", ["frozen+gda", "frozen+ncm"])
+def test_an_exported_learner_says_what_it_predicts(method: str, tmp_path: Path) -> None:
+    """Calibrated probabilities and unknown samples, by distances of the scores (gda) and by others (ncm)."""
+    taught(tmp_path / "mine", method=method)
+    target, folder = tmp_path / "model.onnx", digit_files(tmp_path / "photos", classes=7, count=4)
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "mine"), "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    files = sorted(folder.rglob("*.png"))
+    expected = Learner.load(tmp_path / "mine").predict(list(files))
+    images = np.stack([np.asarray(Image.open(file)) for file in files])
+    logits, probabilities, known = onnxruntime.InferenceSession(target).run(None, {"image": images})
+    names = sorted(expected[0].probabilities)
+    for row, prediction in zip(probabilities, expected, strict=True):
+        assert dict(zip(names, row, strict=True)) == pytest.approx(prediction.probabilities, abs=1e-3)
+    assert known.tolist() == [prediction.known for prediction in expected]
+    assert {True, False} == set(known.tolist())
+    assert logits.argmax(1).tolist() == probabilities.argmax(1).tolist()
+    said = _use(target, Learner.load(tmp_path / "mine").classifier, photo_jpg=str(files[0]))
+    assert said.split()[:2] == expected[0].label.split()
+    assert said.endswith("known" if expected[0].known else "unknown")

@@ -15,7 +15,7 @@ from infssm.errors import ConfigError
 from infssm.learner.learner import Learner
 from infssm.learner.store.lock import InUseError
 from infssm.learner.store.versions import Versions
-from tests.learner.taught import digits, frozen
+from tests.learner.frozen import digits, frozen
 
 HEADS = ["ncm", "lda", "gda", "ranpac"]
 SMALL = {"ranpac": {"method": {"width": 64}}}

@@ -9,12 +9,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infssm.errors import ConfigError
-from infssm.learner.store import lock
 from infssm.learner.store.lock import locked
 
 HOLD = "import sys; from pathlib import Path; from infssm.learner.store.lock import locked\n"
@@ -52,25 +50,26 @@ def test_two_runs_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("holder", "refused"),
+    ("host", "pid", "refused"),
     [
-        ({"host": socket.gethostname(), "pid": os.getpid()}, True),
-        ({"host": socket.gethostname(), "pid": 2**22 + 1}, False),  # above the largest number a process can have
-        ({"host": "elsewhere", "pid": 1}, True),
-        ({}, False),
-        (None, False),
+        (socket.gethostname(), os.getpid(), True),
+        (socket.gethostname(), 2**22 + 1, False),  # above the largest number a process can have
+        ("elsewhere", 1, True),
     ],
+    ids=["living", "dead", "elsewhere"],  # the process number would make the names of tests differ between workers
 )
 def test_file_system_without_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: dict[str, Any] | None, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, pid: int, refused: bool
 ) -> None:
-    def unsupported(_: int) -> None:
+    def unsupported(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock, "_lock", unsupported)
-    (tmp_path / "lock").write_text("torn{" if holder is None else json.dumps(holder))
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with locked(tmp_path):
+        pass
+    (tmp_path / "lock.held").write_text(f"{pid}\n{host}\n")
     if refused:
-        with pytest.raises(ConfigError, match=r"in use by process .* delete .*lock"), locked(tmp_path):
+        with pytest.raises(ConfigError, match=r"in use by another process.* delete .*lock\.held"), locked(tmp_path):
             pass
     else:
         with locked(tmp_path):

@@ -19,9 +19,9 @@ from infssm.cli.app import app
 from infssm.errors import ConfigError, DataError
 from infssm.learner.learner import Learner
 from infssm.learner.predict import load_classifier
+from tests.learner.frozen import SETTINGS, digits, frozen
 from tests.learner.sequences import TRAIN, series_file, sound_folder, text_folder
 from tests.learner.sequences import config as sequence_config
-from tests.learner.taught import SETTINGS, digits, frozen
 from tests.learner.tiny import tiny_config
 
 

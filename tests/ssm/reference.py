@@ -31,10 +31,10 @@ def cross_gram(a, c, b, d):
 
 def inner_product_matrix(a, b):
     """Inner products of orthonormal bases of the two subspaces, through Cholesky factors of the Gram matrices."""
-    ones = [mp.mpf(1)] * len(a)
+    ones, others = ([mp.mpf(1)] * len(x) for x in (a, b))
     left = mp.cholesky(cross_gram(a, ones, a, ones))
-    right = mp.cholesky(cross_gram(b, ones, b, ones))
-    half = _forward(left, cross_gram(a, ones, b, ones))
+    right = mp.cholesky(cross_gram(b, others, b, others))
+    half = _forward(left, cross_gram(a, ones, b, others))
     return _forward(right, half.H).H
 
 

@@ -286,13 +286,16 @@ def _with(space, **parts):
         (lambda x: _with(x, a=torch.ones_like(x.a)), r"new.a\[0, 0\] = 1 lies outside the open unit disc"),
         (lambda x: _with(x, c=x.c * torch.nan), r"new.c\[0, 0\] = nan is not finite"),
         (lambda x: _with(x, b=x.b * torch.inf), r"new.b\[0, 0\] = -?inf is not finite"),
-        (lambda x: x.map(lambda t: t[..., :3]), r"old.c has n = 4 states and new.c has n = 3"),
         (lambda x: _with(x, a=x.a[..., :2]), r"new.a \(3, 2\) does not fit new.c \(3, 4\)"),
         (lambda x: _with(x, b=x.b[..., :2]), r"new.b \(3, 2\) does not fit new.c \(3, 4\)"),
-        (lambda x: _with(x, a=x.a[..., :1]), r"old.a has 4 poles and new.a has 1"),
+        (lambda x: _with(x, u=x.a.unsqueeze(-2)), r"new.u \(3, 1, 4\) and new.v None do not fit new.c \(3, 4\)"),
+        (lambda x: _with(x, u=x.a, v=x.a), r"new.u \(3, 4\) and new.v \(3, 4\) do not fit new.c \(3, 4\)"),
+        (
+            lambda x: _with(x, u=5 * torch.ones(3, 1, 4).double(), v=torch.ones(3, 1, 4).double()),
+            r"new is unstable: the spectral radius of .* is \d+",
+        ),
         (lambda x: _with(x, a=x.a + 0j), r"new.c is torch.float64 but new.a is torch.complex128"),
-        (lambda x: x.map(lambda t: t + 0j), r"old.a is torch.float64 and new.a is torch.complex128"),
-        (lambda x: x.map(lambda t: t[:2]), r"old.c (3, 4) and new.c (2, 4) do not broadcast"),
+        (lambda x: x.map(lambda t: t[:2]), r"leading dimensions of old.c (3, 4) and new.c (2, 4) do not broadcast"),
         (lambda x: _with(x, a=x.a.int()), r"new.a must be a floating point tensor"),
     ],
 )
@@ -303,6 +306,12 @@ def test_errors_name_the_argument_and_the_value(change, message):
         distance(old, change(batch(3, seed=1)), kind="output")
     with pytest.raises(ConfigError, match=pattern):
         principal_angles(old, change(batch(3, seed=1)))
+
+
+def test_soft_normalisation_of_a_real_and_a_complex_system_is_refused():
+    old = batch(3)
+    with pytest.raises(ConfigError, match="soft-normalisation acts on real systems only"):
+        distance(old, old.map(lambda x: x + 0j), soft_normalize=True)
 
 
 def test_unstable_complex_poles_are_named():

@@ -25,6 +25,7 @@ MODELS = {
     "qwen3_next": ("Qwen3Next", {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
                                  "shared_expert_intermediate_size": 8}),
     "qwen3_5": ("Qwen3_5Text", {}),
+    "qwen4_exp": ("Qwen4ExpText", {}),
     "olmo_hybrid": ("OlmoHybrid", {"linear_allow_neg_eigval": True, "linear_num_key_heads": 4}),
 }  # fmt: skip
 

@@ -15,11 +15,10 @@ from functools import cached_property
 from pathlib import Path
 
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.config.load import config_hash, to_dict
+from infssm.learner.config.load import config_hash, flatten, to_dict
 from infssm.learner.config.resolve import resolve, task0_config
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.names import TASK0
-from infssm.learner.store.settings import flatten
 
 
 @dataclass(frozen=True, eq=False)

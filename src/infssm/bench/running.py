@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infssm._timing import num_threads
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
 from infssm.data import Split, TaskStream
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 _MOMENT = 0.2
-"""Seconds between two looks at a lock."""
+"""Seconds between two attempts to take a lock."""
 _PATIENCE = 30.0
 """Seconds until a folder that process 0 made must be seen by all: network file systems remember for a while."""
 
@@ -99,40 +101,22 @@ def _work(
     path: Path,
     overwrite: bool,
     quiet: bool,
-    given: Listener | None,
+    listen: Listener | None,
     control: Control | None,
 ) -> Path:
     """The run, on each process. Fabric refuses frozen dataclasses as arguments of processes that it starts."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.train.threads or threads)
-    try:
-        return _carry_out(fabric, Experiment(config, label), path, overwrite, quiet, given, control)
-    finally:
-        torch.set_num_threads(threads)  # what comes next may leave the number to the machine
-
-
-def _carry_out(
-    fabric: Fabric,
-    experiment: Experiment,
-    path: Path,
-    overwrite: bool,
-    quiet: bool,
-    given: Listener | None,
-    control: Control | None,
-) -> Path:
-    listen, control = given, control or Control()
+    experiment, run = Experiment(config, label), RunDirectory(path)
     if listen is None or fabric.world_size > 1:
         listen = choose_screen(quiet or not fabric.is_global_zero).open()
-    run = RunDirectory(path)
     if fabric.broadcast(run.complete and not overwrite):
-        check_data(experiment.config, Split.load(run.split_path))
+        check_data(config, Split.load(run.split_path))
         listen(Note(f"already complete: {path} (repeat it with --overwrite)"))
         if fabric.is_global_zero and not run.report_path.exists():
             write_report(run)
         return path
-    with _alone(fabric, run):
-        saved = _open(fabric, run, experiment.config, overwrite=overwrite, listen=listen)
-        _train(fabric, experiment, run, saved, listen, control)
+    with num_threads(config.train.threads), _alone(fabric, run):
+        saved = _open(fabric, run, config, overwrite=overwrite, listen=listen)
+        _train(fabric, experiment, run, saved, listen, control or Control())
         fabric.barrier()
     return path
 
@@ -171,11 +155,18 @@ def _train(
         check_belongs(saved, setup)
         progress = restore_progress(saved, setup)
         check_best(run, progress)
-    log = _log(run, config, saved) if fabric.is_global_zero else None
+    log = None
+    if fabric.is_global_zero:  # the log is cut back to where the checkpoint was written
+        log = Log(run, config, keep=saved["log"], digest=saved["log_digest"]) if saved is not None else Log(run, config)
     try:
         with stop_on_signals(control):
-            if first is not None:
-                _take_over(first, progress, log)
+            if first is not None:  # its steps, its time and its lines in the log count as the run's own
+                lines = first.metrics()
+                progress.position.at = max((line["at"] for line in lines), default=0)
+                progress.position.seconds = sum(line.get("seconds", 0.0) for line in lines if line["kind"] == "epoch")
+                if log is not None:
+                    for line in lines:
+                        log.write(line)
             steps = _steps(setup, 1 if experiment.task0_only else None)
             listen(RunBegan(experiment.name, steps, progress.position.at))
             loop = Loop(fabric, setup, progress, run, log, listen, control)
@@ -188,7 +179,12 @@ def _train(
         if log is not None:
             log.close()
     if fabric.is_global_zero and not experiment.task0_only:
-        _finish(run, progress)
+        measures = progress.matrix.summary()
+        values: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in measures.items()}
+        values |= {"seconds": progress.position.seconds, "matrix": progress.matrix.to_json()}
+        run.seal_metrics()
+        run.write_json(names.RESULT, values)  # which marks the run as complete
+        write_report(run)
 
 
 def _ensure_task0(
@@ -229,21 +225,12 @@ def _has_other_data(first: RunDirectory, stream: TaskStream) -> bool:
     return first.split_path.is_file() and Split.load(first.split_path).hash != stream.split.hash
 
 
-def _take_over(first: RunDirectory, progress: Progress, log: Log | None) -> None:
-    """Count the training of the task-0 model as the run's own: its steps, its time, and its lines in the log."""
-    lines = first.metrics()
-    progress.position.at = max((line["at"] for line in lines), default=0)
-    progress.position.seconds = sum(line.get("seconds", 0.0) for line in lines if line["kind"] == "epoch")
-    if log is not None:
-        for line in lines:
-            log.write(line)
-
-
 @contextlib.contextmanager
 def _alone(fabric: Fabric, run: RunDirectory, *, wait: tuple[Listener, Control] | None = None) -> Iterator[None]:
     """Keep other processes out of the directory; process 0 holds the lock for all of its run.
 
-    Where another process works there, that is an error, or it is waited for: ``wait`` is told, and can stop that.
+    If another process works there, that is an error, unless ``wait`` is given: then its listener is notified and the
+    lock is waited for until its control asks to stop.
     """
     refusal: ConfigError | Interrupted | None = None
     with contextlib.ExitStack() as stack:
@@ -303,8 +290,13 @@ def _open(
     unfinished = not overwrite and (last.exists() or previous(last).exists())
     if not fabric.broadcast(unfinished):
         if fabric.is_global_zero:
-            if not overwrite:
-                _check_nothing_lost(run)
+            if run.saved_tasks and not overwrite:
+                kept = ", ".join(run.weights_path(task).name for task in run.saved_tasks)
+                raise CheckpointError(
+                    f"{run.path} has lost its {last.name}, so the run cannot be continued; its models ({kept}) are "
+                    f"kept. Restore {last}, choose another --out, or start over with `infssm run ... --overwrite`, "
+                    "which removes them"
+                )
             RunDirectory.create(run.path, overwrite=True).write_text(names.CONFIG, to_yaml(config))
         fabric.barrier()
         return None
@@ -315,27 +307,9 @@ def _open(
     if warning and fabric.is_global_zero:
         listen(Note(f"warning: {warning}"))
         if last.exists():
-            with contextlib.suppress(OSError):  # kept for a look at it; the next save replaces it otherwise
+            with contextlib.suppress(OSError):  # kept for inspection; the next save would replace it
                 os.replace(last, last.with_name("last.ckpt.damaged"))
     return saved
-
-
-def _check_nothing_lost(run: RunDirectory) -> None:
-    """Raise where the run has models but no checkpoint: to start over would be to remove them."""
-    if run.saved_tasks:
-        kept = ", ".join(run.weights_path(task).name for task in run.saved_tasks)
-        raise CheckpointError(
-            f"{run.path} has lost its {run.last_checkpoint.name}, so the run cannot be continued; its models ({kept}) "
-            f"are kept. Restore {run.last_checkpoint}, choose another --out, or start over with "
-            "`infssm run ... --overwrite`, which removes them"
-        )
-
-
-def _log(run: RunDirectory, config: RunConfig, saved: Mapping[str, Any] | None) -> Log:
-    """The log, cut back to where the checkpoint was written."""
-    if saved is None:
-        return Log(run, config)
-    return Log(run, config, keep=saved["log"], digest=saved.get("log_digest"))
 
 
 def _steps(setup: Setup, tasks: int | None = None) -> int:
@@ -349,11 +323,3 @@ def _steps(setup: Setup, tasks: int | None = None) -> int:
             epochs = train.task0_epochs or train.epochs
         total += epochs * min(steps, train.limit_batches or steps)
     return total
-
-
-def _finish(run: RunDirectory, progress: Progress) -> None:
-    """Write the result, which marks the run as complete, and the report."""
-    values = {name: None if value != value else value for name, value in progress.matrix.summary().items()}
-    run.seal_metrics()
-    run.write_json(names.RESULT, values | {"seconds": progress.position.seconds, "matrix": progress.matrix.to_json()})
-    write_report(run)

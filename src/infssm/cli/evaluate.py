@@ -11,10 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from infssm.cli.importing import Import
+from infssm.errors import ConfigError
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="The run directory.")],
+    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")],
+    data: Annotated[
+        str | None,
+        typer.Argument(help="A folder with one folder per class, or other data as for `infssm learn`."),
+    ] = None,
     task: Annotated[
         int | None, typer.Option(help="The model after this task (0-based); the last one unless given.")
     ] = None,
@@ -25,9 +30,11 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
-    """Evaluate a saved model again on all tasks it has seen.
+    """Test a learner on data with known classes, or a run again on all tasks it has seen.
 
     Examples:
+
+    - `infssm eval my-learner photos/test` — accuracy of each class, and what was called unknown
 
     - `infssm eval runs/digits-5/ewc/vim_nano/seed0-3f2a90c1 --task 2`
 
@@ -37,7 +44,18 @@ def command(
     from infssm.learner.evaluate import Prediction, evaluate_run
     from infssm.learner.scoring import Bits
     from infssm.learner.store.directory import RunDirectory
+    from infssm.learner.store.versions import Versions
 
+    if data is not None:
+        if task is not None or data_root is not None or predictions is not None:
+            raise ConfigError(
+                "--task, --data-root and --predictions are for a run on its own tasks: leave them out, or leave out "
+                "DATA; `infssm predict FOLDER DATA --json` lists what is predicted for each file"
+            )
+        _test(run, data, as_json)
+        return
+    if task is None and Versions(run).exists:
+        raise ConfigError(f"{run} is a learner, which keeps no data: name some to test it on, `infssm eval {run} DATA`")
     said: list[Prediction] | None = None if predictions is None else []
     rows = evaluate_run(run, task, data_root=data_root, predictions=said)
     if predictions is not None and said is not None:
@@ -58,6 +76,35 @@ def command(
     typer.echo(f"{shown}, on validation data" if validation else shown)
     if predictions is not None:
         typer.echo(f"wrote {predictions}")
+
+
+def _test(folder: Path, data: str, as_json: bool) -> None:
+    """Test a learner, or a run as it stands, on data of the user."""
+    from infssm.learner.learner import Learner
+
+    learner = Learner.load(folder)
+    found = learner.evaluate(data)
+    if found.bits is not None:
+        typer.echo(json.dumps(found.bits._asdict()) if as_json else _line(found.bits))
+        return
+    counts = found.confusion.counts
+    samples = {label: int(n) for label, n in zip(learner.classes, counts.sum(1), strict=True) if n}
+    if as_json:
+        values = {"version": learner.version, **found._asdict(), "samples": samples}
+        typer.echo(json.dumps({**values, "confusion": found.confusion.to_json()}))
+        return
+    typer.echo(
+        f"{100 * found.accuracy:.2f} % of {sum(samples.values())} samples right, "
+        f"{100 * found.unknown:.1f} % called unknown"
+    )
+    width = max(map(len, samples))
+    for row, label in enumerate(learner.classes):
+        if label not in samples:
+            continue
+        wrong = [(int(n), learner.classes[k]) for k, n in enumerate(counts[row]) if n and k != row]
+        taken = ", ".join(f"{other} {n}" for n, other in sorted(wrong, reverse=True)[:3])
+        share = f"{label:<{width}}  {100 * found.per_class[label]:6.2f} %   ({samples[label]} samples)"
+        typer.echo(f"{share}   taken for {taken}" if taken else share)
 
 
 def _line(row: Any) -> str:

@@ -13,7 +13,7 @@ from infssm.errors import ConfigError
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")],
     to: Annotated[str, typer.Option("--to", help="onnx, or torch (torch.export's .pt2).")] = "onnx",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write.")] = None,
     task: Annotated[int | None, typer.Option("--task", help="The model as it was after this task (0-based).")] = None,
@@ -23,12 +23,15 @@ def command(
     ] = None,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
-    """Write the model of a run as a file that runs without infssm, and check that it gives the same answers.
+    """Write a learner or the model of a run as a file that runs without infssm; check that it gives the same answers.
 
     An ONNX file takes raw input: images of any size, waveforms, series of any length. Resizing, normalisation and
-    frequency bands are part of its graph. The command prints the Python lines that use it.
+    frequency bands are part of its graph. That of a learner also gives calibrated probabilities and whether a sample is
+    like any class. The command prints the Python lines that use it.
 
     Examples:
+
+    - `infssm export my-learner -o mine.onnx`
 
     - `infssm export runs/digits-5/seq/vim_nano/seed0-1a2b3c4d` — writes model.onnx
 

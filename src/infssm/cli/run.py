@@ -9,21 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infssm.cli import options as option
 from infssm.cli.importing import Import
-from infssm.cli.options import (
-    Config,
-    DataRoot,
-    Jobs,
-    Out,
-    Preset,
-    PrintConfig,
-    Quiet,
-    Ray,
-    Seeds,
-    Variant,
-    choose_executor,
-    source_of,
-)
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,16 +22,16 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")
     ] = None,
-    preset: Preset = None,
-    variant: Variant = "paper",
-    config: Config = None,
-    seed: Seeds = None,
-    data_root: DataRoot = None,
-    out: Out = None,
+    preset: option.Preset = None,
+    variant: option.Variant = "paper",
+    config: option.Config = None,
+    seed: option.Seeds = None,
+    data_root: option.DataRoot = None,
+    out: option.Out = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Repeat runs that are complete instead of showing them.")
     ] = False,
-    print_config: PrintConfig = False,
+    print_config: option.PrintConfig = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, say what would run, stop.")
     ] = False,
@@ -55,9 +42,9 @@ def command(
             help="Two steps per task: does it work? A preset runs in miniature on generated images.",
         ),
     ] = False,
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    quiet: Quiet = False,
+    jobs: option.Jobs = 1,
+    ray: option.Ray = None,
+    quiet: option.Quiet = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Train a method on a stream of tasks; without arguments, five methods side by side on digits.
@@ -86,7 +73,7 @@ def command(
     benchmark = preset if preset and is_job(preset) else None
     if benchmark and config:
         raise ConfigError("give a preset (-p) or a config file (-c), not both")
-    source = source_of(None if benchmark else preset, variant, config)
+    source = option.source_of(None if benchmark else preset, variant, config)
     where = {"data_root": data_root, "out": out, "job": benchmark}
     todo = plan(source, overrides or (), seeds=seed or None, fast_dev_run=fast_dev_run, **where)
     if fast_dev_run and preset:
@@ -97,7 +84,7 @@ def command(
     own = source is None and benchmark is None
     if own and not fast_dev_run and "RANK" not in os.environ:  # not once per process of torchrun
         _announce(todo, jobs, quiet=quiet)
-    executor, begun = choose_executor(jobs, ray), time.monotonic()
+    executor, begun = option.choose_executor(jobs, ray), time.monotonic()
     demo = own and len(todo) > 1 and not any(o.startswith("method") for o in overrides or ())
     ends = gather(executor, todo, overwrite=overwrite or (demo and _complete(todo)), quiet=quiet)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process

@@ -38,9 +38,8 @@ def command(
             typer.echo(f"{study:<{width}}  {describe_study(study)}")
         return
     chosen: dict[str, Any] = {}
-    for option in (
-        options or []
-    ):  # prefixed by the study's name, because `model=...` would be read as a section of a run's configuration
+    for option in options or []:
+        # Below the study's name, because `model=...` would be read as a section of a run's configuration.
         chosen |= parse_overrides([f"{name}.{option}"])[name]
     if run is not None:
         chosen["run"] = run

@@ -8,21 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from infssm.cli import options as option
 from infssm.cli.importing import Import
-from infssm.cli.options import (
-    Config,
-    DataRoot,
-    Jobs,
-    Out,
-    Preset,
-    PrintConfig,
-    Quiet,
-    Ray,
-    Seeds,
-    Variant,
-    choose_executor,
-    source_of,
-)
 from infssm.errors import ConfigError
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -33,19 +20,19 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, fixed or to search: method.weight=log:1e-2..1e6."),
     ] = None,
-    preset: Preset = None,
-    variant: Variant = "paper",
-    config: Config = None,
+    preset: option.Preset = None,
+    variant: option.Variant = "paper",
+    config: option.Config = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Trials in all; 20 without --time.")] = None,
     limit: Annotated[str | None, typer.Option("--time", help="Begin no trial after this long: 90s, 30m, 8h.")] = None,
-    seed: Seeds = None,
+    seed: option.Seeds = None,
     search_seed: Annotated[int, typer.Option("--search-seed", help="Seed of the search itself.")] = 0,
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    data_root: DataRoot = None,
-    out: Out = None,
-    print_config: PrintConfig = False,
-    quiet: Quiet = False,
+    jobs: option.Jobs = 1,
+    ray: option.Ray = None,
+    data_root: option.DataRoot = None,
+    out: option.Out = None,
+    print_config: option.PrintConfig = False,
+    quiet: option.Quiet = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Search for the settings with the best average accuracy (AA) on validation images; test images are not read.
@@ -64,8 +51,8 @@ def command(
     from infssm.bench.sweeps import Sweep
     from infssm.learner.config.load import to_yaml
 
-    source = source_of(preset, variant, config)
-    executor = choose_executor(jobs, ray)
+    source = option.source_of(preset, variant, config)
+    executor = option.choose_executor(jobs, ray)
     seconds = None if limit is None else _seconds(limit)
     sweep = Sweep(
         source, overrides or (), seeds=seed or [0], search_seed=search_seed, out=out or "runs", data_root=data_root
@@ -76,16 +63,9 @@ def command(
     if not quiet:
         typer.echo(f"search in {sweep.folder}", err=True)
     found = sweep.run(executor, trials=trials or (None if seconds else 20), seconds=seconds, quiet=quiet)
-    start = (
-        ["-p", preset, *(["--variant", variant] if variant != "paper" else [])]
-        if preset
-        else ["-c", str(config)]
-        if config
-        else []
-    )
-    if data_root:
-        start += ["--data-root", data_root]
-    _conclude(sweep, found, start)
+    begun = {"-p": preset, "--variant": variant if preset and variant != "paper" else None}
+    begun |= {"-c": str(config) if config else None, "--data-root": data_root}
+    _conclude(sweep, found, [word for flag, value in begun.items() if value for word in (flag, value)])
 
 
 def _seconds(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from infssm._modality import Modality, modality_of
@@ -84,7 +85,7 @@ class StreamFacts:
             raise ConfigError(f"{self.samples.name} holds {self.samples.kind}, not images")
         return self.samples
 
-    @property
+    @cached_property
     def modality(self) -> Modality:
         """What kind of data the samples are."""
         return modality_of(self.samples.kind, len(self.classes))

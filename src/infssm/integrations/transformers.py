@@ -209,7 +209,7 @@ class ContinualTrainerMixin:
         file = Path(checkpoint, METHOD_FILE)
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
-            index = state["task"][0]
+            index = state["task"]["index"]
         except FileNotFoundError:
             raise CheckpointError(
                 f"{checkpoint} has no {METHOD_FILE}: only checkpoints of train_task can be continued"

@@ -55,7 +55,7 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
         raise ConfigError(
             f"train.batch_size={config.batch_size} must be a multiple of the {fabric.world_size} processes"
         )
-    if strategy == "ddp":  # torchrun's processes run one configuration after the other, and part at their end
+    if strategy == "ddp":  # torchrun's processes run several configurations in turn, so their group is left at exit
         atexit.register(_part)
     if strategy != "ddp_spawn":
         with _lost_processes_named():
@@ -82,17 +82,17 @@ def _torchrun_world() -> tuple[int, int]:
         )
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if machines > 1 and restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The shared store still holds the addresses of the dead: github.com/pytorch/pytorch/issues/135712
+        # The shared store still holds the addresses of processes that ended: github.com/pytorch/pytorch/issues/135712
         raise ConfigError(
             "to restart processes on several machines (--max-restarts), torchrun must be started with the environment "
-            "variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on each; else they look for the dead ones and hang"
+            "variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on each; otherwise they wait for processes that have ended"
         )
     return world, local
 
 
 @contextlib.contextmanager
 def _lost_processes_named() -> Iterator[None]:
-    """Say in words that another process of torchrun is gone; what the network says of it differs by back end."""
+    """Explain that another process of torchrun ended; the network's own message depends on the back end."""
     try:
         yield
     except RuntimeError as error:
@@ -108,7 +108,7 @@ def _lost_processes_named() -> Iterator[None]:
 def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:
     """Keep the first error of a started process as it is: only its text would reach the parent.
 
-    The processes part before they end: one that ends with a connection still open aborts now and then.
+    The process group is destroyed first: a process that exits with an open connection sometimes aborts.
     """
     try:
         result = function(fabric, *args)
@@ -128,9 +128,7 @@ def _part() -> None:
 
 
 def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
-    """Replace each gradient by its mean over all processes (nothing to do on one)."""
-    if fabric.world_size == 1:
-        return
+    """Replace each gradient by its mean over all processes."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     bucket: list[Tensor] = []
     size = 0

@@ -16,7 +16,8 @@ from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
-from infssm.learner.scoring import Accuracy, Score, scoring_of
+from infssm.learner.metrics import Confusion
+from infssm.learner.scoring import Accuracy, Bits, Score, scoring_of
 from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
@@ -24,7 +25,7 @@ from infssm.ssm import logits_of
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Accuracy", "Prediction", "evaluate", "evaluate_ahead", "evaluate_run", "evaluate_seen"]
+__all__ = ["Accuracy", "Evaluation", "Prediction", "evaluate", "evaluate_ahead", "evaluate_run", "evaluate_seen"]
 
 
 class Prediction(NamedTuple):
@@ -47,6 +48,24 @@ class Prediction(NamedTuple):
     predicted: str
     probability: float
     correct: bool
+
+
+class Evaluation(NamedTuple):
+    """What a learner reaches on samples with labels.
+
+    Attributes:
+        accuracy: share of samples that are classified right.
+        per_class: the same of each class.
+        confusion: samples by true and predicted class.
+        unknown: share of samples that are called unknown, whatever class is predicted for them.
+        bits: bits per byte and per token of text; None for samples with classes. Of text, all else is empty or NaN.
+    """
+
+    accuracy: float
+    per_class: dict[str, float]
+    confusion: Confusion
+    unknown: float
+    bits: Bits | None = None
 
 
 Record = Callable[[Task, Batch, Tensor], None]

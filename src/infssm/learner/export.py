@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +32,12 @@ _USE = """import json, numpy, onnxruntime{imports}
 session = onnxruntime.InferenceSession("model.onnx")
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
 {reading}
-print(classes[session.run(None, {{"{name}": {name}[None]}})[0].argmax()])
+{result}
 """
+_LABEL = 'print(classes[session.run(None, {{"{name}": {name}[None]}})[0].argmax()])'
+_JUDGED = """logits, probabilities, known = session.run(None, {{"{name}": {name}[None]}})
+best = probabilities[0].argmax()
+print(classes[best], probabilities[0, best], "known" if known[0] else "unknown")"""
 _READ_IMAGE = 'image = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}"))'
 _READ_SOUND = """with wave.open("sound.wav") as file:
     assert file.getparams()[:3] == (1, 2, {rate}), "convert it to one channel, 16 bits, {rate} samples per second"
@@ -42,7 +46,7 @@ _READ_SERIES = '{name} = numpy.load("{name}.npy").astype(numpy.{dtype})  # {shap
 
 
 class _Plan:
-    """How the model of a run becomes a file: the input's name, the steps before the model, how to use the file."""
+    """How a model becomes a file: names of input and outputs, the steps before the model, how to use the file."""
 
     def __init__(self, classifier: TrainedClassifier) -> None:
         facts, draw = classifier.samples, torch.Generator().manual_seed(0)
@@ -70,7 +74,9 @@ class _Plan:
         else:
             self.name, self.example = "series", torch.randn(2, 24, facts.width, generator=draw)
             reading = _READ_SERIES.format(name="series", dtype="float32", shape=f"[time, {facts.width}]")
-        self.usage = _USE.format(imports=imports, reading=reading, name=self.name)
+        self.outputs = ("logits",) if classifier.judge is None else ("logits", "probabilities", "known")
+        result = (_LABEL if classifier.judge is None else _JUDGED).format(name=self.name)
+        self.usage = _USE.format(imports=imports, reading=reading, result=result)
 
     def raw(self, sample: SampleLike) -> Tensor:
         """A file or other sample as the ONNX file takes it, a batch of one."""
@@ -87,9 +93,10 @@ def export_classifier(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> float:
-    """Write the model of a run to ``path``; returns the largest difference of its logits from the model's own.
+    """Write the model of a run or a learner to ``path``; returns the largest difference of its logits from its own.
 
-    An ONNX file takes raw input, any number of samples at once, and gives ``logits: [n, classes]``:
+    An ONNX file takes raw input, any number of samples at once, and gives ``logits: [n, classes]``; that of a learner
+    also calibrated ``probabilities: [n, classes]`` and ``known: [n]``, as :meth:`infssm.Learner.predict` does:
 
     - ``image``: uint8 [n, height, width, 3], or [n, height, width] where the model was trained on grey images, of any
       size; the graph resizes, crops and normalises as evaluation does;
@@ -101,13 +108,13 @@ def export_classifier(
     in the same way.
 
     Args:
-        classifier: what :func:`infssm.load` returns.
+        classifier: what :func:`infssm.load` returns for a run; ``learner.classifier``.
         path: the file to write.
         to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
         progress: called with a line of text before each stage.
     """
     plan = _Plan(classifier)
-    model = Portable(classifier.model, plan.before, len(classifier.classes))
+    model = Portable(classifier.model, plan.before, len(classifier.classes), classifier.judge)
     difference = export_model(
         model,
         plan.example,
@@ -115,6 +122,7 @@ def export_classifier(
         to,
         {**plan.metadata, "usage": usage(classifier, path)},
         name=plan.name,
+        outputs=plan.outputs,
         any_length=plan.resize is None,
         resize=plan.resize if to == "onnx" else None,
         progress=progress,
@@ -168,6 +176,7 @@ def export_model(
     metadata: Mapping[str, str] | None = None,
     *,
     name: str = "image",
+    outputs: Sequence[str] = ("logits",),
     any_length: bool = False,
     resize: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -181,6 +190,7 @@ def export_model(
         to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
         metadata: stored in an ONNX file.
         name: of the input in an ONNX file.
+        outputs: names of the outputs in an ONNX file, the logits first.
         any_length: whether inputs are sequences ``[n, time, ...]``, which may be of any length.
         resize: a graph in ONNX's text form whose output ``pixels`` is put before the model.
         progress: called with a line of text before each stage.
@@ -196,10 +206,11 @@ def export_model(
         warnings.simplefilter("ignore")  # of the exporters, about themselves
         progress("tracing the model")
         axes = dict.fromkeys((0, 1) if any_length else (0,), torch.export.Dim.DYNAMIC)
+        portable(example)  # some heads compute what they measure distances by at the first call, which is not traceable
         program = torch.export.export(portable, (example,), dynamic_shapes=(axes,))
         progress("writing the file")
         if to == "onnx":
-            content = _onnx(program, metadata or {}, name, resize)
+            content = _onnx(program, metadata or {}, name, outputs, resize)
         else:
             file = io.BytesIO()
             torch.export.save(program, file)
@@ -213,20 +224,31 @@ def export_model(
     run = _session(target, name) if to == "onnx" else torch.export.load(target).module()
     for batch in (example[:1], torch.cat([example, example.flip(0)])):  # of other sizes than the file was made with
         with torch.no_grad():
-            largest = max(largest, _difference(run(batch), portable(batch), target))
+            found, expected = (y if isinstance(y, Tensor) else y[0] for y in (run(batch), portable(batch)))
+            largest = max(largest, _difference(found, expected, target))
     if largest > TOLERANCE:
         raise InfssmError(f"the exported model {target} gives logits that are off by {largest:.1e}")
     return largest
 
 
-def _onnx(program: torch.export.ExportedProgram, metadata: Mapping[str, str], name: str, resize: str | None) -> bytes:
+def _onnx(
+    program: torch.export.ExportedProgram,
+    metadata: Mapping[str, str],
+    name: str,
+    outputs: Sequence[str],
+    resize: str | None,
+) -> bytes:
     onnx: Any = require("onnx", install="pip install 'infssm[export]'")
     require("onnxscript", install="export to ONNX needs it: pip install 'infssm[export]'")
     level = logging.getLogger("onnxscript").level
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     try:
         written = torch.onnx.export(
-            program, input_names=["pixels" if resize else name], output_names=["logits"], dynamo=True, verbose=False
+            program,
+            input_names=["pixels" if resize else name],
+            output_names=list(outputs),
+            dynamo=True,
+            verbose=False,
         )
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error).strip().splitlines()[0]

@@ -201,19 +201,22 @@ class Knowledge:
         logits: Tensor = output_layer(unwrap(method.module))(rows)
         return logits[:, : len(facts.classes)].cpu(), head.distances(rows)
 
+    def judge(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and probabilities ``[b, K]`` of features ``[b, d]``, and which of them are like some class ``[b]``."""
+        logits, distances = self.scores(rows)
+        if self.calibration is None:
+            return logits, logits.softmax(1), torch.ones_like(logits[:, 0], dtype=torch.bool)
+        return logits, self.calibration.probabilities(logits), self.calibration.known(logits, distances)
+
     @torch.no_grad()
     def predictions(self, rows: Tensor) -> list[Prediction]:
         """What it says of features ``[b, d]``."""
         _, facts = self.taught()
-        logits, distances = self.scores(rows)
+        logits, shares, known = self.judge(rows)
         if not bool(logits.amax(1).isfinite().all()):
-            raise DataError("the model gives no finite logits for a sample: its values are too large, or not finite")
-        shares, known = logits.softmax(1), [True] * len(logits)
-        if self.calibration is not None:
-            shares = self.calibration.probabilities(logits)
-            known = self.calibration.known(logits, distances).tolist()
+            raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
         order, found = shares.argsort(dim=1, descending=True, stable=True), []
-        for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known, strict=True):
+        for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known.tolist(), strict=True):
             ranking = {facts.classes[k]: share[k] for k in ranks}
             found.append(Prediction(facts.classes[ranks[0]], share[ranks[0]], ranking, familiar))
         return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.fitting import model_settings
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.config.resolve import resolve
+from infssm.learner.evaluate import Evaluation
 from infssm.learner.events import Control, Listener
 from infssm.learner.knowledge import Knowledge, Lesson
 from infssm.learner.lessons import bits_of, examine, sample_counts, teach
@@ -31,7 +32,6 @@ from infssm.learner.metrics import Confusion
 from infssm.learner.modeling import OWN, OwnModel
 from infssm.learner.predict import Prediction, TrainedClassifier, load_classifier
 from infssm.learner.reading import SampleLike, token_input
-from infssm.learner.scoring import Bits
 from infssm.learner.setup import Setup
 from infssm.learner.shift import Shift, shift
 from infssm.learner.store.directory import RunDirectory
@@ -49,22 +49,6 @@ if TYPE_CHECKING:
 
 _KEPT = 20
 """Versions that are kept: the current one and those before it."""
-
-
-class Evaluation(NamedTuple):
-    """What a learner reaches on samples with labels.
-
-    Attributes:
-        accuracy: share of samples that are classified right; NaN of a language model.
-        per_class: the same of each class.
-        confusion: samples by true and predicted class.
-        bits: of a language model, bits per byte and per token of the text; else None.
-    """
-
-    accuracy: float
-    per_class: dict[str, float]
-    confusion: Confusion
-    bits: Bits | None = None
 
 
 class Learner:
@@ -196,7 +180,7 @@ class Learner:
         method, facts = self._now.taught()
         if not self._now.has_classes:
             raise ConfigError("a language model has no classes: use generate, or test it with evaluate")
-        return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe)
+        return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe, self._now.judge)
 
     @property
     def samples(self) -> ImageFacts | SequenceFacts:
@@ -349,15 +333,16 @@ class Learner:
         test = for_testing(dataset, facts)
         setup = Setup(self.config, test, facts, self._now.recipe, None, method)
         if not self._now.has_classes:
-            return Evaluation(
-                math.nan, {}, Confusion(np.zeros((0, 0), dtype=np.int64), (), ()), bits_of(setup, test.task, "test")
-            )
+            nothing = Confusion(np.zeros((0, 0), dtype=np.int64), (), ())
+            return Evaluation(math.nan, {}, nothing, math.nan, bits_of(setup, test.task, "test"))
         rows, truth = self._now.features_of(setup.eval_loader(test.task, "test"))
-        predicted, count = self._now.scores(rows)[0].argmax(1), len(facts.classes)
+        logits, _, known = self._now.judge(rows)
+        predicted, count = logits.argmax(1), len(facts.classes)
         table = torch.bincount(truth * count + predicted, minlength=count * count).view(count, count)
         right, samples = table.diagonal().tolist(), table.sum(1).tolist()
         per_class = {c: r / n for c, r, n in zip(facts.classes, right, samples, strict=True) if n}
-        return Evaluation(sum(right) / sum(samples), per_class, Confusion.of(table.tolist(), facts.classes, (count,)))
+        confusion = Confusion.of(table.tolist(), facts.classes, (count,))
+        return Evaluation(sum(right) / sum(samples), per_class, confusion, 1 - float(known.double().mean()))
 
     @torch.no_grad()
     def shift(self, samples: list[SampleLike]) -> Shift:
@@ -416,6 +401,10 @@ class Learner:
         self.folder = _free(Path(folder))
         with self._alone():
             self._change(self._now, only=True)
+
+    def publish(self, folder: str | os.PathLike[str], config: RunConfig) -> None:
+        """Write the current version alone to a folder, with other settings than its own; the learner stays here."""
+        replace(self._now, config=config).write(Versions(Path(folder)), unknown=self._unknown, parent=0)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

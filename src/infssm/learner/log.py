@@ -15,8 +15,8 @@ from typing import Any
 from infssm._files import explained
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import flatten
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.settings import flatten
 
 _Sink = tuple[Callable[[Mapping[str, float], int], None], Callable[[], None]]
 """Functions of another logger: ``write(values, step)`` and ``close()``."""
@@ -26,7 +26,7 @@ class Log:
     """Metric lines of a run: each a mapping with ``kind`` (step, epoch, task) and ``at``, the step of the whole run."""
 
     def __init__(self, run: RunDirectory, config: RunConfig, *, keep: int = 0, digest: str | None = None) -> None:
-        """Open the log; ``keep`` is how many bytes of an earlier part of the run are still true, with their digest."""
+        """Open the log; ``keep`` is how many bytes the checkpoint to resume from knows, with their digest."""
         wanted = [name for name, on in config.log.model_dump().items() if on]
         self._path = run.metrics_path
         self._hash = hashlib.sha256(_earlier(self._path, keep, digest))
@@ -66,7 +66,7 @@ class Log:
 
 
 def _earlier(path: Path, keep: int, digest: str | None) -> bytes:
-    """The part of a log that is still true; empty where the user took the log away."""
+    """The part of a log that the checkpoint knows; empty if the user deleted the log."""
     if not keep or not os.path.lexists(path):
         return b""
     remedy = "restore it, or delete it to go on with a log that starts here"

@@ -16,19 +16,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from infssm._seeding import seed_all
-from infssm.data import Batch, ImageLoader, SequenceLoader, Task
+from infssm.data import Batch, Task
 from infssm.learner.devices import average_gradients
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.learner.events import Control, EpochDone, Listener, Note, StepDone, TaskBegan, TaskEnded
 from infssm.learner.log import Log
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.learner.optim.schedule import learning_rate
-from infssm.learner.saving.progress import Progress, load_best, save_best, save_progress
+from infssm.learner.saving.checkpoint import load_checkpoint
+from infssm.learner.saving.progress import Progress, load_method, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
 from infssm.learner.scoring import Bits, scoring_of
 from infssm.learner.setup import Setup
@@ -47,7 +49,7 @@ _REPORT_EVERY = 0.5
 
 @dataclass
 class Loop:
-    """One run at work. ``train`` is the loop; everything else is a part of it, in the order it happens."""
+    """The training of one run. ``train`` is the loop; the other methods are its parts, in the order they are called."""
 
     fabric: Fabric
     setup: Setup
@@ -65,7 +67,7 @@ class Loop:
         self._note_best()
 
     def train(self) -> None:
-        """All tasks, from where the run stands to the end."""
+        """Train all tasks that are left."""
         tasks = self.setup.stream.num_tasks
         if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
             self.progress.matrix.begin(
@@ -90,7 +92,7 @@ class Loop:
         self.fabric.barrier()
 
     def begin_task(self, task: Task) -> None:
-        """Grow by the task's classes and tell the method, unless the run continues inside the task."""
+        """Add the task's classes and call the method's ``begin_task``, unless the run resumes inside the task."""
         position = self.progress.position
         if not position.begun:
             self.setup = self.setup.grown(task.index)
@@ -100,12 +102,8 @@ class Loop:
             return
         seed_all(setup.config.seed, task.index, "begin")
         setup.method.module.train()
-        setup.method.begin_task(task, self.statistics(task))
+        setup.method.begin_task(task, setup.statistics_loader(task))
         position.begun = True
-
-    def statistics(self, task: Task) -> ImageLoader | SequenceLoader:
-        """This process's share of the task's training images, for what the method measures."""
-        return self.setup.statistics_loader(task)
 
     def train_task(self, task: Task, epochs: int) -> None:
         """A fresh optimizer, all epochs, and the best of them at the end."""
@@ -121,7 +119,7 @@ class Loop:
             self.save(optimizer)
             self.stop_if_asked(optimizer, saved=True)
         if self.progress.position.best is not None:
-            load_best(self.run.checkpoints / self.progress.position.best["file"], self.setup)
+            load_method(load_checkpoint(self.run.checkpoints / self.progress.position.best["file"]), self.setup)
 
     def train_epoch(self, task: Task, epoch: int, epochs: int, optimizer: torch.optim.Optimizer) -> None:
         """All steps of an epoch, or those still to do."""
@@ -165,7 +163,8 @@ class Loop:
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
 
         def check(total: Tensor, terms: dict[str, Tensor]) -> None:
-            average_gradients(self.fabric, parameters)
+            if self.fabric.world_size > 1:
+                average_gradients(self.fabric, parameters)
             if not math.isfinite(health(total, parameters).item()):
                 position = self.progress.position
                 where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
@@ -186,13 +185,16 @@ class Loop:
         value = math.nan
         if train.select_best or epoch == self.setup.epochs(task.index) - 1:
             value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
-        seconds = max(time.monotonic() - self.started, 1e-9)
+        seconds, loss = max(time.monotonic() - self.started, 1e-9), self.progress.meter.means()
+        if self.fabric.world_size > 1 and loss:
+            terms = torch.tensor(list(loss.values()), device=self.fabric.device)
+            loss = dict(zip(loss, self.fabric.all_reduce(terms, reduce_op="mean").tolist(), strict=True))
         self.write(
             {
                 "kind": "epoch",
                 "task": task.index,
                 "epoch": epoch,
-                "loss": self._mean_terms(),
+                "loss": loss,
                 "val": None if math.isnan(value) else value,
                 "lr": optimizer.param_groups[0]["lr"],
                 "images_per_s": self.images / seconds,
@@ -202,7 +204,7 @@ class Loop:
         self.listen(EpochDone(task.index, epoch, value))
         best = position.best["value"] if position.best else None
         if train.select_best and self.setup.measure.improves(value, best):
-            name = names.best_name(task.index, epoch)
+            name = f"best_{task.index:02}_{epoch:03}.ckpt"
             if self.fabric.is_global_zero:
                 save_best(self.run.checkpoints / name, self.setup)
             position.best = {"file": name, "value": value, "epoch": epoch}
@@ -212,9 +214,11 @@ class Loop:
         """Let the method consolidate, test on all tasks so far, save."""
         setup, progress = self.setup, self.progress
         seed_all(setup.config.seed, task.index, "end")
-        images = setup.plain_loader(task)
-        setup.method.end_task(task, self.statistics(task), images)
-        confusion = self._no_confusion(setup.stream[task.index])
+        setup.method.end_task(task, setup.statistics_loader(task), setup.plain_loader(task))
+        confusion = None  # [seen, seen]; language has no classes to confuse
+        if scoring_of(setup.stream).has_classes:
+            seen = setup.stream[task.index].classes.stop
+            confusion = torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
         row = evaluate_seen(self.fabric, setup, task.index, confusion)
         if confusion is not None:
             confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
@@ -243,7 +247,13 @@ class Loop:
             }
         )
         part = "validation " if setup.config.data.evaluate == "val" else ""
-        self.listen(Note(f"task {task.index + 1} done: {part}{_shown(measure, values, progress.matrix.aa)}"))
+        shown = " ".join(f"{100 * v:.1f}" if measure == ACCURACY else measure.show(v) for v in values)
+        mean = (
+            f"AA {100 * progress.matrix.aa:.2f} %"
+            if measure == ACCURACY
+            else f"mean {measure.show(progress.matrix.aa)}"
+        )
+        self.listen(Note(f"task {task.index + 1} done: {part}{measure.title} per task {shown}, {mean}"))
         if chosen:
             options = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
             self.listen(Note(f"  chosen automatically: {options}"))
@@ -258,13 +268,6 @@ class Loop:
         self.save(None)
         self.listen(TaskEnded(task.index, progress.matrix.aa))
         self.stop_if_asked(None, saved=True)
-
-    def _no_confusion(self, task: Task) -> Tensor | None:
-        """Zeros [seen, seen] to count into; language has no classes to take for each other."""
-        if not scoring_of(self.setup.stream).has_classes:
-            return None
-        seen = task.classes.stop
-        return torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
@@ -294,13 +297,6 @@ class Loop:
         if self.log is not None:
             self.log.write(line | {"at": self.progress.position.at})
 
-    def _mean_terms(self) -> dict[str, float]:
-        means = self.progress.meter.means()
-        if self.fabric.world_size == 1 or not means:
-            return means
-        values = torch.tensor(list(means.values()), device=self.fabric.device)
-        return dict(zip(means, self.fabric.all_reduce(values, reduce_op="mean").tolist(), strict=True))
-
     def _note_best(self) -> None:
         best = self.progress.position.best
         self.named.append(best["file"] if best else None)
@@ -308,18 +304,9 @@ class Loop:
 
 def weights_of(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors by name as the content of a safetensors file."""
-    from safetensors.torch import save
-
     owned: set[int] = set()
     alone = {}
     for name, tensor in tensors.items():  # the format knows no shared weights, such as tied embeddings
         alone[name] = tensor.clone() if tensor.data_ptr() in owned else tensor.contiguous()
         owned.add(tensor.data_ptr())
     return save(alone)
-
-
-def _shown(measure: Measure, values: list[float], mean: float) -> str:
-    """What a finished task reached, in a line."""
-    if measure == ACCURACY:
-        return f"accuracy per task {' '.join(f'{100 * a:.1f}' for a in values)}, AA {100 * mean:.2f} %"
-    return f"{measure.title} per task {' '.join(map(measure.show, values))}, mean {measure.show(mean)}"

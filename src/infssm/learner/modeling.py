@@ -65,19 +65,23 @@ class OwnModel:
 def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True) -> nn.Module:
     """Build the model with as many inputs and outputs as the data have; ``weights=False`` leaves its weights out."""
     check_fits(config.name, facts)
-    if is_hub(config.name):
-        return _hub(_from_hub(config.name, config.options, weights=weights), facts)
-    options = facts.modality.model_options(len(facts.classes), facts.samples.size) | config.options
-    model: nn.Module = create_model(config.name, weights=config.weights if weights else None, **options)
-    return model
+    if not is_hub(config.name):
+        options = facts.modality.model_options(len(facts.classes), facts.samples.size) | config.options
+        model: nn.Module = create_model(config.name, weights=config.weights if weights else None, **options)
+        return model
+    found = _from_hub(config.name, config.options, weights=weights)
+    if found.num_classes < facts.num_outputs:
+        raise ConfigError(
+            f"the model knows {found.num_classes} tokens and the text has {facts.num_outputs}: give the model's own "
+            "tokenizer, data.options.tokenizer=FILE"
+        )
+    return accelerate(found)  # our scans in place of its loops over tokens, where it has layers that we know
 
 
 def any_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     """The model of a configuration before its data are known, to see that it can be built."""
-    if not is_hub(name):
-        found: nn.Module = create_model(name, **options)
-        return found
-    return _from_hub(name, options, weights=False)
+    model: nn.Module = _from_hub(name, options, weights=False) if is_hub(name) else create_model(name, **options)
+    return model
 
 
 def _from_hub(name: str, options: Mapping[str, Any], *, weights: bool) -> HubModel:
@@ -98,13 +102,3 @@ def check_fits(name: str, facts: StreamFacts) -> None:
             f"model {name!r} is for {' and '.join(sorted(taken))}, and {facts.samples.name} is {facts.modality.name}: "
             f"choose model= {fitting}"
         )
-
-
-def _hub(model: HubModel, facts: StreamFacts) -> HubModel:
-    """The model with our scans in the place of its loops over tokens, where it has layers that we know."""
-    if model.num_classes < facts.num_outputs:
-        raise ConfigError(
-            f"the model knows {model.num_classes} tokens and the text has {facts.num_outputs}: give the model's own "
-            "tokenizer, data.options.tokenizer=FILE"
-        )
-    return accelerate(model)

@@ -7,7 +7,8 @@ resized, cropped and normalised, sounds become log energies in frequency bands.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from infssm.data import ImageFacts, PerImageRecipe, Recipe, SequenceFacts
 from infssm.data.spectra import log_of, mel_bank, step_of
+from infssm.methods.core.views import ViewsClassifier
+from infssm.models.features import find_classifier
 from infssm.models.s4d import S4DMixer
+from infssm.ssm import unwrap
 
 
 class RecurrentS4D(nn.Module):
@@ -80,6 +84,23 @@ class _CdistWithoutBranches(TorchFunctionMode):
         return func(*args, **options)
 
 
+Judge: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Features ``[n, d]`` to logits, probabilities ``[n, K]`` and whether a sample is like some class ``[n]``."""
+
+
+class _Judging(nn.Module):
+    """Stands in the place of a classifier and gives all that a judge says of the features."""
+
+    def __init__(self, judge: Judge) -> None:
+        super().__init__()
+        self._judge = judge
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See :data:`Judge`."""
+        logits, probabilities, known = self._judge(features)
+        return logits, probabilities.float(), known
+
+
 class Portable(nn.Module):
     """A model behind the steps that evaluation takes before it, reading logits of the first ``classes`` outputs.
 
@@ -87,17 +108,31 @@ class Portable(nn.Module):
         model: model input ``[n, ...]`` to logits ``[n, K]``.
         before: what turns the input of the file into model input.
         classes: outputs beyond these belong to tasks that were not learnt; None keeps all.
+        judge: of a learner; there are then three outputs.
     """
 
-    def __init__(self, model: nn.Module, before: nn.Module | None = None, classes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        before: nn.Module | None = None,
+        classes: int | None = None,
+        judge: Judge | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.before, self.classes = with_recurrent_s4d(model), before or nn.Identity(), classes
+        if judge is not None:
+            self.model = copy.deepcopy(model) if self.model is model else self.model
+            place = find_classifier(unwrap(self.model))
+            if isinstance(place.module, ViewsClassifier):
+                place.module.fitted = _Judging(judge)
+            else:
+                place.replace(_Judging(judge))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Input of the file ``[n, ...]`` to logits ``[n, classes]``."""
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Input of the file ``[n, ...]`` to logits ``[n, classes]``, with a judge to all that it says."""
         with _CdistWithoutBranches():
-            logits: Tensor = self.model(self.before(x))
-        return logits if self.classes is None else logits[:, : self.classes]
+            found: Tensor | tuple[Tensor, Tensor, Tensor] = self.model(self.before(x))
+        return found[:, : self.classes] if isinstance(found, Tensor) and self.classes is not None else found
 
 
 class Normalize(nn.Module):

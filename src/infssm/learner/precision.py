@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 
 import torch
-from torch import Tensor
 
+from infssm._timing import measure
 from infssm.learner.config.fields import TrainConfig
 
 _UNITS = {"AMX": "_is_amx_tile_supported", "AVX512-BF16": "_is_avx512_bf16_supported"}
@@ -28,15 +28,8 @@ def settle_precision(config: TrainConfig) -> str:
 
 def bfloat16_gain(repeats: int = 5) -> float:
     """How many times as fast as float32 a matrix product in bfloat16 is here, by a measurement of milliseconds."""
-    x, w = torch.ones(512, 384), torch.ones(384, 384)
-    best = {}
+    best = []
     for dtype in (torch.float32, torch.bfloat16):
-        pair = x.to(dtype), w.to(dtype)
-        best[dtype] = min(_seconds(*pair) for _ in range(repeats))
-    return best[torch.float32] / best[torch.bfloat16]
-
-
-def _seconds(x: Tensor, w: Tensor) -> float:
-    start = time.perf_counter()
-    torch.mm(x, w)
-    return time.perf_counter() - start
+        x, w = torch.ones(512, 384, dtype=dtype), torch.ones(384, 384, dtype=dtype)
+        best.append(min(measure(partial(torch.mm, x, w), repeats, warmup=0)))
+    return best[0] / best[1]

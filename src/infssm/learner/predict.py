@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
@@ -45,12 +45,15 @@ class TrainedClassifier:
         classes: names of the classes it has learnt; logits beyond them belong to tasks it has not seen.
         samples: what the images or sequences of training were like.
         recipe: whose ``eval`` turns raw images into model input; None for sequences.
+        judge: of a learner, from features ``[b, d]`` to logits ``[b, K]``, calibrated probabilities ``[b, K]`` and
+            whether the sample is like some class ``[b]``; None for a run, which is not calibrated.
     """
 
     model: nn.Module
     classes: tuple[str, ...]
     samples: ImageFacts | SequenceFacts
     recipe: Recipe | None
+    judge: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
 
     def transform(self, images: Sequence[SampleLike]) -> Tensor | Mapping[str, Tensor]:
         """Images of any kind that :meth:`predict` takes to model input ``[n, channels, size, size]``.
@@ -119,8 +122,8 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     last = directory.saved_task(task)
     if not (directory.path / names.STREAM).exists():
         raise DataError(
-            f"{directory.path} does not say what its classes and images were (it has no {names.STREAM}: runs have one "
-            "since version 0.2); `infssm eval` still tests it, with its data"
+            f"{directory.path} does not say what its classes and images were: its {names.STREAM} is missing; "
+            "`infssm eval` still tests it, with its data"
         )
     config, facts = load_config(directory.config()), StreamFacts.from_json(directory.stream())
     try:

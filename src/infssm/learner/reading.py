@@ -72,7 +72,9 @@ def sequence_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
 
     Values that are not finite are refused: the model would answer all the same.
     """
-    if facts.rate is not None and not _is_features(sample, facts):
+    # An array [time, bands] holds log energies already.
+    is_features = facts.bands is not None and isinstance(sample, (np.ndarray, Tensor)) and sample.ndim == 2
+    if facts.rate is not None and not is_features:
         sound = sound_input(sample, facts)
         if facts.bands is None:
             return sound[:, None]
@@ -120,11 +122,6 @@ def token_input(prompt: str | Tensor, facts: SequenceFacts) -> Tensor:
     return torch.tensor([list(prompt.encode())])
 
 
-def _is_features(sample: SampleLike, facts: SequenceFacts) -> bool:
-    """Whether a sample holds log energies ``[time, bands]`` already."""
-    return facts.bands is not None and isinstance(sample, (np.ndarray, Tensor)) and sample.ndim == 2
-
-
 def _finite(values: Tensor) -> Tensor:
     if not bool(torch.isfinite(values).all()):
         bad = int((~torch.isfinite(values)).sum())
@@ -152,7 +149,7 @@ def read_series(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             return {str(path): np.loadtxt(path, delimiter=",", ndmin=2)}
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
-    raise DataError(f"{path} is no series: give an .npy or .csv [time, width], or an .npz with x [n, time, width]")
+    raise DataError(f"{path} is not a series: give an .npy or .csv [time, width], or an .npz with x [n, time, width]")
 
 
 def padded(sequences: Sequence[Tensor]) -> Tensor | Mapping[str, Tensor]:

@@ -50,7 +50,7 @@ class Bits(NamedTuple):
         bits_per_token: mean over the predicted tokens. Where bytes are the tokens, both are the same.
         perplexity: ``2 ** bits_per_token``.
         tokens: predicted tokens.
-        bytes: bytes that those tokens stand for; 0 where they are unknown.
+        bytes: bytes of text behind those tokens; 0 where they are unknown.
     """
 
     bits_per_byte: float

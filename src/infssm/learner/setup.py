@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import nn
 
 from infssm._memory import describe_bytes, memory_here
@@ -18,7 +20,6 @@ from infssm._processes import ALONE, Share, this_share
 from infssm._seeding import seed_all
 from infssm.data import (
     Dataset,
-    ImageFacts,
     SequenceLoader,
     Split,
     StreamFacts,
@@ -37,7 +38,7 @@ from infssm.data import (
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError, MissingDataError
-from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig, TrainConfig
+from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import OwnModel, any_model, build_model
 from infssm.learner.scoring import scoring_of
@@ -128,7 +129,12 @@ class Setup:
 def check_config(config: RunConfig) -> None:
     """Raise for unknown names and options, and for models that cannot be built, before any work is done."""
     method_options(config.method.name, config.method.options)
-    _check_targets(config)
+    base, train = parse_name(config.method.name)[0], config.train
+    if not base.supports_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
+        raise ConfigError(
+            f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
+            f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"
+        )
     _check_model(config.model.name, json.dumps(config.model.options, sort_keys=True))
 
 
@@ -146,21 +152,16 @@ def _check_model(name: str, options: str) -> None:
         )
 
 
-def _check_targets(config: RunConfig) -> None:
-    """Mixed and smoothed targets need a base that can train on them."""
-    base, train = parse_name(config.method.name)[0], config.train
-    if not base.supports_soft_labels and (train.mixing != "none" or train.label_smoothing > 0):
-        raise ConfigError(
-            f"{base.name} trains on class labels, so it cannot take train.mixing={train.mixing} with "
-            f"train.label_smoothing={train.label_smoothing:g}: set train.mixing=none train.label_smoothing=0"
-        )
-
-
 def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     """The stream of tasks, with a stored split or the one the configuration draws."""
     data = config.data
-    dataset = _usable_dataset(data)
-    by = _task_kind(data, dataset)
+    dataset = read_dataset(data)
+    by = data.by or dataset.modality.by
+    if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
+        by = "domain"
+    elif by != "class":
+        words = ["class"] + ([dataset.domain_word] if dataset.domain_of is not None else [])
+        raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
     if split is None:
         split = make_split(
             dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
@@ -172,38 +173,23 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
         base_classes=data.base_classes,
         tasks=data.tasks,
-        by=by,
+        by="domain" if by == "domain" else "class",
     )
 
 
 def check_data(config: RunConfig, split: Split) -> None:
     """Raise DataError where the data are no longer those of a stored split; data that are not there cannot differ."""
     with suppress(MissingDataError):
-        split.verify(_usable_dataset(config.data))
-
-
-def _usable_dataset(data: DataConfig) -> Dataset:
-    dataset = require_readable(read_dataset(data), skip_unreadable=data.skip_unreadable)
-    return in_bands(dataset, data.bands)
+        split.verify(read_dataset(config.data))
 
 
 def read_dataset(data: DataConfig) -> Dataset:
-    """The data set that a configuration names."""
+    """The data set that a configuration names, in frequency bands where it asks for them."""
     options = dict(data.options)
     if data.name.startswith("hf:") and data.by not in (None, "class", "domain"):
         options.setdefault("domain", data.by)
-    return load_dataset(data.name, data.root, **options)
-
-
-def _task_kind(data: DataConfig, dataset: Dataset) -> Literal["class", "domain"]:
-    """What makes tasks of a data set."""
-    by = data.by or dataset.modality.by
-    if by in ("domain", dataset.domain_word) and dataset.domain_of is not None:
-        return "domain"
-    if by == "class":
-        return "class"
-    words = ["class"] + ([dataset.domain_word] if dataset.domain_of is not None else [])
-    raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
+    dataset = load_dataset(data.name, data.root, **options)
+    return in_bands(require_readable(dataset, skip_unreadable=data.skip_unreadable), data.bands)
 
 
 def build(
@@ -250,7 +236,7 @@ def make_setup(
 
 
 def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
-    """What a method may know of a stream once ``task`` has arrived: all of it where it was told before."""
+    """What a method may know of a stream once ``task`` has arrived: all of it with outputs for all classes."""
     known = facts.up_to(task)
     # A single class of token sequences would read as language, which has no classes.
     return facts if config.model.classes == "all" or known.modality is not facts.modality else known
@@ -272,19 +258,33 @@ def build_learner(
     own: OwnModel | None = None,
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
-    train = config.train
+    data, train = config.data, config.train
     check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
     model = build_model(config.model, facts, weights=weights) if own is None else own.build(facts.num_outputs)
     recipe: Recipe | None = None
+    transforms = None
     if facts.modality.augmented:
-        recipe = (own and own.recipe(facts.images.channels)) or _recipe(config.data, facts, model)
-    if recipe is None:
-        _check_sequences(train)
-    elif (resize := getattr(model, "set_input_size", None)) is not None:
-        resize(recipe.size)
+        height, width = getattr(model, "img_size", (None, None))  # pixels of the images that the model was made for
+        size = height if data.recipe == "deit" and height == width else None
+        recipe = (own and own.recipe(facts.images.channels)) or make_recipe(
+            data.recipe,
+            facts.images,
+            size=data.image_size or size,
+            eval_normalization=data.eval_normalization,
+            val_transform=data.val_transform,
+        )
+        transforms = Transforms(recipe.train, recipe.eval, strong_recipe(recipe).train)
+        if (resize := getattr(model, "set_input_size", None)) is not None:
+            resize(recipe.size)
+    elif train.mixing != "none" or train.label_smoothing:
+        raise ConfigError("sequences are not mixed or smoothed: set train.mixing=none train.label_smoothing=0")
     if weights and (task0 is not None or train.task0 not in TASK0_KINDS):
-        load_weights(model, task0 or _found(train.task0))
+        try:
+            found = task0 or find_weights(train.task0)  # which may be named as `model.weights` may
+        except CheckpointError as error:
+            raise CheckpointError(f"train.task0: cannot read the weights: {error}") from None
+        load_weights(model, found)
     method = build_method(
         model.to(device),
         config.method.name,
@@ -293,46 +293,12 @@ def build_learner(
         task_sizes=facts.task_sizes,
         data_kind=facts.modality.name,
         domains=bool(facts.domains),
-        transforms=None if recipe is None else _transforms(facts.images, recipe),
+        transforms=transforms,
         seed=config.seed,
         **config.method.options,
     )
     method.module.to(device)
     return method, recipe
-
-
-def _found(task0: str) -> Path:
-    """The file of weights after task 0, which may be named as ``model.weights`` may."""
-    try:
-        return find_weights(task0)
-    except CheckpointError as error:
-        raise CheckpointError(f"train.task0: cannot read the weights: {error}") from None
-
-
-def _recipe(data: DataConfig, facts: StreamFacts, model: nn.Module) -> Recipe:
-    return make_recipe(
-        data.recipe,
-        facts.images,
-        size=data.image_size or (_own_size(model) if data.recipe == "deit" else None),
-        eval_normalization=data.eval_normalization,
-        val_transform=data.val_transform,
-    )
-
-
-def _transforms(images: ImageFacts, recipe: Recipe) -> Transforms:
-    return Transforms(recipe.train, recipe.eval, strong_recipe(images, recipe).train)
-
-
-def _check_sequences(train: TrainConfig) -> None:
-    """Images can be mixed and labels smoothed; sequences are trained on as they are."""
-    if train.mixing != "none" or train.label_smoothing:
-        raise ConfigError("sequences are not mixed or smoothed: set train.mixing=none train.label_smoothing=0")
-
-
-def _own_size(model: nn.Module) -> int | None:
-    """Pixels of the square images a model was made for, if it was."""
-    height, width = getattr(model, "img_size", (None, None))
-    return height if height == width else None
 
 
 def load_weights(into: nn.Module | Method, path: Path) -> None:
@@ -341,9 +307,6 @@ def load_weights(into: nn.Module | Method, path: Path) -> None:
     A method built like the run's gets the head that the run had reached; a model, to train on, the classifier that was
     in training.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
         weights = load(read_checked(path))
         if isinstance(into, Method):

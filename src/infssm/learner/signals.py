@@ -14,7 +14,7 @@ from infssm.learner.events import Control
 
 
 class Interrupted(InfssmError):
-    """The run was told to stop and has saved where it stands."""
+    """The run was asked to stop and has saved its progress."""
 
     exit_code = 130
 

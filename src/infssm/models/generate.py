@@ -98,8 +98,14 @@ def sample(logits: Tensor, temperature: float, top_p: float, generator: torch.Ge
         # A token stays if those before it have less than top_p together: the most probable one always does.
         ranked[ranked.cumsum(-1) - ranked >= top_p] = 0
         shares = torch.zeros_like(shares).scatter_(-1, order, ranked)
-    drawn = shares if generator is None else shares.to(generator.device)
-    return torch.multinomial(drawn, 1, generator=generator)[:, 0].to(logits.device)
+    # By the inverse of the distribution function: one random number for each row, where torch.multinomial draws one for
+    # each token of the vocabulary and takes 15 times as long. Double precision, which MPS lacks, keeps rounding from
+    # selecting a token of probability 0.
+    ends = shares.cumsum(-1, dtype=torch.float32 if shares.device.type == "mps" else torch.float64)
+    source = ends.device if generator is None else generator.device
+    place = torch.rand(len(ends), 1, dtype=ends.dtype, generator=generator, device=source)
+    drawn = torch.searchsorted(ends, place.to(ends.device) * ends[:, -1:], right=True)
+    return drawn[:, 0].clamp(max=ends.shape[1] - 1)
 
 
 def _by_transformers(

@@ -31,7 +31,10 @@ PACKAGED: Mapping[str, str] = {
 
 
 PACKAGED_FOR: Mapping[str, tuple[dict[str, Any], tuple[int, int]]] = {
-    "cifar100-base": ({"name": "vim_nano"}, (3, 32)),
+    "cifar100-base": (
+        {"name": "vim_nano", "options": {"patch_size": 8, "embed_dim": 96, "depth": 4, "stem": "conv"}},
+        (3, 32),
+    ),
     "omniglot": ({"name": "vim_nano", "options": {"patch_size": 2, "embed_dim": 64, "depth": 4}}, (1, 8)),
 }
 """The model that each of them is for, and its images: colour channels and pixels a side."""

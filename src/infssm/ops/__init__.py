@@ -3,7 +3,7 @@
 from infssm.ops.backend import backend_report
 from infssm.ops.conv import causal_conv1d
 from infssm.ops.distance import fused_distance
-from infssm.ops.distances import KINDS, Kind
+from infssm.ops.distances import KINDS, KINDS_OF_ANGLES, Kind, System, sampled_output, schubert_distance
 from infssm.ops.norm import add_rms_norm
 from infssm.ops.packing import seq_idx_from_cu_seqlens, seq_idx_from_position_ids
 from infssm.ops.scan import ScanInputs, ScanOutput, ScanStates, scan, selective_scan
@@ -14,10 +14,12 @@ from infssm.ops.subspace import principal_angles, rotation_lattice
 
 __all__ = [
     "KINDS",
+    "KINDS_OF_ANGLES",
     "Kind",
     "ScanInputs",
     "ScanOutput",
     "ScanStates",
+    "System",
     "add_rms_norm",
     "backend_report",
     "causal_conv1d",
@@ -25,9 +27,11 @@ __all__ = [
     "mean_states",
     "principal_angles",
     "rotation_lattice",
+    "sampled_output",
     "scan",
     "scan_ssd",
     "scan_step",
+    "schubert_distance",
     "selective_scan",
     "seq_idx_from_cu_seqlens",
     "seq_idx_from_position_ids",

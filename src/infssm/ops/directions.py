@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from infssm.ops.conv import ConvInputs
@@ -57,14 +58,12 @@ def scan_directions(
     `can_fuse`). Returns y: [batch, tokens, channels], and the states of each direction if they were asked for.
     """
     y, *parts = _directions(xz, reverse, scale, states, torch.is_grad_enabled(), weights)
-    if not states:
-        return y, []
     found = []
-    for i in range(len(reverse)):
-        (a, delta), (projected, *_) = _parts(parts, len(reverse), i)
+    for i in range(len(reverse) if states else 0):
+        projected, (a, delta) = parts[_KEPT * i], parts[_KEPT * len(reverse) + 2 * i :][:2]
         rank, n = weights[_FIELDS * i + 3].shape[1], weights[_FIELDS * i + 5].shape[1]
-        low, b, c = torch.split(projected, [rank, n, n], dim=-1)
-        found.append(DirectionStates(a.squeeze(2), delta.squeeze(2), low, b, c))
+        low, b, c = projected.split_with_sizes([rank, n, n], dim=-1)
+        found.append(DirectionStates(a, delta, low, b, c))
     return y, found
 
 
@@ -83,35 +82,26 @@ class _Kept(NamedTuple):
 
 
 _FIELDS, _KEPT = len(DirectionWeights._fields), len(_Kept._fields)
-_MEANS = 2  # a and delta, empty where states are not asked for
-
-
-def _parts(parts: Sequence[Tensor], count: int, i: int) -> tuple[tuple[Tensor, Tensor], _Kept]:
-    """The mean states of direction i of `count`, and what it keeps; of the outputs after y."""
-    a, delta = parts[i * _MEANS : (i + 1) * _MEANS]
-    first = count * _MEANS + i * _KEPT
-    return (a, delta), _Kept(*parts[first : first + _KEPT])
 
 
 def _ways(weights: Sequence[Tensor]) -> list[DirectionWeights]:
     whole = [*map(Tensor.contiguous, weights)]
-    return [DirectionWeights(*whole[i : i + _FIELDS]) for i in range(0, len(weights), _FIELDS)]
+    return [DirectionWeights(*whole[i : i + _FIELDS]) for i in range(0, len(whole), _FIELDS)]
 
 
-def _conv_inputs(xz: Tensor, way: DirectionWeights, reverse: bool) -> ConvInputs:
-    return ConvInputs(xz[..., : xz.shape[2] // 2], way.conv.squeeze(1), way.conv_bias, True, reverse)
+def _halves(xz: Tensor) -> tuple[Tensor, Tensor]:
+    channels = xz.shape[2] // 2
+    return xz[..., :channels], xz[..., channels:]
 
 
-def _scan_inputs(xz: Tensor, way: DirectionWeights, kept: _Kept, reverse: bool) -> ScanInputs:
+def _scan_inputs(z: Tensor, way: DirectionWeights, kept: _Kept, reverse: bool) -> ScanInputs:
     rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
-    B = kept.projected[..., rank : rank + n].unsqueeze(2)
-    C = kept.projected[..., rank + n :].unsqueeze(2)
-    z = xz[..., xz.shape[2] // 2 :]
+    _, B, C = kept.projected.unsqueeze(2).split_with_sizes([rank, n, n], dim=-1)
     return ScanInputs(kept.u, kept.delta, kept.A, B, C, way.D, z, way.dt_bias, True, reverse)
 
 
 def _outputs(xz: Tensor, *args: Any) -> list[Tensor]:
-    """y, then the mean states of each direction, then what each keeps; uninitialised."""
+    """As of the kernel, uninitialised."""
     *_, states, save, weights = args
     batch, tokens, channels = *xz.shape[:2], xz.shape[2] // 2
     y = xz.new_empty(batch, tokens, channels)
@@ -119,115 +109,117 @@ def _outputs(xz: Tensor, *args: Any) -> list[Tensor]:
     kept: list[Tensor] = []
     for way in _ways(weights):
         n = way.A_log.shape[1]
-        u, delta = torch.empty_like(y), torch.empty_like(y)
+        saved = xz.new_empty(saved_shape(y.shape, 1, n) if save else 0)
         projected = xz.new_empty(batch, tokens, way.x_proj.shape[0])
-        formed = ScanInputs(u, delta, way.A_log, projected[..., None, :n], projected[..., None, :n])
-        means += [xz.new_empty(shape if states else 0) for shape in ((batch, tokens, 1, n), (batch, tokens, 1))]
-        saved = xz.new_empty(saved_shape(formed) if save else 0)
-        kept += _Kept(projected, u, delta, xz.new_empty(way.A_log.shape), saved)
-    return [y, *means, *kept]
+        kept += _Kept(projected, torch.empty_like(y), torch.empty_like(y), torch.empty_like(way.A_log), saved)
+        means += [xz.new_empty(batch, tokens, n), xz.new_empty(batch, tokens)]
+    return [y, *(kept if states or save else ()), *(means if states else ())]
 
 
 def _kernel(
     xz: Tensor, reverse: Sequence[bool], scale: float, states: bool, save: bool, weights: Sequence[Tensor]
 ) -> list[Tensor]:
-    xz, threads = rows(xz), torch.get_num_threads()
-    y, *parts = outputs = _outputs(xz, states, save, weights)
-    channels = y.shape[2]
+    """y; with `states` or `save` what each direction keeps; with `states` the mean states of each."""
+    (x, z), threads = _halves(rows(xz)), torch.get_num_threads()
+    kept: list[Tensor] = []
+    means: list[Tensor] = []
+    y = x.new_empty(x.shape)
     for i, way in enumerate(_ways(weights)):
-        means, kept = _parts(parts, len(reverse), i)
-        native.conv_forward(_conv_inputs(xz, way, reverse[i]), kept.u, threads)
-        projected = kept.projected.view(-1, way.x_proj.shape[0])
-        torch.mm(kept.u.view(-1, channels), way.x_proj.t(), out=projected)
-        torch.mm(projected[:, : way.dt_proj.shape[1]], way.dt_proj.t(), out=kept.delta.view(-1, channels))
-        torch.exp(way.A_log, out=kept.A).neg_()
-        found = Outputs(y, None, *means, None, kept.saved)
-        native.scan_forward(_scan_inputs(xz, way, kept, reverse[i]), found, kept.saved, threads, scale, i > 0)
-    return outputs
+        n, u = way.A_log.shape[1], torch.empty_like(y)
+        native.conv_forward(ConvInputs(x, way.conv.squeeze(1), way.conv_bias, True, reverse[i]), u, threads)
+        projected = F.linear(u, way.x_proj)
+        delta = F.linear(projected[..., : way.dt_proj.shape[1]], way.dt_proj)
+        saved = x.new_empty(saved_shape(y.shape, 1, n) if save else 0)
+        formed = _Kept(projected, u, delta, torch.exp(way.A_log).neg_(), saved)
+        found = Outputs(y, None, None, None, None, None)
+        if states:
+            a, mean_delta = x.new_empty(*x.shape[:2], n), x.new_empty(x.shape[:2])
+            means += [a, mean_delta]
+            found = Outputs(y, None, a.unsqueeze(2), mean_delta.unsqueeze(2), None, None)
+        native.scan_forward(_scan_inputs(z, way, formed, reverse[i]), found, saved, threads, scale, i > 0)
+        if states or save:
+            kept += formed
+    return [y, *kept, *means]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     xz, ctx.reverse, ctx.scale, states, _, weights = inputs
-    kept = output[1 + len(ctx.reverse) * _MEANS :]
+    kept = output[1 : 1 + len(ctx.reverse) * _KEPT]
     # Of what is kept, `projected` comes first; it holds the B and C of the states.
-    ctx.mark_non_differentiable(*([x for i, x in enumerate(kept) if i % _KEPT] if states else output[1:]))
+    ctx.mark_non_differentiable(*([x for i, x in enumerate(kept) if i % _KEPT] if states else kept))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(xz, *weights, *kept)
 
 
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
     xz, *saved = ctx.saved_tensors
     count = len(ctx.reverse)
-    weights, kept = saved[: count * _FIELDS], saved[count * _FIELDS :]
-    first = 1 + count * _MEANS
-    of_outputs = [*grads[:first], *grads[first::_KEPT]]  # of y, the mean states and `projected`
-    needs = ctx.needs_input_grad[5:]
-    dxz, *found = _directions_backward(xz, ctx.reverse, ctx.scale, of_outputs, needs, kept, weights)
+    weights, kept, needs = saved[: count * _FIELDS], saved[count * _FIELDS :], ctx.needs_input_grad[5:]
+    of_states = [*grads[: count * _KEPT : _KEPT], *grads[count * _KEPT :]]  # `projected`, then the mean states
+    dxz, *found = _directions_backward(xz, ctx.reverse, ctx.scale, grad_y, of_states, needs, kept, weights)
     wanted = (grad if need else None for grad, need in zip(found, needs, strict=True))
     return dxz, None, None, None, None, *wanted
 
 
 def _input_grads(xz: Tensor, *args: Any) -> list[Tensor]:
-    """Gradients of xz and of every weight, uninitialised; empty for a projection's that is not needed."""
+    """As of the backward kernel, uninitialised."""
     *_, needs, _, weights = args
-    optional = [DirectionWeights._fields.index(name) for name in ("x_proj", "dt_proj")]
     found = [torch.empty_like(xz, memory_format=torch.contiguous_format)]
     for i, (weight, need) in enumerate(zip(weights, needs, strict=True)):
-        found.append(xz.new_empty(0) if not need and i % _FIELDS in optional else weight.new_empty(weight.shape))
+        found.append(weight.new_empty(weight.shape if need or i % _FIELDS not in _PROJECTIONS else 0))
     return found
+
+
+_PROJECTIONS = [DirectionWeights._fields.index(name) for name in ("x_proj", "dt_proj")]
 
 
 def _backward_kernel(
     xz: Tensor,
     reverse: Sequence[bool],
     scale: float,
-    grads: Sequence[Tensor | None],
+    grad_y: Tensor | None,
+    of_states: Sequence[Tensor | None],
     needs: Sequence[bool],
     kept: Sequence[Tensor],
     weights: Sequence[Tensor],
 ) -> list[Tensor]:
-    dxz, *found = outputs = _input_grads(xz, needs, kept, weights)
-    xz, threads, channels = rows(xz), torch.get_num_threads(), xz.shape[2] // 2
-    grad_y = xz.new_zeros(*xz.shape[:2], channels) if grads[0] is None else rows(grads[0])
+    """Gradients of xz and of every weight; empty for a projection's that is not needed."""
+    threads, count = torch.get_num_threads(), len(reverse)
+    dxz = torch.empty_like(xz, memory_format=torch.contiguous_format)
+    (x, z), (dx, dz), channels = _halves(rows(xz)), _halves(dxz), xz.shape[2] // 2
+    grad_y = torch.zeros_like(x) if grad_y is None else rows(grad_y)
+    outputs = [dxz]
     for i, way in enumerate(_ways(weights)):
-        formed, to = _Kept(*kept[_KEPT * i : _KEPT * (i + 1)]), _ways(found)[i]
-        grad_a, grad_delta = grads[1 + _MEANS * i : 1 + _MEANS * (i + 1)]
-        grad_projected = grads[1 + _MEANS * len(reverse) + i]
+        formed = _Kept(*kept[_KEPT * i : _KEPT * (i + 1)])
+        need_x_proj, need_dt_proj = (needs[_FIELDS * i + place] for place in _PROJECTIONS)
+        like = (way.conv, way.conv_bias, way.dt_bias, way.A_log, way.D)
+        dconv, dconv_bias, dt_bias, dA, dD = map(torch.empty_like, like)
+        dprojected, du, ddelta = map(torch.empty_like, (formed.projected, formed.u, formed.delta))
         rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
-        dprojected = torch.empty_like(formed.projected)
-        du, ddelta = torch.empty_like(formed.u), torch.empty_like(formed.delta)
-        gradients = ScanInputs(
-            u=du,
-            delta=ddelta,
-            A=to.A_log,
-            B=dprojected[..., rank : rank + n].unsqueeze(2),
-            C=dprojected[..., rank + n :].unsqueeze(2),
-            D=to.D,
-            z=dxz[..., channels:],
-            delta_bias=to.dt_bias,
-        )
-        of_outputs = OutputGrads(grad_y, None, flat(grad_a), flat(grad_delta), None)
-        x = _scan_inputs(xz, way, formed, reverse[i])
-        native.scan_backward(x, formed.saved, of_outputs, gradients, threads, scale, i > 0)
-        to.A_log.mul_(formed.A)  # A = -exp(A_log) is its own derivative
-        by_delta, u = ddelta.view(-1, channels), formed.u.view(-1, channels)
-        columns, projected = dprojected.view(-1, rank + 2 * n), formed.projected.view(-1, rank + 2 * n)
+        _, dB, dC = dprojected.unsqueeze(2).split_with_sizes([rank, n, n], dim=-1)
+        gradients = ScanInputs(du, ddelta, dA, dB, dC, dD, dz, dt_bias)
+        of_means = (grad if grad is None else flat(grad).unsqueeze(2) for grad in of_states[count + 2 * i :][:2])
+        of_outputs = OutputGrads(grad_y, None, *(tuple(of_means) or (None, None)), None)
+        inputs = _scan_inputs(z, way, formed, reverse[i])
+        native.scan_backward(inputs, formed.saved, of_outputs, gradients, threads, scale, i > 0)
+        dA.mul_(formed.A)  # A = -exp(A_log) is its own derivative
+        by_delta, columns = ddelta.view(-1, channels), dprojected.view(-1, rank + 2 * n)
         torch.mm(by_delta, way.dt_proj, out=columns[:, :rank])
-        if grad_projected is not None:
+        if (grad_projected := of_states[i]) is not None:
             dprojected += grad_projected
         du.view(-1, channels).addmm_(columns, way.x_proj)
-        inputs = _conv_inputs(xz, way, reverse[i])
-        native.conv_backward(inputs, du, dxz[..., :channels], to.conv.squeeze(1), to.conv_bias, threads, i > 0)
-        if to.x_proj.numel():
-            torch.mm(columns.t(), u, out=to.x_proj)
-        if to.dt_proj.numel():
-            torch.mm(by_delta.t(), projected[:, :rank], out=to.dt_proj)
+        conv = ConvInputs(x, way.conv.squeeze(1), way.conv_bias, True, reverse[i])
+        native.conv_backward(conv, du, dx, dconv.squeeze(1), dconv_bias, threads, i > 0)
+        low = formed.projected.view(-1, rank + 2 * n)[:, :rank]
+        dx_proj = torch.mm(columns.t(), formed.u.view(-1, channels)) if need_x_proj else dA.new_empty(0)
+        ddt_proj = torch.mm(by_delta.t(), low) if need_dt_proj else dA.new_empty(0)
+        outputs += DirectionWeights(dconv, dconv_bias, dx_proj, ddt_proj, dt_bias, dA, dD)
     return outputs
 
 
 _directions_backward = define(
-    "directions_backward(Tensor xz, bool[] reverse, float scale, Tensor?[] grads, bool[] needs, Tensor[] kept,"
-    " Tensor[] weights) -> Tensor[]",
+    "directions_backward(Tensor xz, bool[] reverse, float scale, Tensor? grad_y, Tensor?[] of_states, bool[] needs,"
+    " Tensor[] kept, Tensor[] weights) -> Tensor[]",
     _backward_kernel,
     _input_grads,
 )

@@ -130,7 +130,7 @@ def _mend(outputs: tuple[Tensor, ...], rows: Tensor, kind: str, pair: Pair) -> N
         if tensor is not None:
             tensor.requires_grad_(want)
     with _autograd_inside():
-        exact, found = value_and_slopes(KINDS[kind].formula, few, wanted)
+        exact, found = value_and_slopes(lambda *x: KINDS[kind].formula(Pair(*x, soft=pair.soft)), few.tensors, wanted)
     _place(rows, (value, *slopes), (exact, *found))
 
 

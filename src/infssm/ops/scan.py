@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -336,14 +336,14 @@ def _divide(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
     return ScanInputs(*args[:_COUNT]), args[_COUNT:]
 
 
-def saved_shape(x: ScanInputs, triton: bool = False) -> tuple[int, ...]:
-    """States before each chunk, in the order in which the kernels that asked for them hold channels."""
-    (batch, tokens, channels), (groups, n) = x.u.shape, x.B.shape[2:]
+def saved_shape(shape: Sequence[int], groups: int, n: int, triton: bool = False) -> tuple[int, ...]:
+    """States before each chunk of u with this shape, in the order in which the kernels hold them."""
+    batch, tokens, channels = shape
     if triton:
         return batch, -(-tokens // _triton.CHUNK), n * channels
-    lanes, chunk = native.lanes(), native.CHUNK
-    padded = groups * ((channels // groups + lanes - 1) // lanes) * lanes
-    return batch, (tokens + chunk - 1) // chunk, padded * n
+    lanes = native.lanes()
+    padded = groups * -(-channels // groups // lanes) * lanes
+    return batch, -(-tokens // native.CHUNK), padded * n
 
 
 def _outputs(*args: Any) -> Outputs:
@@ -357,7 +357,7 @@ def _outputs(*args: Any) -> Outputs:
         a=new(u, batch, tokens, groups, n) if states else new(u, 0),
         delta=new(u, batch, tokens, groups) if states else new(u, 0),
         zoh=new(u, batch, tokens, groups, n) if states == 2 else new(u, 0),
-        saved=new(u, *saved_shape(x, triton)) if save else new(u, 0),
+        saved=new(u, *saved_shape(u.shape, groups, n, triton)) if save else new(u, 0),
     )
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.ops.checks import compute_dtype, expect_shape
 from infssm.ops.distances import Pair, lattice
+from infssm.ops.distances.schubert import rectangular_lattice
 
 
 def rotation_lattice(old_a: Tensor, new_a: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,9 +25,11 @@ def rotation_lattice(old_a: Tensor, new_a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def principal_angles(old_a: Tensor, new_a: Tensor) -> Tensor:
-    """Angles ``[..., n]`` between the subspaces, largest first; old_a, new_a: ``[..., n]`` in any order.
+    """Angles between the subspaces, largest first: ``[..., n], [..., m] -> [..., min(n, m)]``, poles in any order.
 
     Small ones come from their sines and large ones from their cosines, so all keep their precision.
     """
+    if old_a.shape[-1] != new_a.shape[-1]:
+        return lattice.angles(*rectangular_lattice(old_a, new_a)).to(compute_dtype(old_a, new_a).to_real())
     pair = Pair(old_a, old_a, new_a, new_a).sorted()
     return lattice.angles(*rotation_lattice(pair.old_a, pair.new_a))

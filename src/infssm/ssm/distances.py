@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -69,9 +70,15 @@ def distance(
     scalar transition (``a [..., 1]``) has observability of rank 1, so the kinds that depend on a alone use n = 1, and
     the others sum ``|c|^2`` or ``c b``. All tensors are converted to the widest of their types, at least float32.
 
+    The systems may have different numbers of states. Kinds of principal angles then compare the smaller subspace with
+    the nearest one inside of the larger (Schubert distances): 0 where the larger contains the smaller; with
+    ``count_missing=True``, `chordal` and `geodesic` count every missing dimension as a right angle. `output`,
+    `simplified` and `aligned` have the same formula for any sizes. Systems with a low-rank part have `output` only, by
+    ``frequencies=128`` samples of the transfer functions; the same option samples diagonal systems, too.
+
     Args:
         old: ``a, c, b [..., n]``.
-        new: ``a, c, b [..., n]``; leading dimensions broadcast against old's.
+        new: ``a, c, b [..., m]``; leading dimensions broadcast against old's.
         kind: one of `list_distances`.
         soft_normalize: apply soft-normalisation to raw real states first. Poles are compared as they were given, so
             raw ones up to 80 keep their precision, although tanh(x / 2) rounds to 1 beyond 17 in float32.
@@ -87,7 +94,12 @@ def distance(
     if validate:
         _check_pair(old, new, soft_normalize=soft_normalize)
     old, new = _alike(old, new)
+    if not (old.is_diagonal and new.is_diagonal) or (kind == "output" and "frequencies" in options):
+        return _sampled(old, new, kind, soft_normalize, **options)
+    if kind in ops.KINDS_OF_ANGLES and (old.a.shape[-1] != new.a.shape[-1] or "count_missing" in options):
+        return ops.schubert_distance(old.a, new.a, kind=kind, soft_normalize=soft_normalize, **options)
     if known is not None:
+        old, new = _same_size(old, new)
         if "b" in known.sees and (old.b is None or new.b is None):
             raise ConfigError(
                 f"distance: kind {kind!r} needs b, and {'old' if old.b is None else 'new'}.b is None; give "
@@ -104,60 +116,103 @@ def distance(
 
 
 def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
-    """Principal angles between the two observability subspaces, largest first.
+    """The min(n, m) principal angles between the two observability subspaces, largest first.
 
     Small angles are computed from their sines and large ones from their cosines, so all keep their precision. A scalar
     transition ``a I`` has observability of rank 1, hence one angle.
 
     Args:
         old: ``a [..., n]``.
-        new: ``a [..., n]``.
+        new: ``a [..., m]``.
 
     Returns:
-        ``[..., n]`` in [0, pi/2].
+        ``[..., min(n, m)]`` in [0, pi/2].
     """
     _check_pair(old, new, soft_normalize=False)
+    if not (old.is_diagonal and new.is_diagonal):
+        raise ConfigError("principal_angles: a system with a low-rank part has no poles at hand; use space.to_poles()")
     old, new = _alike(old, new)
     return ops.principal_angles(old.a, new.a)
 
 
 def _alike(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:
     """Both systems in one precision of at least float32 and with equal leading dimensions."""
-    dtypes = {old.a.dtype, old.c.dtype, new.a.dtype, new.c.dtype}
-    for b in (old.b, new.b):
-        if b is not None:
-            dtypes.add(b.dtype)
+    dtypes = {x.dtype for space in (old, new) for x in (space.a, space.c, space.b, space.u, space.v) if x is not None}
     if dtypes != {torch.float32}:
         widest = reduce(torch.promote_types, dtypes, torch.float32)
         old, new = old.map(lambda x: x.to(widest)), new.map(lambda x: x.to(widest))
-    if old.c.shape != new.c.shape:
+    if old.c.shape[:-1] != new.c.shape[:-1]:
         lead = torch.broadcast_shapes(old.c.shape[:-1], new.c.shape[:-1])  # type: ignore[no-untyped-call]
-        old, new = (space.map(lambda x: x.expand(*lead, x.shape[-1])) for space in (old, new))
+        old, new = (
+            space.map(lambda x, first=space.c.ndim - 1: x.expand(*lead, *x.shape[first:])) for space in (old, new)
+        )
     return old, new
+
+
+def _same_size(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:
+    """The smaller system with states added that have c = b = 0 and poles of the larger one: no kind that sees c
+    changes by them, and the kernels and their precision near equality serve any two sizes."""
+    if old.n == new.n and old.a.shape[-1] == new.a.shape[-1]:
+        return old, new
+    old, new = (
+        space if not space.is_scalar else replace(space, a=space.a.expand(space.c.shape)) for space in (old, new)
+    )
+    if old.n > new.n:
+        return old, _padded(new, old.a[..., new.n :])
+    return _padded(old, new.a[..., old.n :]), new
+
+
+def _padded(space: StateSpace, poles: Tensor) -> StateSpace:
+    if not poles.shape[-1]:
+        return space
+    zeros = torch.zeros_like(poles)
+    b = None if space.b is None else torch.cat([space.b, zeros], dim=-1)
+    return replace(space, a=torch.cat([space.a, poles.detach()], -1), c=torch.cat([space.c, zeros], -1), b=b)
+
+
+def _sampled(old: StateSpace, new: StateSpace, kind: str, soft_normalize: bool, **options: Any) -> Tensor:
+    """`output` of two systems of any kind, by samples of their transfer functions."""
+    if kind != "output":
+        raise ConfigError(
+            f"distance: kind {kind!r} needs poles, and a system with a low-rank part has none at hand; use "
+            "kind='output', or compare space.to_poles(), which takes O(n^3) operations for each system"
+        )
+    if soft_normalize:
+        if old.is_diagonal != new.is_diagonal:
+            raise ConfigError(
+                "distance: soft-normalisation acts on diagonal systems only, so a diagonal system and one with a "
+                "low-rank part cannot be compared with it; use soft_normalize=False"
+            )
+        old, new = old.soft_normalized(), new.soft_normalized()
+    systems = []
+    for name, space in (("old", old), ("new", new)):
+        if space.b is None:
+            raise ConfigError(f"distance: kind 'output' needs b, and {name}.b is None; give StateSpace(a, c, b)")
+        systems.append(ops.System(space.a.expand(space.c.shape), space.c, space.b, space.u, space.v))
+    return ops.sampled_output(systems[0], systems[1], **options)
 
 
 def _check_pair(old: StateSpace, new: StateSpace, *, soft_normalize: bool) -> None:
     """Raise `ConfigError` unless the two systems can be compared; poles are checked after soft-normalisation."""
     for name, space in (("old", old), ("new", new)):
         _check_system(name, space, soft_normalize)
-    if old.n != new.n:
-        raise ConfigError(f"old.c has n = {old.n} states and new.c has n = {new.n}: both systems need the same n")
-    if old.a.shape[-1] != new.a.shape[-1]:
+    if soft_normalize and old.a.is_complex() != new.a.is_complex():
         raise ConfigError(
-            f"old.a has {old.a.shape[-1]} poles and new.a has {new.a.shape[-1]}: expand the scalar transition to n"
+            f"old.a is {old.a.dtype} and new.a is {new.a.dtype}: soft-normalisation acts on real systems only; make "
+            "both real or both complex, or use soft_normalize=False"
         )
-    if old.a.is_complex() != new.a.is_complex():
-        raise ConfigError(f"old.a is {old.a.dtype} and new.a is {new.a.dtype}: make both real or both complex")
     try:
-        torch.broadcast_shapes(old.c.shape, new.c.shape)  # type: ignore[no-untyped-call]
+        torch.broadcast_shapes(old.c.shape[:-1], new.c.shape[:-1])  # type: ignore[no-untyped-call]
     except RuntimeError:
         raise ConfigError(
-            f"old.c {tuple(old.c.shape)} and new.c {tuple(new.c.shape)} do not broadcast against each other"
+            f"the leading dimensions of old.c {tuple(old.c.shape)} and new.c {tuple(new.c.shape)} do not broadcast "
+            "against each other"
         ) from None
 
 
 def _check_system(name: str, space: StateSpace, soft_normalize: bool) -> None:
-    tensors = {"a": space.a, "c": space.c} if space.b is None else {"a": space.a, "c": space.c, "b": space.b}
+    fields = {"a": space.a, "c": space.c, "b": space.b, "u": space.u, "v": space.v}
+    tensors = {key: value for key, value in fields.items() if value is not None}
     for key, value in tensors.items():
         if value.ndim == 0 or not (value.is_floating_point() or value.is_complex()):
             raise ConfigError(
@@ -176,10 +231,25 @@ def _check_system(name: str, space: StateSpace, soft_normalize: bool) -> None:
             raise ConfigError(
                 f"{name}.{key} {tuple(tensors[key].shape)} does not fit {name}.c {tuple(space.c.shape)}: need [..., n]"
             )
-    poles = space.soft_normalized().a if soft_normalize else space.a
+    if space.u is not None or space.v is not None:
+        shapes = [None if x is None else tuple(x.shape) for x in (space.u, space.v)]
+        if shapes[0] != shapes[1] or shapes[0] is None or (*shapes[0][:-2], shapes[0][-1]) != tuple(space.c.shape):
+            raise ConfigError(
+                f"{name}.u {shapes[0]} and {name}.v {shapes[1]} do not fit {name}.c {tuple(space.c.shape)}: need both, "
+                "[..., rank, n]"
+            )
     checks = [(torch.isfinite(value.detach()), value, key, "is not finite") for key, value in tensors.items()]
-    checks.append((poles.detach().abs() < 1, poles, "a", "lies outside the open unit disc (unstable)"))
+    if space.is_diagonal:
+        poles = space.soft_normalized().a if soft_normalize else space.a
+        checks.append((poles.detach().abs() < 1, poles, "a", "lies outside the open unit disc (unstable)"))
     for good, value, key, problem in checks:
         if not bool(good.all()):
             index = tuple((~good).nonzero()[0].tolist())
             raise ConfigError(f"{name}.{key}{list(index)} = {value.detach()[index].item():.6g} {problem}")
+    if not space.is_diagonal:
+        radius = torch.linalg.eigvals(space.dense().detach()).abs().amax(-1)
+        if not bool((radius < 1).all()):
+            raise ConfigError(
+                f"{name} is unstable: the spectral radius of diag(a) + sum u v^T is {radius.max().item():.6g}; it must "
+                "be below 1"
+            )

@@ -79,10 +79,16 @@ ParametersFn = Callable[[Any, str], list[StateRows]]
 
 @dataclass(frozen=True)
 class Probe:
-    """How to read the states of one mixer class, and which parameters form them."""
+    """How to read the states of one mixer class, and which parameters form them.
+
+    exact: the systems give the layer's own response to an input while a token's values are held; otherwise they are
+    means over channels. refusal: why a layer has no states to record, and what to use instead.
+    """
 
     states: ProbeFn
     parameters: ParametersFn | None = None
+    exact: bool = False
+    refusal: str | None = None
 
 
 _PROBES: dict[str, Probe] = {}
@@ -90,13 +96,14 @@ _GROUP = "infssm.probes"
 
 
 def register_probe(
-    mixer: type[nn.Module] | str, *, parameters: ParametersFn | None = None
+    mixer: type[nn.Module] | str, *, parameters: ParametersFn | None = None, exact: bool = False
 ) -> Callable[[ProbeFn], ProbeFn]:
     """Register a probe for a mixer class: ``(mixer, inputs) -> list[StateSpace]``, one entry per scan direction.
 
     ``mixer``: the class, or its qualified name (``"package.module.Class"``; ``*`` matches anything) so that its library
     need not be imported. Subclasses are covered. ``inputs`` is a :class:`MixerInputs`; a probe must be differentiable.
     ``parameters``: ``(mixer, which) -> [(parameter, row slice or None)]`` for methods that regularize parameters.
+    ``exact``: see :class:`Probe`; it is shown by ``infssm list probes``.
     Installed packages add probes through the entry-point group ``infssm.probes`` (name: qualified class name).
     """
     name = mixer if isinstance(mixer, str) else qualified_name(mixer)
@@ -105,10 +112,42 @@ def register_probe(
         known = _PROBES.get(name)
         if known is not None and _identity(known.states) != _identity(fn):
             raise ConfigError(f"a probe for {name!r} is registered already")
-        _PROBES[name] = Probe(fn, parameters)
+        _PROBES[name] = Probe(fn, parameters, exact)
         return fn
 
     return add
+
+
+def refuse_layer(name: str, reason: str) -> None:
+    """Name a mixer class whose states cannot be recorded: recording raises ConfigError with the reason."""
+
+    def states(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:  # noqa: ARG001
+        raise ConfigError(reason)
+
+    _PROBES[name] = Probe(states, refusal=reason)
+
+
+def check_options(inputs: MixerInputs, layer: str) -> None:
+    """Refuse options of selective layers for a layer that has no step size."""
+    if inputs.options.b_mode != "raw":
+        raise ConfigError(f"{layer} has no step size for b_mode={inputs.options.b_mode!r}; use b_mode='raw'")
+    if not inputs.options.include_dt_bias:
+        raise ConfigError(f"{layer} cannot leave out the bias of its decay; use include_dt_bias=True")
+
+
+def list_probes() -> dict[str, Probe]:
+    """Every registered probe by the qualified name of its layer, those of installed packages included."""
+    load_entry_points()
+    return dict(sorted(_PROBES.items()))
+
+
+def describe_probe(name: str) -> str:
+    """One line: the systems that are recorded and whether they are exact, or why there are none."""
+    probe = _PROBES[name]
+    if probe.refusal is not None:
+        return f"refused: {probe.refusal}"
+    text = " ".join((probe.states.__doc__ or "").split("\n\n")[0].split()).removesuffix(".")
+    return f"{text} ({'exact' if probe.exact else 'means over channels'})"
 
 
 def probe_for(module: nn.Module) -> Probe | None:

@@ -27,9 +27,11 @@ def soft_normalize(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class StateSpace:
-    """A diagonal state space system ``x' = diag(a) x + b u, y = c x``, one per leading index.
+    """A state space system ``x' = A x + b input, output = c x`` with diagonal A, one per leading index.
 
-    The values are raw: no soft-normalisation is applied unless `soft_normalized` is called.
+    Where u and v are given, A is ``diag(a) + sum_k u_k v_k^T``: diagonal plus low rank, as in S4 and in delta rules
+    with a decay per channel. Such a system has no poles at hand; the `output` distance compares it by samples of its
+    transfer function. The values are raw: no soft-normalisation is applied unless `soft_normalized` is called.
 
     Attributes:
         a: ``[..., n]`` diagonal of the transition, real or complex, or ``[..., 1]`` next to ``c: [..., n]``, which
@@ -37,12 +39,15 @@ class StateSpace:
         c: ``[..., n]`` output row.
         b: ``[..., n]`` input column, or None; only the `output` distance needs it.
         mask: ``[batch, tokens]``, the leading indices, true where there is a token and not padding; None: everywhere.
+        u, v: ``[..., rank, n]`` low-rank part of the transition, or None.
     """
 
     a: Tensor
     c: Tensor
     b: Tensor | None = None
     mask: Tensor | None = None
+    u: Tensor | None = None
+    v: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -54,9 +59,15 @@ class StateSpace:
         """Whether the transition is ``a I`` with more than one state (Mamba-2)."""
         return self.a.shape[-1] == 1 and self.n > 1
 
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether a are the poles, as there is no low-rank part."""
+        return self.u is None
+
     def map(self, fn: Callable[[Tensor], Tensor]) -> StateSpace:
         """Apply ``fn`` to each tensor but the mask."""
-        return replace(self, a=fn(self.a), c=fn(self.c), b=None if self.b is None else fn(self.b))
+        b, u, v = (None if x is None else fn(x) for x in (self.b, self.u, self.v))
+        return replace(self, a=fn(self.a), c=fn(self.c), b=b, u=u, v=v)
 
     def map_batch(self, fn: Callable[[Tensor], Tensor]) -> StateSpace:
         """Apply ``fn``, which selects rows of the batch, to each tensor and to the mask."""
@@ -74,16 +85,29 @@ class StateSpace:
         return self.map(Tensor.detach)
 
     def soft_normalized(self) -> StateSpace:
-        """Soft-normalise every real tensor; complex ones (S4D: poles in the unit disc already) stay as they are."""
+        """Soft-normalise every real tensor of a diagonal system; others are stable already and stay as they are."""
+        if not self.is_diagonal:
+            return self
         return self.map(lambda x: x if x.is_complex() else soft_normalize(x))
 
     def with_conjugates(self) -> StateSpace:
         """Append the mirror image of a system stored as one half of its conjugate pairs, ``[..., n] -> [..., 2n]``."""
         if not self.a.is_complex():
             raise ConfigError("with_conjugates: a is real; only a complex system can be one half of conjugate pairs")
-        if self.is_scalar:
-            raise ConfigError("with_conjugates: a scalar transition a I has no conjugate half")
+        if self.is_scalar or not self.is_diagonal:
+            raise ConfigError(
+                "with_conjugates: a scalar transition a I, or one with a low-rank part, has no conjugate half"
+            )
         return self.map(lambda x: torch.cat([x, x.conj()], dim=-1))
+
+    def dense(self) -> Tensor:
+        """The transition A, ``[..., n, n]``."""
+        A = torch.diag_embed(self.a.expand(self.c.shape))
+        return A if self.u is None or self.v is None else A + self.u.mT @ self.v
+
+    def to_poles(self) -> StateSpace:
+        """The same system in diagonal form, complex where it has a low-rank part; O(n^3) for each system."""
+        return self if self.is_diagonal else replace(self.from_dense(self.dense(), self.c, self.b), mask=self.mask)
 
     @classmethod
     def from_dense(cls, A: Tensor, C: Tensor, B: Tensor | None = None) -> StateSpace:

@@ -67,6 +67,9 @@ def test_ctrl_c_then_a_killed_process_then_the_results_of_one_process(tmp_path: 
     for job, result in zip(jobs, alone, strict=True):
         assert found[job].path.relative_to(tmp_path / "many") == result.path.relative_to(tmp_path / "one")
         assert_same(found[job], result)
+    single = run(tiny_config(tmp_path / "single", "lwf-ac+lda", seed=1), quiet=True)  # alone: the same hash and weights
+    assert single.path.relative_to(tmp_path / "single") == alone[-1].path.relative_to(tmp_path / "one")
+    assert_same(single, alone[-1])
 
 
 def test_ctrl_c_while_processes_are_started_does_not_end_the_fork_server(tmp_path: Path) -> None:

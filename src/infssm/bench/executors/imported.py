@@ -4,7 +4,5 @@ import contextlib
 import importlib
 
 for _name in ("infssm.bench.executors.local", "lightning_fabric", "sklearn.datasets"):
-    with contextlib.suppress(
-        Exception
-    ):  # an error would end the fork server, and the process that waits for it would hang
+    with contextlib.suppress(Exception):  # an error would end the fork server, and hang the process that waits for it
         importlib.import_module(_name)

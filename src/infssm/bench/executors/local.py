@@ -46,7 +46,7 @@ class _Processes:
     """See :class:`Crew`. Every attempt has a process of its own.
 
     concurrent.futures would do for the runs, but one killed process breaks its whole pool, and joblib cannot send what
-    happens during a run; a pipe for each process can, and its end tells that the process is gone.
+    happens during a run; a pipe for each process can, and end-of-file on it shows that the process ended.
     """
 
     def __init__(self, slots: int) -> None:
@@ -97,7 +97,7 @@ class _Processes:
 
 
 def describe_exit(code: int | None) -> str:
-    """How a process ended, in words."""
+    """A description of how a process ended."""
     if code is None or code >= 0:
         return f"its process left with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -23,7 +23,7 @@ from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.parcel import pack, unpack
 
 _MOMENT = 0.2
-"""Seconds between two looks at the cluster."""
+"""Seconds between two polls of the cluster."""
 
 
 class RayExecutor(Scheduled):
@@ -69,7 +69,7 @@ class _FilesWanted:
 
 
 class _Desk:
-    """Where messages lie until they are fetched: an actor beside the starter, so that they outlive their senders."""
+    """Holds messages until they are fetched: an actor on the driver's node, so that they outlive their senders."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[int, Any]] = []
@@ -129,7 +129,9 @@ class _Cluster:
         over: list[Any] = []
         if by_reference:
             over, _ = self._ray.wait(list(by_reference), num_returns=len(by_reference), timeout=_MOMENT)
-        told = self._ray.get(self._desk.hear.remote())  # after `over`: it holds all that these told
+        told = self._ray.get(
+            self._desk.hear.remote()
+        )  # fetched after `over`, so it includes all messages of finished attempts
         heard: list[tuple[int, Message]] = []
         for number, message in told:
             if not isinstance(message, _Files | _FilesWanted):

@@ -42,7 +42,7 @@ class Crew(Protocol):
         """Messages with the numbers of their attempts; waits a moment where there are none."""
 
     def reply(self, number: int, answer: bool | None) -> None:
-        """Answer a task that is done: whether to go on. None, at any time, asks to save the run and leave."""
+        """Answer a finished task: whether to continue. None, at any time, asks the worker to save the run and exit."""
 
     def close(self) -> None:
         """Let go of all workers; those that still work end at once."""
@@ -146,13 +146,13 @@ class Schedule:
         return None
 
     def _is_ready(self, job: _Job) -> bool:
-        """Whether it would not just wait for a task-0 model that another experiment is about to train."""
+        """Whether it can start: no running experiment is training the task-0 model that it needs."""
         model = job.experiment.task0_weights
         making = [other.experiment.task0_weights for other in self._running.values()]
         return model is None or model not in making or model.is_file()
 
     def _take(self, number: int, message: Message) -> Finished | None:
-        """What a message means for its experiment; the end of it, if it is that."""
+        """Handle a message of an experiment; returns its end, if the message is the last one."""
         if (job := self._running.get(number)) is None:
             return None
         experiment = job.experiment
@@ -163,7 +163,7 @@ class Schedule:
             if self._watch is not None:
                 self._crew.reply(number, self._watch(experiment, message.task, message.average))
         if not isinstance(message, Done | Failed | Died):
-            if not isinstance(message, RunEnded):  # a line stays until the worker has told how the run ended
+            if not isinstance(message, RunEnded):  # the line stays until the worker has reported how the run ended
                 job.display(message)
             return None
         del self._running[number]
@@ -184,7 +184,7 @@ class Schedule:
         return Finished(experiment, error=LostError(reason))
 
     def _leave(self) -> None:
-        """Have all runs saved, and wait for it."""
+        """Ask all workers to save their runs, and wait until they have."""
         for number in self._running:
             self._crew.reply(number, None)
         while True:

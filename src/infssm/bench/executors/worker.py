@@ -1,7 +1,8 @@
 """The protocol between a worker, a process that carries out one experiment, and the process that started it.
 
 The worker sends the events of its run and, last, how the run ended. The other side answers after each task whether to
-go on, if the worker asks, and sends None at any time to have the run saved and left; a closed channel means the same.
+continue, if the worker asks, and sends None at any time to request that the run is saved and ended; a closed channel
+means the same.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Died:
-    """The worker is gone, or was told to leave its run before the end."""
+    """The worker process ended, or stopped its run early on request."""
 
     reason: str
 
@@ -60,7 +61,7 @@ class Channel(Protocol):
     """The worker's end of the connection; ``multiprocessing.connection.Connection`` is one."""
 
     def send(self, message: Any, /) -> None:
-        """Send a message; OSError where nobody listens any more."""
+        """Send a message; OSError if the other end is closed."""
 
     def poll(self) -> bool:
         """Whether :meth:`recv` would return, or raise, at once."""
@@ -70,9 +71,9 @@ class Channel(Protocol):
 
 
 class Reporter:
-    """Listens to a run and tells the process that started the worker, which can end the run.
+    """Listens to a run and forwards its events to the process that started the worker, which can end the run.
 
-    ``send_files`` sends the files of the run; it is called when a task has ended, before the other process is told.
+    ``send_files`` sends the files of the run; it is called at the end of a task, before the event is forwarded.
     """
 
     def __init__(self, channel: Channel, *, asks: bool, send_files: Callable[[], None] = lambda: None) -> None:
@@ -83,7 +84,7 @@ class Reporter:
         """The task after which the other process ended the run, if it did."""
 
     def __call__(self, event: Event) -> None:
-        """Tell of an event."""
+        """Forward an event."""
         if isinstance(event, TaskEnded):
             self._send_files()
         self.tell(event)
@@ -92,14 +93,14 @@ class Reporter:
             self.control.stop()
 
     def tell(self, message: Any) -> None:
-        """Send a message; where nobody listens, the run is to stop."""
+        """Send a message; if the other end is closed, the run must stop."""
         try:
             self._channel.send(message)
         except OSError:
             self._stopped = True
 
     def receive(self) -> Any:
-        """Wait for the next message; None where the run is to stop."""
+        """Wait for the next message; None if the run must stop."""
         if self._stopped:
             return None
         try:

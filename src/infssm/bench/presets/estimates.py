@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,8 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge, to_dict
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups
 from infssm.learner.setup import Setup, build
-from infssm.methods import train_step
+from infssm.methods import TaskInfo, train_step
+from infssm.methods.core.head import FittedHead
 from infssm.methods.regularizers.self_replay import SelfReplay
 
 _IMAGES = 4
@@ -50,13 +50,13 @@ class Estimate:
     generated: tuple[int, float] = (0, 0.0)
 
     def fits(self, at_once: int = 1) -> bool:
-        """Whether this machine has the memory for so many runs at once, as far as the system tells."""
+        """Whether this machine has the memory for so many runs at once, as far as the system reports it."""
         there = memory_here()
         return there is None or at_once * self.memory <= there
 
     @property
     def duration(self) -> str:
-        """The seconds in words."""
+        """The seconds as text with a unit."""
         if self.seconds < 120:
             return f"{self.seconds:.0f} s"
         return f"{self.seconds / 60:.0f} min" if self.seconds < 7200 else f"{self.seconds / 3600:.1f} h"
@@ -127,11 +127,12 @@ def _measure(setup: Setup) -> Estimate:
     tests = [evaluated(stream[task.index].test) for task in tasks]
     images = sum(setup.epochs(t.index) * evaluated(t.val) + sum(tests[: t.index + 1]) for t in tasks)
 
-    kept = {}  # by the head, after the last task
-    if method.head.fitted:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a task of a few steps is too short to measure in
-            method.end_task(tasks[-1], [_few(setup, tasks[-1])])
+    kept = {}  # by the head, after the last task: statistics of every class, so it is given an image of each
+    if isinstance(method.head, FittedHead):
+        labels = torch.arange(method.head.num_classes)
+        rows = labels % len(batch)
+        every = Batch(batch.x[rows], labels, mask=None if batch.mask is None else batch.mask[rows])
+        method.head.end_task(TaskInfo.of(tasks[-1]), [every])
         kept = method.head.state_dict()
     first_model = _bytes(kept.pop("first", None))
     copies = 4 + method.needs_states  # weights, gradients, two moments of AdamW, the old model
@@ -186,4 +187,5 @@ def _few(setup: Setup, task: Task, count: int = _IMAGES) -> Batch:
 def _bytes(state: Any) -> int:
     if isinstance(state, Tensor):
         return state.numel() * state.element_size()
-    return sum(map(_bytes, state.values())) if isinstance(state, Mapping) else 0
+    parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list) else ()
+    return sum(map(_bytes, parts))

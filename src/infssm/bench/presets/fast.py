@@ -31,20 +31,27 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
     run passes does.
     """
     known = config.data.name in _LAYOUTS
-    if known:
-        _write_images(config.data.name, Path(folder))
+    done = Path(folder) / f".{config.data.name}"
+    if known and not done.exists():
+        write_synthetic(config.data.name, Path(folder))
+        done.touch()
     sequences = config.data.name in _SEQUENCES
     data: dict[str, Any] = {"train_per_class": 1, "test_per_class": 1, "image_size": None if sequences else 32}
     if known:
         data |= {"root": os.fspath(folder), "num_tasks": 2, "base_classes": None, "tasks": None}
     elif config.data.name in ("digits", "synthetic", "stdlib-text"):
         data["num_tasks"] = 2
+    method = shorter_measurements(config)
+    if "inf-ssm-exact" in [component.name for component in parse_name(config.method.name).classes]:
+        method["inf-ssm-exact"] = {"measure_at": 1}  # the automatic weight has two steps to be found in
+    if isinstance(layers := config.method.options.get("layers"), int):
+        method["layers"] = min(layers, _DEPTH)
     changes = {
         "benchmark": None,
         "data": data,
         "model": {"name": config.model.name if sequences else "vim_nano", "weights": None},
         "train": FAST | {"batch_size": 4, "eval_batch_size": 2, "task0": "train", "num_workers": 0},
-        "method": _smaller_method(config),
+        "method": method,
         "out": os.fspath(Path(folder) / "runs"),
     }
     values = merge(to_dict(config), changes)
@@ -53,23 +60,6 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
     return load_config(values)
 
 
-def _write_images(name: str, folder: Path) -> None:
-    done = folder / f".{name}"
-    if not done.exists():
-        write_synthetic(name, folder)
-        done.touch()
-
-
 def shorter_measurements(config: RunConfig) -> dict[str, Any]:
     """Changes to a method's options that make it measure for a moment only."""
     return {c.name: _SMALLER[c.name] for c in parse_name(config.method.name).classes if c.name in _SMALLER}
-
-
-def _smaller_method(config: RunConfig) -> dict[str, Any]:
-    changes = shorter_measurements(config)
-    if "inf-ssm-exact" in [component.name for component in parse_name(config.method.name).classes]:
-        changes["inf-ssm-exact"] = {"measure_at": 1}  # the automatic weight has two steps to be found in
-    layers = config.method.options.get("layers")
-    if isinstance(layers, int):
-        changes["layers"] = min(layers, _DEPTH)
-    return changes

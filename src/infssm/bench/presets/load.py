@@ -101,7 +101,13 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
         values = merge(values, {"train": hard})
         assumed = assumed | {"train.mixing": "hard labels: this method trains on class labels"}
     sources = (*bench.get("sources", ()), *row.get("sources", ()))
-    return Preset(name, values, sources, assumed, _published(row.get("result")))
+    paper = None
+    if (key := row.get("result")) is not None:  # table, data set, number of tasks and method of a published result
+        found = [r for r in paper_numbers()["results"] if all(r[k] == v for k, v in key.items())]
+        if len(found) != 1:
+            raise ConfigError(f"{len(found)} published results match {dict(key)}")
+        paper = found[0]
+    return Preset(name, values, sources, assumed, paper)
 
 
 def main_job(
@@ -148,14 +154,3 @@ def _row(rows: Mapping[str, Any], name: str) -> dict[str, Any]:
     like: dict[str, Any] = rows[row["like"]]
     settings = {key: merge(like.get(key, {}), row.get(key, {})) for key in ("model", "train", "method", "assumed")}
     return like | row | settings
-
-
-def _published(key: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Look up a published result by table, data set, number of tasks and method."""
-    if key is None:
-        return None
-    found = [r for r in paper_numbers()["results"] if all(r[k] == v for k, v in key.items())]
-    if len(found) != 1:
-        raise ConfigError(f"{len(found)} published results match {dict(key)}")
-    row: dict[str, Any] = found[0]
-    return row

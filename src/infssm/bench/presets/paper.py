@@ -10,10 +10,9 @@ from typing import Any
 from infssm.bench.presets.load import VARIANTS, list_presets, load_preset, paper_numbers
 from infssm.errors import InfssmError
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.config.load import differences, load_config, to_dict
+from infssm.learner.config.load import FREE, differences, flatten, load_config, to_dict
 from infssm.learner.metrics import Summary, summarize
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.settings import FREE, is_one_of
 from infssm.methods import method_options
 
 TABLES = {
@@ -114,9 +113,9 @@ def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] 
     if config.method.name != preset.method.name or _options(config) != _options(preset):
         return None
     mine, theirs = ({**to_dict(c), "method": {}} for c in (config, preset))
-    if config.model.weights and preset.model.weights:  # where the file lies does not matter; starting without one does
+    if config.model.weights and preset.model.weights:  # the path of the file does not matter; starting without one does
         mine["model"]["weights"] = theirs["model"]["weights"]
-    return tuple(line for line in differences(theirs, mine) if not is_one_of(line.partition(":")[0], _IGNORED))
+    return tuple(differences(*(dict(flatten(values, without=_IGNORED)) for values in (theirs, mine))))
 
 
 def _options(config: RunConfig) -> dict[str, Any] | None:

@@ -88,14 +88,14 @@ def plan(
     if fast_dev_run:
         options["train"] = FAST
     file = {} if source is None else load_config(source).model_dump(mode="json", exclude_unset=True)
-    fits: dict[str, dict[str, Any]] = {}  # data are looked at once, not again for each seed
+    fits: dict[str, dict[str, Any]] = {}  # the data are read once, not again for each seed
     configs = []
     for seed in [None] if seeds is None else seeds:
         for chosen in expand_overrides(overrides):
             command = merge(parse_overrides(chosen), options if seed is None else {**options, "seed": seed})
             preset, methods = ({}, ()) if source is not None else main_job(command, job or MAIN_JOB)
             given = merge(file, command)
-            load_config(given)  # what is wrong in it is told before data are looked at
+            load_config(given)  # report invalid settings before the data are read
             if job is None:
                 key = json.dumps([given.get("data"), given.get("model")], sort_keys=True)
                 if key not in fits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,13 @@ from infssm.bench.reports.paired import PairedTest
 from infssm.bench.reports.row import Row
 from infssm.bench.reports.verdict import verdict
 from infssm.errors import ConfigError
+from infssm.learner.config.load import counting
 from infssm.learner.metrics import summarize
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.settings import counting
 
 _NOT_COMPARED = ("seed", "method.name", "train.task0")
 """Settings that do not make another set-up: seeds are averaged over, the method has a column of its own, and where the
-model of task 0 came from is no property of a method."""
+model of task 0 came from is not a property of the method."""
 
 _PROTOCOL = ("data.", "model.", "train.epochs", "train.task0_epochs", "train.limit_batches")
 """Settings that define the benchmark. Runs that differ in one of them are never ranked against each other."""
@@ -100,7 +101,8 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
         if members.setdefault(config["seed"], run) is not run:
             repeated.append(_repetition(config, members[config["seed"]], run))
     setups = [setup for setup, _ in groups.values()]
-    names = [_benchmark(setup, setups) for setup in setups]
+    named = {title: _varying([s.protocol for s in setups if s.title == title]) for title in {s.title for s in setups}}
+    names = [setup.title + setup.shown(named[setup.title]) for setup in setups]
     rows: list[tuple[Any, Row]] = []
     for (setup, members), benchmark in zip(groups.values(), names, strict=True):
         rivals = [other for other, name in zip(setups, names, strict=True) if name == benchmark]
@@ -122,21 +124,10 @@ def _setup(run: RunDirectory, config: dict[str, Any]) -> _Setup:
     if data.get("evaluate") == "val":
         title += ", on validation data"
     settings = {name: value for name, value in counting(config).items() if name not in _NOT_COMPARED}
-    if fingerprint := _fingerprint(run):
-        settings["data.fingerprint"] = fingerprint[:8]
+    # A digest of the data's contents is stored with the split; it is left out if the split cannot be read.
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        settings["data.fingerprint"] = str(json.loads(run.split_path.read_bytes())["fingerprint"])[:8]
     return _Setup(title, config["method"]["name"], settings)
-
-
-def _fingerprint(run: RunDirectory) -> str:
-    """Digest of the data's contents, which is stored with the split; empty where the split cannot be read."""
-    try:
-        return str(json.loads(run.split_path.read_bytes())["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
-
-
-def _benchmark(setup: _Setup, others: list[_Setup]) -> str:
-    return setup.title + setup.shown(_varying([other.protocol for other in others if other.title == setup.title]))
 
 
 def _varying(settings: list[dict[str, Any]]) -> list[str]:

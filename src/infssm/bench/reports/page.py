@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from infssm.learner.store.settings import flatten
+from infssm.learner.config.load import flatten
 
 WIDTH, HEIGHT = 560, 300
 """Pixels of a chart with axes."""

@@ -55,7 +55,7 @@ class PairedTest:
         return float(np.std(self.differences, ddof=1)) / math.sqrt(len(self.differences))
 
     def sentence(self) -> str:
-        """The result in words."""
+        """The result as a sentence."""
         digits = 3 if self.unit == "bits" else 2
         name = self.measure.upper() if self.unit == "points" else {"aa": "Mean bits", "fm": "Forgetting"}[self.measure]
         each = ", ".join(f"{d:+.{digits}f}" for d in self.differences)

@@ -18,7 +18,7 @@ from infssm.learner.store.directory import RunDirectory
 
 
 def readable(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str]]:
-    """Complete runs whose files can be read, and in words why others are left out."""
+    """Complete runs whose files can be read, and the reasons why others are left out."""
     found, problems, unfinished = [], [], []
     for run in runs:
         if not run.complete:

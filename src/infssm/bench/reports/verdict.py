@@ -59,7 +59,7 @@ def _in_bits(rows: Sequence[Row], base: Row | None) -> str:
 
 
 def _noise_clause(best: Row, others: list[Row]) -> str:
-    """Which rows the data cannot tell from the best one, and by what measure."""
+    """Which rows do not differ significantly from the best one, and by which standard errors."""
     alike = [row.label for row in others if _within_noise(best, row)]
     if alike:
         seeds = all(len(row.seeds) > 1 for row in (best, *others))

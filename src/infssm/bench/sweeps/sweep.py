@@ -1,4 +1,4 @@
-"""`Sweep`: trials taken from a shared folder, carried out by an executor, and told to the folder."""
+"""`Sweep`: takes trials from a shared folder, has an executor run them, and stores their results there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 
 _PAUSE = 1.0
-"""Seconds between two looks at what other processes do."""
+"""Seconds between two checks of what other processes have finished."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Sweep:
         }
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
         self.folder = Path(out).expanduser() / f"sweep-{name}"
-        for pick in (0, -1):  # what no trial could run is told before any does
+        for pick in (0, -1):  # settings that no trial could run with are reported before the first one starts
             found = self._plan([f"{key}={part.text(part.values[pick])}" for key, part in self.space.items()])
             if len(found) != len(self.seeds):
                 raise ConfigError("a search is for one method: name it, such as method=inf-ssm-exact")
@@ -114,7 +114,7 @@ class Sweep:
     ) -> list[Trial]:
         """Work until there are ``trials`` trials, or no new one is begun after ``seconds``; all trials, by number.
 
-        What other processes work on is waited for, and taken over where they die.
+        Waits for trials of other processes, and takes them over if those die.
         """
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         try:

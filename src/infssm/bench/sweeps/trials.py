@@ -100,7 +100,7 @@ class Trials:
         return not hopeless(value, step, finished, self._better)
 
     def tell(self, number: int, value: float | None, error: str | None = None) -> None:
-        """A trial is over, with its value, or without where it was stopped."""
+        """Store the end of a trial: its value, or None if it was stopped."""
         trial = self._read(number)
         reports = trial.reports
         if value is None and not reports:  # it diverged: the search has to see the worst value
@@ -110,7 +110,7 @@ class Trials:
         self._claims.pop(number).close()
 
     def let_go(self) -> None:
-        """Leave what is unfinished to others."""
+        """Release unfinished trials, so that other processes can take them."""
         while self._claims:
             self._claims.popitem()[1].close()
 
@@ -145,7 +145,7 @@ class Trials:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only process that adds or takes trials; others are waited for."""
+        """Wait until this is the only process that adds or takes trials."""
         with ExitStack() as stack:
             while True:
                 try:
@@ -159,7 +159,7 @@ class Trials:
 def hopeless(value: float, step: int, finished: Sequence[Trial], better: int = 1) -> bool:
     """Whether a trial with ``value`` at ``step`` is worse than the median of the finished ones there.
 
-    Optuna's own rule takes a trial's best value so far, which is no measure here: accuracy falls from task to task.
+    Optuna's own rule takes a trial's best value so far, which does not apply here: accuracy falls from task to task.
     """
     others = [trial.reports[step] for trial in finished if step in trial.reports]
     return len(others) >= _PATIENCE and better * value < better * statistics.median(others)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _RECIPES = ("deit", "light", "none")
 _LARGE = 224
+_STATS = {"cifar100": CIFAR100, "cifar100-base": CIFAR100, "digits": DIGITS, "omniglot": DIGITS}
+"""Normalisation by data set, or by the packaged weights whose training images were normalised so."""
 _CROP_SHARE = 0.875
 
 
@@ -64,22 +66,22 @@ def make_recipe(
             f"{facts.name} has images of {facts.height}x{facts.width}; choose the size of the square input"
         )
     size = size or facts.height or _LARGE
-    stats = {"cifar100": CIFAR100, "digits": DIGITS}.get(facts.name)
+    stats = _STATS.get(facts.name)
     stats = stats or (IMAGENET if facts.channels == 3 else Stats((0.5,), (0.5,)))
     return LightRecipe(
         size=size,
         stats=IMAGENET if quirk else stats,
         eval_stats=eval_stats,
         pad=0 if name == "none" else max(1, size // 8),
-        flip=name != "none" and facts.name != "digits",  # a mirrored digit is another sign, or none
+        flip=name != "none" and stats is not DIGITS,  # a mirrored digit or letter is another sign, or none
         augment_val=augment_val,
     )
 
 
-def strong_recipe(dataset: Dataset | ImageFacts, like: Recipe) -> StrongRecipe:
+def strong_recipe(like: Recipe) -> StrongRecipe:
     """X-DER's strong augmentation with the output size of ``like`` and the statistics it trains with."""
     stats = like.stats if isinstance(like, LightRecipe) else IMAGENET
-    return StrongRecipe(size=like.size, stats=stats, flip=dataset.name != "digits")
+    return StrongRecipe(size=like.size, stats=stats, flip=stats is not DIGITS)
 
 
 def deit_recipe(

@@ -109,8 +109,8 @@ class ModelConfig(Section):
     weights: PathText | None = None
     """file or name of pre-trained weights (release: public ImageNet-1k Vim)"""
     classes: Literal["grow", "all"] | None = None
-    """outputs of the classifier. 'grow': of the classes met so far, more with every task, as a learner that nobody told
-    what will come; 'all': of every class of the stream from the start (release, Mammoth); null: 'grow', or 'all' for
+    """outputs of the classifier. 'grow': of the classes met so far, more with every task, without knowledge
+    of what will come; 'all': of every class of the stream from the start (release, Mammoth); null: 'grow', or 'all' for
     methods that must know the total"""
     options: dict[str, Any] = {}
     """constructor options of the model, such as depth"""

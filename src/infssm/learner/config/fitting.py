@@ -25,7 +25,7 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
     without options, changes nothing.
 
     Args:
-        given: nested settings, only those that somebody chose.
+        given: nested settings, only those that the user chose.
         data_root: where data sets are, unless ``given`` says so.
     """
     data, model = (

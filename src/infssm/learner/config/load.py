@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 from infssm._registry import shorten, suggest
 from infssm.errors import ConfigError
-from infssm.learner.config.fields import RunConfig, one_spelling
-from infssm.learner.store.settings import counting
+from infssm.learner.config.fields import RunConfig, free_settings, one_spelling
 
+FREE = free_settings()
+"""Settings that results do not depend on; they are marked where they are defined."""
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _MAX_DEPTH, _MAX_VALUES, _MAX_INTEGER = 16, 10_000, 2**63
 
@@ -119,16 +120,35 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return ``"train.lr: 0.001 != 0.01"`` lines for all fields in which two nested mappings differ."""
-    lines: list[str] = []
-    for key in sorted({*one, *other}):
-        a, b = one.get(key), other.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            lines += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            lines.append(f"{prefix}{key}: {a!r} != {b!r}")
-    return lines
+def counting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that decide results, the seed among them, by their dotted names."""
+    return dict(flatten(config, without=FREE))
+
+
+def settings_digest(config: Mapping[str, Any]) -> str:
+    """SHA-256 over the settings that decide results."""
+    text = json.dumps(sorted(counting(config).items()), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "", *, without: Container[str] = ()) -> list[tuple[str, Any]]:
+    """Nested mappings as (dotted name, value) pairs; ``without`` names settings and whole sections to leave out."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in without:
+            continue
+        if isinstance(value, Mapping):
+            pairs += flatten(value, f"{name}.", without=without)
+        else:
+            pairs.append((name, value))
+    return pairs
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return ``"train.lr: 0.001 != 0.01"`` lines for all settings in which two nested mappings differ."""
+    a, b = dict(flatten(one)), dict(flatten(other))
+    return [f"{key}: {a.get(key)!r} != {b.get(key)!r}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
 
 
 def plain(settings: Any) -> Any:

@@ -19,29 +19,20 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     train = config.train
     threads = train.threads or (1 if config.model.name.endswith("_nano") else torch.get_num_threads())
+    components = parse_name(config.method.name).classes
     task0 = train.task0
-    if task0 == "train":
-        task0 = "plain" if _starts_anywhere(config.method) else "own"
-    changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
-    model = config.model.model_copy(update={"classes": _outputs(config)})
-    return config.model_copy(update={"train": train.model_copy(update=changes), "model": model})
-
-
-def _outputs(config: RunConfig) -> str:
-    """Whether the classifier grows; ConfigError for a method that must know all classes beforehand."""
-    reasons = [(c.name, c.needs_total) for c in parse_name(config.method.name).classes if c.needs_total]
+    if task0 == "train":  # by cross-entropy alone, unless the method needs a model of its own
+        plain = method_options(config.method.name, config.method.options).get("seq")
+        full = getattr(plain, "mask", "current") == "full"  # trains the logits of later classes, in task 0 too
+        task0 = "own" if full or any(component.own_first_task for component in components) else "plain"
+    reasons = [(component.name, component.needs_total) for component in components if component.needs_total]
     if config.model.classes == "grow" and reasons:
         name, reason = reasons[0]
         raise ConfigError(f"model.classes=grow: {name} must know all classes beforehand, since {reason}")
-    return config.model.classes or ("all" if reasons else "grow")
-
-
-def _starts_anywhere(method: MethodConfig) -> bool:
-    """Whether a method can start from a task-0 model that was trained by cross-entropy alone."""
-    if any(component.own_first_task for component in parse_name(method.name).classes):
-        return False
-    plain = method_options(method.name, method.options).get("seq")
-    return getattr(plain, "mask", "current") != "full"  # the logits of later classes, in task 0 too
+    classes = config.model.classes or ("all" if reasons else "grow")
+    changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
+    model = config.model.model_copy(update={"classes": classes})
+    return config.model_copy(update={"train": train.model_copy(update=changes), "model": model})
 
 
 def task0_config(config: RunConfig) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Which classes are taken for which: test images by true and predicted class."""
+"""The confusion matrix: test images by true and predicted class."""
 
 from __future__ import annotations
 

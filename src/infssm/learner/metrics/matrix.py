@@ -17,11 +17,11 @@ from infssm.learner.metrics import measures
 from infssm.learner.metrics.measure import ACCURACY, BITS_PER_TOKEN, Measure, measure_of
 from infssm.learner.metrics.measures import ForgettingRule, Matrix
 
-_COLUMNS = ("step", "task", "class_incremental", "task_incremental", "samples")
-_UNREADABLE = (TypeError, ValueError, MemoryError, ConfigError, DataError, csv.Error)
+_VALUE = "class_incremental"
+_OTHERS = ("step", "task", "task_incremental", "samples", "num_tasks", "tokens")
+"""Columns of the CSV; that of the values is called by the measure, accuracy by :data:`_VALUE`."""
+_UNREADABLE = (LookupError, StopIteration, TypeError, ValueError, MemoryError, ConfigError, DataError, csv.Error)
 """What reading damaged files raises."""
-_BEFORE = -1
-"""Step of what guessing reaches, in the CSV."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Accuracies:
     @property
     def aa(self) -> float:
         """Average accuracy over the seen tasks after the last step."""
-        return _last(self.aa_curve)
+        return float(self.aa_curve[-1]) if len(self.values) else math.nan
 
     @property
     def weighted_aa(self) -> float:
         """Accuracy over all images of the seen tasks after the last step (other toolkits' "average accuracy")."""
-        return _last(self.weighted_aa_curve)
+        return float(self.weighted_aa_curve[-1]) if len(self.values) else math.nan
 
     @property
     def aia(self) -> float:
@@ -92,18 +92,18 @@ class Accuracies:
 class AccuracyMatrix:
     """Test accuracy on every task after every task, class-incremental and task-incremental.
 
-    Accuracies are fractions in [0, 1]. ``aa``, ``aia``, ``fm()``, ``bwt`` and ``aa_curve`` speak of the
-    class-incremental scenario, the primary one; ``task_incremental`` offers the same names for the other.
+    Accuracies are fractions in [0, 1]. ``aa``, ``aia``, ``fm()``, ``bwt`` and ``aa_curve`` are those of
+    the class-incremental scenario, the primary one; ``task_incremental`` has the same names for the other.
 
-    Where tasks are domains every task can be tested before its turn: values ``ahead``, against what guessing reaches,
-    tell the forward transfer.
+    Where tasks are domains, every task can be tested before its turn: the values ``ahead``, compared with those of
+    guessing, give the forward transfer.
 
     Args:
         num_tasks: tasks in the stream.
         measure: what the values are; accuracy, or bits of language.
 
     Of language, the values are bits per byte of the text, which different tokenizers can be compared by, and
-    ``samples`` counts bytes. The matrix also holds how many tokens stand for them, which gives bits per token.
+    ``samples`` counts bytes. The matrix also holds the number of their tokens, which gives bits per token.
     """
 
     def __init__(self, num_tasks: int, measure: Measure = ACCURACY) -> None:
@@ -112,12 +112,12 @@ class AccuracyMatrix:
         self.num_tasks = num_tasks
         self.measure = measure
         self.steps = 0
-        self._ahead = np.full((num_tasks + 1, num_tasks), np.nan)
-        """Values of tasks before their turn; row 0 is what guessing reaches."""
         self._class = np.full((num_tasks, num_tasks), np.nan)
         self._task = np.full((num_tasks, num_tasks), np.nan)
         self._samples = np.full(num_tasks, np.nan)
         self._tokens = np.full(num_tasks, np.nan)
+        self._ahead = np.full((num_tasks + 1, num_tasks), np.nan)
+        """Values of tasks before their turn; row 0 is what guessing reaches."""
 
     def update(
         self,
@@ -137,20 +137,26 @@ class AccuracyMatrix:
             ahead: [num_tasks - step - 1] values on tasks to come, where they can be tested.
             tokens: [step + 1] predicted tokens that stand for the ``samples`` bytes, where bits per byte are measured.
         """
-        step = self.steps
+        step, measure = self.steps, self.measure
         if step == self.num_tasks:
             raise ConfigError(f"the accuracy matrix holds all its {self.num_tasks} tasks already")
-        row = _row(accuracies, step, "accuracies", self.measure)
-        task_row = None if task_accuracies is None else _row(task_accuracies, step, "task_accuracies", self.measure)
-        counts = None if samples is None else _counts(samples, step, "samples")
-        token_counts = None if tokens is None else _counts(tokens, step, "tokens")
-        self._class[step, : step + 1] = row
-        if task_row is not None:
-            self._task[step, : step + 1] = task_row
-        if counts is not None:
-            self._samples[: step + 1] = counts
-        if token_counts is not None:
-            self._tokens[: step + 1] = token_counts
+        given = {"accuracies": accuracies, "task_accuracies": task_accuracies, "samples": samples, "tokens": tokens}
+        rows = {name: np.asarray(row, dtype=np.float64) for name, row in given.items() if row is not None}
+        for name, row in rows.items():
+            if row.shape != (step + 1,):
+                raise ConfigError(
+                    f"{name} after task {step} must hold {step + 1} values (tasks 0..{step}), got {row.shape}"
+                )
+            if name in ("samples", "tokens") and not (row > 0).all():
+                raise ConfigError(f"{name} after task {step} must hold positive counts, got {row.tolist()}")
+            if name not in ("samples", "tokens") and not all(map(measure.allows, row.tolist())):
+                limits = "fractions in [0, 1]" if measure.top == 1 else "at least 0"
+                raise ConfigError(f"{name} must be {limits}, got {row.tolist()}")
+        unknown = np.full(step + 1, np.nan)
+        self._class[step, : step + 1] = rows["accuracies"]
+        self._task[step, : step + 1] = rows.get("task_accuracies", unknown)
+        self._samples[: step + 1] = rows.get("samples", self._samples[: step + 1])
+        self._tokens[: step + 1] = rows.get("tokens", self._tokens[: step + 1])
         if len(ahead):
             self._ahead[step + 1, step + 1 :] = ahead
         self.steps += 1
@@ -251,22 +257,21 @@ class AccuracyMatrix:
             **({} if self.measure == ACCURACY else {"bits_per_token": self.bits_per_token}),
         } | ({"fwt": self.fwt, "newest": self.newest} if self.of_domains else {})
 
+    def _stored(self) -> dict[str, Matrix]:
+        """The arrays by their names in files; those that only some streams have are last."""
+        always = {"class_incremental": self._class, "task_incremental": self._task, "samples": self._samples}
+        return always | {"tokens": self._tokens, "ahead": self._ahead}
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dump``; unknown entries are null."""
-        return {
-            "num_tasks": self.num_tasks,
-            "steps": self.steps,
-            "class_incremental": _nullable(self._class),
-            "task_incremental": _nullable(self._task),
-            "samples": _nullable(self._samples),
-        } | self._more()
-
-    def _more(self) -> dict[str, Any]:
-        """What matrices of accuracies in streams of classes do not have."""
-        measure: dict[str, Any] = {} if self.measure == ACCURACY else {"measure": self.measure.key}
-        if not np.isnan(self._tokens).all():
-            measure["tokens"] = _nullable(self._tokens)
-        return measure | ({"ahead": _nullable(self._ahead)} if self.of_domains else {})
+        values: dict[str, Any] = {"num_tasks": self.num_tasks, "steps": self.steps}
+        if self.measure != ACCURACY:
+            values["measure"] = self.measure.key
+        for name, array in self._stored().items():
+            unknown = np.isnan(array)
+            if name not in ("tokens", "ahead") or not unknown.all():
+                values[name] = np.where(unknown, None, array).tolist()  # type: ignore[call-overload]
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> AccuracyMatrix:
@@ -274,69 +279,62 @@ class AccuracyMatrix:
         try:
             matrix = cls(int(data["num_tasks"]), measure_of(data.get("measure", ACCURACY.key)))
             matrix.steps = int(data["steps"])
-            if "ahead" in data:
-                matrix._ahead[:] = np.array(data["ahead"], dtype=np.float64)
-            for name, target in (("class_incremental", matrix._class), ("task_incremental", matrix._task)):
-                target[:] = np.array(data[name], dtype=np.float64)
-            matrix._samples[:] = np.array(data["samples"], dtype=np.float64)
-            if "tokens" in data:
-                matrix._tokens[:] = np.array(data["tokens"], dtype=np.float64)
-        except (KeyError, *_UNREADABLE) as error:
+            for name, array in matrix._stored().items():
+                if name in data or name not in ("tokens", "ahead"):
+                    array[:] = np.array(data[name], dtype=np.float64)
+        except _UNREADABLE as error:
             raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
         return matrix
 
     def to_csv(self) -> str:
         """One line per known entry: step, task, both accuracies (empty when unknown), test images.
 
-        Of another measure than accuracy, its name takes the place of ``class_incremental``, and ``tokens`` follow last
+        For another measure than accuracy, its name takes the place of ``class_incremental``, and ``tokens`` follow last
         where they are known. Values of tasks before their turn come last; their step is that of the model, -1 for
         guessing.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         tokens = [] if np.isnan(self._tokens).all() else ["tokens"]
-        writer.writerow((*_COLUMNS[:2], self._column, *_COLUMNS[3:], "num_tasks", *tokens))
+        value = _VALUE if self.measure == ACCURACY else self.measure.key
+        writer.writerow(("step", "task", value, *_OTHERS[2:5], *tokens))
+
+        def write(step: int, task: int, *cells: float) -> None:
+            shown = ["" if math.isnan(cell) else repr(float(cell)) for cell in cells]
+            writer.writerow((step, task, *shown[:3], self.num_tasks, *shown[3 : 3 + len(tokens)]))
+
         for step in range(self.steps):
             for task in range(step + 1):
-                cells = (self._class[step, task], self._task[step, task], self._samples[task])
-                writer.writerow(
-                    (step, task, *map(_text, cells), self.num_tasks, *(_text(self._tokens[task]) for _ in tokens))
+                write(
+                    step, task, self._class[step, task], self._task[step, task], self._samples[task], self._tokens[task]
                 )
         for row, task in np.argwhere(~np.isnan(self._ahead)):
-            writer.writerow(
-                (row - 1, task, _text(self._ahead[row, task]), "", "", self.num_tasks, *("" for _ in tokens))
-            )
+            write(row - 1, task, self._ahead[row, task], math.nan, math.nan, math.nan)
         return text.getvalue()
-
-    @property
-    def _column(self) -> str:
-        return _COLUMNS[2] if self.measure == ACCURACY else self.measure.key
 
     @classmethod
     def from_csv(cls, source: str | Path) -> AccuracyMatrix:
         """Rebuild what :meth:`to_csv` wrote, from its text or from the file at a path."""
         text = source.read_text() if isinstance(source, Path) else source
         try:
-            every = list(csv.DictReader(io.StringIO(text)))
-            key = next(name for name in every[0] if name not in (*_COLUMNS[:2], *_COLUMNS[3:], "num_tasks", "tokens"))
-            matrix = cls(int(every[0]["num_tasks"]), ACCURACY if key == _COLUMNS[2] else measure_of(key))
-            rows = [row for row in every if int(row["task"]) <= int(row["step"])]
-            if every[: len(rows)] != rows:
-                raise ValueError("values of tasks before their turn stand among the others")
-            for row in every[len(rows) :]:
-                matrix._ahead[int(row["step"]) - _BEFORE, int(row["task"])] = float(row[key])
-            for number, row in enumerate(rows):
-                step, task = int(row["step"]), int(row["task"])
-                if number != step * (step + 1) // 2 + task or not 0 <= task <= step:
-                    raise ValueError(f"line {number + 2} is for task {task} after task {step}")
-                matrix._class[step, task] = float(row[key])
-                matrix._task[step, task] = float(row["task_incremental"] or "nan")
-                matrix._samples[task] = float(row["samples"] or "nan")
-                matrix._tokens[task] = float(row.get("tokens") or "nan")
-                matrix.steps = max(matrix.steps, step + 1)
-            if len(rows) != matrix.steps * (matrix.steps + 1) // 2:
-                raise ValueError(f"the row after task {matrix.steps - 1} is cut short")
-        except (KeyError, IndexError, StopIteration, *_UNREADABLE) as error:
+            lines = list(csv.DictReader(io.StringIO(text)))
+            key = next(name for name in lines[0] if name not in _OTHERS)
+            matrix = cls(int(lines[0]["num_tasks"]), ACCURACY if key == _VALUE else measure_of(key))
+            places = [(int(line["step"]), int(line["task"])) for line in lines]
+            matrix.steps = max((step + 1 for step, task in places if 0 <= task <= step), default=0)
+            expected = [(step, task) for step in range(matrix.steps) for task in range(step + 1)]
+            ahead = places[len(expected) :]
+            if places[: len(expected)] != expected or not all(-1 <= step < task for step, task in ahead):
+                raise ValueError("its lines are not one for each task after each task, in order")
+            for (step, task), line in zip(places, lines, strict=True):
+                if task > step:
+                    matrix._ahead[step + 1, task] = float(line[key])
+                    continue
+                matrix._class[step, task] = float(line[key])
+                matrix._task[step, task] = float(line["task_incremental"] or "nan")
+                matrix._samples[task] = float(line["samples"] or "nan")
+                matrix._tokens[task] = float(line.get("tokens") or "nan")
+        except _UNREADABLE as error:
             raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
         return matrix
 
@@ -349,34 +347,3 @@ class AccuracyMatrix:
         if self.measure != ACCURACY:
             return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, {self.measure.title} {self.aa:.4f})"
         return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, aa={self.aa:.4f}, fm={self.fm():.4f})"
-
-
-def _last(curve: Matrix) -> float:
-    return float(curve[-1]) if curve.size else math.nan
-
-
-def _row(values: Sequence[float], step: int, what: str, measure: Measure) -> Matrix:
-    row = np.asarray(values, dtype=np.float64)
-    if row.shape != (step + 1,):
-        raise ConfigError(f"{what} after task {step} must hold {step + 1} values (tasks 0..{step}), got {row.shape}")
-    if not all(map(measure.allows, row.tolist())):
-        limits = "fractions in [0, 1]" if measure.top == 1 else "at least 0"
-        raise ConfigError(f"{what} must be {limits}, got {row.tolist()}")
-    return row
-
-
-def _counts(values: Sequence[int], step: int, what: str) -> Matrix:
-    counts = np.asarray(values, dtype=np.float64)
-    if counts.shape != (step + 1,) or not (counts > 0).all():
-        raise ConfigError(f"{what} after task {step} must hold {step + 1} positive counts, got {counts.tolist()}")
-    return counts
-
-
-def _text(value: float) -> str:
-    return "" if math.isnan(value) else repr(float(value))
-
-
-def _nullable(values: Matrix) -> Any:
-    if values.ndim > 1:
-        return [_nullable(row) for row in values]
-    return [None if math.isnan(value) else float(value) for value in values]

@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted, and how well unknown samples are told from known ones."""
+"""Calibration of probabilities, and separation of unknown samples from known ones."""
 
 from __future__ import annotations
 

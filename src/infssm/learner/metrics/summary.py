@@ -47,9 +47,9 @@ def summarize(results: Sequence[Mapping[str, float] | AccuracyMatrix]) -> dict[s
         if row.keys() != rows[0].keys():
             differing = sorted(row.keys() ^ rows[0].keys())
             raise ConfigError(f"results must hold the same measures; these are not in all of them: {differing}")
-    return {name: _summary([row[name] for row in rows]) for name in rows[0]}
-
-
-def _summary(values: Sequence[float]) -> Summary:
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Summary(float(np.mean(values)), std, len(values))
+    found = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        found[name] = Summary(float(np.mean(values)), std, len(values))
+    return found

@@ -23,16 +23,13 @@ def health(total: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 def diagnose(module: nn.Module, terms: Mapping[str, Tensor], repeat: Callable[[], Any], where: str) -> DivergedError:
     """Build the error for a step that was not finite: the loss term, and the first layer at fault.
 
-    ``repeat`` runs the step's forward again, so that layer outputs can be looked at; training is over by then.
+    ``repeat`` runs the step's forward again, so that layer outputs can be inspected; training has ended by then.
     """
-    gradient = _first_bad_gradient(module)
+    gradients = ((name, p.grad) for name, p in module.named_parameters() if p.grad is not None)
+    gradient = next((name for name, value in gradients if not torch.isfinite(value).all()), None)
     bad_terms = [name for name, value in terms.items() if not torch.isfinite(value).all()]
     layer = _first_bad_output(module, repeat) if bad_terms else None
-    loss = (
-        f"loss term {' and '.join(repr(t) for t in bad_terms)} is not finite"
-        if bad_terms
-        else "all loss terms are finite"
-    )
+    loss = f"loss term {' and '.join(map(repr, bad_terms))} is not finite" if bad_terms else "all loss terms are finite"
     if layer is not None:
         place = f"first layer with an output that is not finite: {layer}"
     elif gradient is not None:
@@ -64,14 +61,6 @@ def _first_bad_output(module: nn.Module, repeat: Callable[[], Any]) -> str | Non
         for handle in handles:
             handle.remove()
     return found[0] if found else None
-
-
-def _first_bad_gradient(module: nn.Module) -> str | None:
-    """Name of the first parameter, in order of definition, whose gradient holds NaN or infinity."""
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            return name
-    return None
 
 
 def _finite(output: Any) -> bool:

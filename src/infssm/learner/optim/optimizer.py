@@ -14,7 +14,11 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
 
     ``A_log`` is 2-D and therefore decayed, as in the release, although Mamba's modules mark it as exempt.
     """
-    exempt = _exempt(module)
+    exempt: set[str] = set()  # names that modules exempt, such as ``pos_embed``, as full parameter names
+    for prefix, child in module.named_modules():
+        if callable(rule := getattr(child, "no_weight_decay", None)):
+            listed = cast("Callable[[], Collection[str]]", rule)()
+            exempt |= {f"{prefix}.{name}" if prefix else name for name in listed}
     plain: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
@@ -31,25 +35,12 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
 
 def build_optimizer(groups: list[dict[str, Any]]) -> torch.optim.AdamW:
     """AdamW, betas (0.9, 0.999), eps 1e-8. A group's ``lr_scale`` (1 if absent) multiplies the scheduled rate."""
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=_fusable(groups))
+    kinds = {p.device.type for group in groups for p in group["params"]}
+    fused = kinds <= {"cpu"} or kinds <= {"cuda"}
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Give every group the rate ``lr`` times its own ``lr_scale``."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
-
-
-def _exempt(module: nn.Module) -> Collection[str]:
-    """Names the module and its children exempt, such as ``pos_embed``, as full parameter names."""
-    names: set[str] = set()
-    for prefix, child in module.named_modules():
-        if callable(rule := getattr(child, "no_weight_decay", None)):
-            listed = cast("Callable[[], Collection[str]]", rule)()
-            names |= {f"{prefix}.{name}" if prefix else name for name in listed}
-    return names
-
-
-def _fusable(groups: list[dict[str, Any]]) -> bool:
-    kinds = {p.device.type for group in groups for p in group["params"]}
-    return kinds <= {"cpu"} or kinds <= {"cuda"}

@@ -1,1 +1,1 @@
-"""What a run needs to go on where it stopped: checkpoints, where it stands, random numbers."""
+"""What a run needs to resume: checkpoints, its progress, the states of random generators."""

@@ -1,4 +1,4 @@
-"""Where a run stands, and how that is written down and read back."""
+"""The progress of a run, and how it is saved and restored."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Meter:
         self.images += images
 
     def means(self) -> dict[str, float]:
-        """Mean of each term over the steps it took part in."""
+        """Mean of each term over the steps that had it."""
         return {name: float(total) / self.steps[name] for name, total in self.sums.items()}
 
 
 @dataclass
 class Position:
-    """The next thing to do: ``task``, ``epoch``, ``step`` in it; ``begun`` once the method was told of the task.
+    """The next thing to do: ``task``, ``epoch``, ``step`` in it; ``begun`` once ``begin_task`` was called.
 
     ``at`` counts steps over the whole run; ``best`` is the best epoch of the task so far (file, accuracy, epoch).
     """
@@ -156,11 +156,6 @@ def check_best(run: RunDirectory, progress: Progress) -> None:
             load_checkpoint(run.checkpoints / progress.position.best["file"])
         except CheckpointError as error:
             raise CheckpointError(f"{error}; restore it, or repeat the run with --overwrite") from None
-
-
-def load_best(path: Path, setup: Setup) -> None:
-    """Go back to the best epoch, accumulators of the method included."""
-    load_method(load_checkpoint(path), setup)
 
 
 def load_method(saved: dict[str, Any], setup: Setup) -> None:

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import yaml
 
-from infssm._files import atomic_file, explained, write_text
+from infssm._files import atomic_file, explained
 from infssm.errors import ConfigError, DataError
+from infssm.learner.config.load import settings_digest
 from infssm.learner.metrics import AccuracyMatrix, Confusion
 from infssm.learner.store import names
 from infssm.learner.store.lock import locked
 from infssm.learner.store.manifest import Manifest, digest_of, read_checked
-from infssm.learner.store.settings import settings_digest
 
 T = TypeVar("T")
 
@@ -46,6 +46,12 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.config_path = self.path / names.CONFIG
+        self.split_path = self.path / names.SPLIT
+        self.metrics_path = self.path / names.METRICS
+        self.report_path = self.path / names.REPORT
+        self.checkpoints = self.path / names.CHECKPOINTS
+        self.last_checkpoint = self.path / names.LAST
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
@@ -112,10 +118,9 @@ class RunDirectory:
         for path in filter(names.is_unfinished_write, names.our_files(self.path)):
             with explained(path):
                 path.unlink(missing_ok=True)
-        if Manifest.read(self.path) is None:
-            kept = (names.ENV, names.MATRIX, *map(names.weights_name, self.saved_tasks))
+        if not os.path.lexists(self.path / names.MARKER):
             manifest = Manifest(settings_digest(self.config()))
-            for name in kept:
+            for name in (names.ENV, names.MATRIX, *map(names.weights_name, self.saved_tasks)):
                 if (self.path / name).is_file():
                     manifest = manifest.expecting(name, digest_of((self.path / name).read_bytes()))
             manifest.write(self.path)
@@ -134,21 +139,6 @@ class RunDirectory:
         for path in [*self.checkpoints.glob("last.ckpt*"), *names.best_files(self.path)]:
             path.unlink(missing_ok=True)
 
-    @property
-    def config_path(self) -> Path:
-        """Where the configuration is."""
-        return self.path / names.CONFIG
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / names.CHECKPOINTS
-
-    @property
-    def last_checkpoint(self) -> Path:
-        """Where the checkpoint to resume from is."""
-        return self.path / names.LAST
-
     def weights_path(self, task: int) -> Path:
         """Where the model after a task is."""
         return self.path / names.weights_name(task)
@@ -156,22 +146,7 @@ class RunDirectory:
     @property
     def saved_tasks(self) -> list[int]:
         """Tasks whose model was saved and is still there."""
-        return names.saved_tasks(self.path)
-
-    @property
-    def split_path(self) -> Path:
-        """Where the split is stored."""
-        return self.path / names.SPLIT
-
-    @property
-    def metrics_path(self) -> Path:
-        """Where the metric lines are."""
-        return self.path / names.METRICS
-
-    @property
-    def report_path(self) -> Path:
-        """Where the HTML report is."""
-        return self.path / names.REPORT
+        return names.tasks_of(os.listdir(self.checkpoints) if self.checkpoints.is_dir() else ())
 
     @property
     def complete(self) -> bool:
@@ -180,8 +155,7 @@ class RunDirectory:
 
     def verify(self) -> None:
         """Raise for the first file that is not what the run wrote; files that are missing are no matter here."""
-        manifest = Manifest.read(self.path)
-        for name in manifest.files if manifest else ():
+        for name in Manifest.read(self.path).files:
             if os.path.lexists(self.path / name):
                 self._read(name)
 
@@ -196,8 +170,7 @@ class RunDirectory:
             raise ConfigError(f"{path} is damaged: it is not YAML; {remedy}") from None
         if not _is_config(values):
             raise ConfigError(f"{path} is damaged: it does not hold the settings of a run; {remedy}")
-        manifest = Manifest.read(self.path)
-        if manifest is not None and manifest.settings not in ("", settings_digest(values)):
+        if Manifest.read(self.path).settings not in ("", settings_digest(values)):
             raise ConfigError(
                 f"{path} was changed since the run began, and other settings give other results: {remedy}"
             )
@@ -231,8 +204,7 @@ class RunDirectory:
     @property
     def last_task(self) -> int | None:
         """The last task whose model the run saved, whether or not the file is still there; None before the first."""
-        manifest = Manifest.read(self.path)
-        return max([*self.saved_tasks, *names.tasks_of(manifest.files if manifest else ())], default=None)
+        return max([*self.saved_tasks, *names.tasks_of(Manifest.read(self.path).files)], default=None)
 
     def saved_task(self, task: int | None = None) -> int:
         """The task after which the asked-for model was saved (the last one unless given); ConfigError without it."""
@@ -268,33 +240,40 @@ class RunDirectory:
         """All metric lines, oldest first; a last line cut short by a crash is left out."""
         if not os.path.lexists(self.metrics_path):
             return []
-        lines = self._read(names.METRICS).split(b"\n")[:-1]
-        return [self._line(number, line) for number, line in enumerate(lines, start=1)]
-
-    def _line(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None
-        if not _is_metric(values):
-            raise DataError(
-                f"{self.metrics_path} is damaged in line {number}: restore it, or delete it to go on without its curves"
-            )
-        return dict(values)
+        found = []
+        for number, line in enumerate(self._read(names.METRICS).split(b"\n")[:-1], start=1):
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                values = None
+            if not _is_metric(values):
+                raise DataError(
+                    f"{self.metrics_path} is damaged in line {number}: restore it, or delete it to go on without its "
+                    "curves"
+                )
+            found.append(values)
+        return found
 
     def seal_metrics(self) -> None:
         """Take the checksum of the metric lines: they are complete."""
         if self.metrics_path.is_file():
             self._expect(names.METRICS, self.metrics_path.read_bytes())
 
+    def write(self, name: str, content: bytes, *, checked: bool = True) -> None:
+        """Write a file of the run whole or not at all; ``checked``: after its checksum, which later reads ask for."""
+        if checked:
+            self._expect(name, content)
+        path = self.path / name
+        with explained(path):
+            path.parent.mkdir(exist_ok=True)
+            with atomic_file(path) as file:
+                file.write(content)
+
     def write_text(self, name: str, text: str) -> None:
-        """Write a file of the run whole or not at all."""
-        if name == names.CONFIG:
-            manifest = Manifest.read(self.path) or Manifest()
-            replace(manifest, settings=settings_digest(yaml.safe_load(text))).write(self.path)
-        elif name != names.REPORT:  # made of the others, never read
-            self._expect(name, text.encode())
-        write_text(self.path / name, text)
+        """Write a text file of the run; the report is made of the others and never read, so it needs no checksum."""
+        if name == names.CONFIG:  # its checksum is over the settings that count, so that folders may be moved
+            replace(Manifest.read(self.path), settings=settings_digest(yaml.safe_load(text))).write(self.path)
+        self.write(name, text.encode(), checked=name not in (names.CONFIG, names.REPORT))
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a JSON file of the run whole or not at all."""
@@ -302,13 +281,10 @@ class RunDirectory:
 
     def write_weights(self, task: int, content: bytes) -> None:
         """Write the model after a task whole or not at all."""
-        path = self.weights_path(task)
-        self._expect(names.weights_name(task), content)
-        with explained(path), atomic_file(path) as file:
-            file.write(content)
+        self.write(names.weights_name(task), content)
 
     def _expect(self, name: str, content: bytes) -> None:
-        (Manifest.read(self.path) or Manifest()).expecting(name, digest_of(content)).write(self.path)
+        Manifest.read(self.path).expecting(name, digest_of(content)).write(self.path)
 
     def _read(self, name: str) -> bytes:
         path = self.path / name

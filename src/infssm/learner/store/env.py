@@ -42,7 +42,7 @@ def package_version(name: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor's own name where the system tells it."""
+    """The name of the processor, if the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

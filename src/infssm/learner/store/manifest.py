@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from infssm._files import write_text
 from infssm.errors import DataError
@@ -40,30 +39,28 @@ class Manifest:
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest | None:
-        """The manifest of a run directory; None where there is none."""
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a run directory; an empty one where there is none."""
         path = folder / names.MARKER
         try:
             now = os.stat(path)
             version = (now.st_ino, now.st_mtime_ns, now.st_size)
             if (known := _READ.get(path)) is None or known[0] != version:
-                known = _READ[path] = version, cls._parse(json.loads(path.read_bytes()))
+                values = json.loads(path.read_bytes())
+                if values["format"] > FORMAT:
+                    newer = f"format {values['format']}, not {FORMAT}"
+                    raise DataError(f"{folder} is of a newer infssm ({newer}): update infssm")
+                manifest = cls(values["settings"], {name: tuple(found) for name, found in values["files"].items()})
+                if values["checksum"] != manifest._checksum():
+                    raise ValueError("checksum")
+                known = _READ[path] = version, manifest
             return known[1]
         except FileNotFoundError:
-            return None
+            return cls()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise DataError(
                 f"{path} is damaged: restore it, or delete it to use the run without its checksums"
             ) from None
-
-    @classmethod
-    def _parse(cls, values: Any) -> Manifest:
-        if values["format"] > FORMAT:
-            raise DataError(f"the run is of a newer infssm (format {values['format']}, not {FORMAT}): update infssm")
-        manifest = cls(values["settings"], {name: tuple(digests) for name, digests in values["files"].items()})
-        if values["checksum"] != manifest._checksum():
-            raise ValueError("checksum")
-        return manifest
 
     def write(self, folder: Path) -> None:
         """Write ``run.json``."""
@@ -100,7 +97,5 @@ def read_checked(path: Path) -> bytes:
     """
     content = path.read_bytes()
     for folder in (path.parent, path.parent.parent):
-        if (manifest := Manifest.read(folder)) is not None:
-            manifest.check(folder, path.relative_to(folder).as_posix(), content)
-            break
+        Manifest.read(folder).check(folder, path.relative_to(folder).as_posix(), content)
     return content

@@ -1,4 +1,4 @@
-"""The names of a run's files. Nothing else that lies in a run directory is ever touched."""
+"""The names of a run's files. Other files in a run directory are never touched."""
 
 from __future__ import annotations
 
@@ -43,23 +43,13 @@ def weights_name(task: int) -> str:
     return f"{CHECKPOINTS}/task_{task:02}.safetensors"
 
 
-def best_name(task: int, epoch: int) -> str:
-    """The best epoch of a task so far, in the folder of the checkpoints."""
-    return f"best_{task:02}_{epoch:03}.ckpt"
-
-
-def saved_tasks(folder: Path) -> list[int]:
-    """Tasks whose model lies in a run directory, in order."""
-    return tasks_of(path.name for path in (folder / CHECKPOINTS).glob("task_*"))
-
-
 def tasks_of(files: Iterable[str]) -> list[int]:
     """Tasks whose models are among files, in order."""
     return sorted([int(match[1]) for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))])
 
 
 def best_files(folder: Path) -> list[Path]:
-    """Best epochs that lie in a run directory."""
+    """Checkpoints of best epochs in a run directory."""
     return [path for path in (folder / CHECKPOINTS).glob("best_*") if _BEST.fullmatch(path.name)]
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import zipfile
 
-from infssm._files import atomic_file, explained
 from infssm._registry import shorten
 from infssm.errors import DataError
 from infssm.learner.store import names
@@ -14,15 +13,15 @@ from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.manifest import Manifest, digest_of
 
 _LAST = (names.LAST, names.RESULT)
-"""What a run continues from and what makes it complete: they are written when all they speak of is there."""
+"""The checkpoint and the result: they are written last, after the files that they refer to."""
 _OWN = (names.MARKER, names.CONFIG, names.REPORT)
-"""Not sent: they speak of folders, and are written anew."""
+"""Not sent: they hold paths of this machine, and the receiver writes its own."""
 _UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError)
 """What zipfile and json raise for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
 
 
 def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:
-    """The files of a run that nobody works on, in one piece; those with a digest in ``known`` only where it changed.
+    """The files of a run that is not in use as one archive; files with a digest in ``known`` only if they changed.
 
     ``known`` is brought up to date.
     """
@@ -37,8 +36,7 @@ def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:
             if known.get(name) != (digest := digest_of(content)):
                 known[name] = digest
                 archive.writestr(name, content)
-        manifest = Manifest.read(run.path) or Manifest()
-        archive.writestr(names.MARKER, json.dumps(sorted(manifest.files)))
+        archive.writestr(names.MARKER, json.dumps(sorted(Manifest.read(run.path).files)))
     return parcel.getvalue()
 
 
@@ -46,7 +44,7 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
     """Write the files of a parcel to a run directory, whose configuration is ``config``, as YAML.
 
     Nothing but files of a run is written, and nothing outside its directory. A process may be killed at any moment:
-    what lies there then can be continued.
+    the run can be resumed from what was written.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(parcel)) as archive:
@@ -64,21 +62,10 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
     run.check_usable()
     run.make()
     with run.lock():
-        if Manifest.read(run.path) is None:
-            Manifest().write(run.path)
+        Manifest.read(run.path).write(run.path)  # marks the folder as a run before anything else is in it
         run.write_text(names.CONFIG, config)
         for name in sorted(files, key=lambda name: (_LAST.index(name) + 1 if name in _LAST else 0, name)):
-            _write(run, name, files[name], checked=name in checked)
-
-
-def _write(run: RunDirectory, name: str, content: bytes, *, checked: bool) -> None:
-    path = run.path / name
-    if checked:
-        (Manifest.read(run.path) or Manifest()).expecting(name, digest_of(content)).write(run.path)
-    with explained(path):
-        path.parent.mkdir(exist_ok=True)
-        with atomic_file(path) as file:
-            file.write(content)
+            run.write(name, files[name], checked=name in checked)
 
 
 def _is_fine(info: zipfile.ZipInfo) -> bool:

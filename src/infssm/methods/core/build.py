@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -103,6 +104,7 @@ class Composition(NamedTuple):
         return [self.base, *self.regularizers, self.head]
 
 
+@cache
 def parse_name(name: str) -> Composition:
     """What a name stands for, regularizers sorted; no base means ``seq``, no head ``linear``."""
     classes = [components[part] for part in split_name(name)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,13 +30,31 @@ def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
     return F.cross_entropy(logits[:, columns], soft / soft.sum(dim=1, keepdim=True))
 
 
-def mean_over_states(pair: ModelPair, difference: Callable[[StateSpace, StateSpace], Tensor]) -> Tensor:
-    """Mean over tokens (without padding), then over layers and directions, of a difference of two state spaces."""
-    means = []
-    for old, new in zip(pair.old.states, pair.new.states, strict=True):
-        values = difference(old.without_padding(), new.without_padding())
-        means.append(values.mean() if values.numel() else values.sum())  # the mean of a batch of padding alone is NaN
-    return torch.stack(means).mean()
+_AT_ONCE = 2**20
+"""Elements of all layers' states together up to which they are compared in one call: a call of its own for each layer
+costs more than small states take."""
+
+
+def mean_over_states(
+    pair: ModelPair, difference: Callable[[StateSpace, StateSpace], Tensor], *, at_once: bool = True
+) -> Tensor:
+    """Mean over tokens (without padding), then over layers and directions, of a difference of two state spaces.
+
+    ``at_once``: the difference has one value per leading index, whatever the others are, so layers may be stacked.
+    """
+    old, new = ([space.without_padding() for space in states.states] for states in (pair.old, pair.new))
+    shapes = {(space.a.shape, space.c.shape, space.b is None) for space in (*old, *new)}
+    if at_once and len(old) > 1 and len(shapes) == 1 and sum(space.c.numel() for space in new) <= _AT_ONCE:
+        values = difference(_stacked(old), _stacked(new)).unbind()
+    else:
+        values = tuple(map(difference, old, new))
+    # The mean of a batch of padding alone would be NaN.
+    return torch.stack([value.mean() if value.numel() else value.sum() for value in values]).mean()
+
+
+def _stacked(spaces: Sequence[StateSpace]) -> StateSpace:
+    a, c, b = zip(*((space.a, space.c, space.b) for space in spaces), strict=True)
+    return StateSpace(torch.stack(a), torch.stack(c), None if b[0] is None else torch.stack(b))
 
 
 def squared_difference(which: str) -> Callable[[StateSpace, StateSpace], Tensor]:

@@ -64,10 +64,10 @@ class ParameterSet:
         return {key: torch.zeros_like(v, dtype=wide(v.dtype)) for key, v in self.clone().items()}
 
     def gradients(self, loss: Tensor) -> Values:
-        """Gradients of a scalar with respect to the rows; zeros where it does not depend on them."""
-        parameters = self.parameters
+        """Gradients of a scalar with respect to the rows; zeros where it does not depend on them or they are frozen."""
+        parameters = {name: p for name, p in self.parameters.items() if p.requires_grad}
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        return self.take({name: g.to(wide(g.dtype)) for name, g in zip(parameters, found, strict=True)})
+        return self.zeros() | self.take({n: g.to(wide(g.dtype)) for n, g in zip(parameters, found, strict=True)})
 
     def squared_distance(self, importance: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
         """``Σ importance · (θ - anchor)²`` over the rows, a scalar."""

@@ -3,6 +3,8 @@
 from infssm.ops.distances import energies as energies
 from infssm.ops.distances import subspaces as subspaces
 from infssm.ops.distances._pair import Pair
+from infssm.ops.distances.sampled import System, sampled_output
+from infssm.ops.distances.schubert import KINDS_OF_ANGLES, schubert_distance
 from infssm.ops.distances.table import KINDS, Kind
 
-__all__ = ["KINDS", "Kind", "Pair"]
+__all__ = ["KINDS", "KINDS_OF_ANGLES", "Kind", "Pair", "System", "sampled_output", "schubert_distance"]

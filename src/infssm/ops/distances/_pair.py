@@ -63,12 +63,12 @@ class Pair:
 
     def poles(self) -> tuple[Tensor, Tensor, Tensor]:
         """r of the old poles, s of the new ones and ``s - r`` with its own precision, ``[n, ...]`` (eq. 8)."""
-        a, b = _states_first(self.old_a, self.new_a)
+        a, b = states_first(self.old_a, self.new_a)
         if self.normalised:
             a, b = (x.masked_fill(x.detach().abs() > RAW_LIMIT, torch.nan) for x in (a, b))
             r = torch.exp(-a)
             return r, torch.exp(-b), r * torch.expm1(a - b)
-        r, s = (_nan_outside((1 - x) / (1 + x)) for x in (a, b))
+        r, s = (nan_outside((1 - x) / (1 + x)) for x in (a, b))
         return r, s, 2 * (a - b) / ((1 + a) * (1 + b))
 
     def rows(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,7 +80,7 @@ class Pair:
         return self._values(cast(Tensor, self.old_b), cast(Tensor, self.new_b))
 
     def _values(self, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, y = _states_first(old, new)
+        x, y = states_first(old, new)
         if not self.normalised:
             return x, y, y - x
         c, d = torch.tanh(x / 2), torch.tanh(y / 2)
@@ -108,12 +108,12 @@ def wide(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def _states_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+def states_first(*tensors: Tensor) -> tuple[Tensor, ...]:
     """``[..., n] -> [n, ...]``, contiguous: every operation runs along the systems."""
     return tuple(wide(x).movedim(-1, 0).contiguous() for x in tensors)
 
 
-def _nan_outside(r: Tensor) -> Tensor:
+def nan_outside(r: Tensor) -> Tensor:
     """NaN in place of what came from a pole outside the unit disc."""
     return torch.where(r.detach().real > 0, r, torch.nan)
 

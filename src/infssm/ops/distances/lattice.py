@@ -19,22 +19,30 @@ from infssm.ops.distances._matrices import gaps
 
 def rotation_lattice(r: Tensor, s: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """``sine, cosine [..., n, n]`` of half-plane poles r, s and s - r ``[n, ...]``; see the public function."""
-    n, lead = len(r), r.shape[1:]
-    keep, turn, back = (x.flip(1) for x in _cells(r, s, shift))
-    eye = torch.eye(n, dtype=r.dtype, device=r.device)
+    return cross(*cells(r, s, gaps(r, s, shift)))
+
+
+def cross(keep: Tensor, turn: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+    """``sine [..., n, n], cosine [..., n, m]`` of the rotations ``[n, m, ...]`` where n wires cross m wires, n <= m."""
+    n, m, *lead = keep.shape
+    keep, turn, back = (x.flip(1) for x in (keep, turn, back))
+    eye = torch.eye(n, dtype=keep.dtype, device=keep.device)
     eye = eye.reshape(n, n, *[1] * len(lead)).expand(n, n, *lead)
     down, right = eye[:0], eye[:0]  # signals [cells, n, ...] on the wires of a_i and of b_k
     sine, cosine = [], []
-    for step in range(2 * n - 1):  # the cells (i, k) with i + k = step, all at once
+    for step in range(n + m - 1):  # the cells (i, k) with i + k = step, all at once
         if step < n:
             down = torch.cat([down, eye[step : step + 1]])
+        if step < m:
             right = torch.cat([torch.zeros_like(eye[:1]), right])
-        p, q, r = (x.diagonal(n - 1 - step, 0, 1).movedim(-1, 0).unsqueeze(1) for x in (keep, turn, back))
+        p, q, r = (x.diagonal(m - 1 - step, 0, 1).movedim(-1, 0).unsqueeze(1) for x in (keep, turn, back))
         down, right = p * down + q * right, q * down + r * right
-        if step >= n - 1:
+        if step >= m - 1:  # the wire of a_i has met every b_k
             sine.append(down[0])
+            down = down[1:]
+        if step >= n - 1:
             cosine.append(right[-1])
-            down, right = down[1:], right[:-1]
+            right = right[:-1]
     # Stacked on the last axis: row = component of the input, column = wire.
     return torch.stack(sine).movedim((0, 1), (-1, -2)), torch.stack(cosine).movedim((0, 1), (-1, -2))
 
@@ -44,16 +52,15 @@ def angles(sine: Tensor, cosine: Tensor) -> Tensor:
 
     NaN where the matrices are not finite, which the decomposition would refuse for all.
     """
-    bad = ~(sine.abs() + cosine.abs()).sum((-2, -1), keepdim=True).isfinite()
+    bad = ~(sine.abs().sum((-2, -1), keepdim=True) + cosine.abs().sum((-2, -1), keepdim=True)).isfinite()
     sine, cosine = sine.masked_fill(bad, 0), cosine.masked_fill(bad, 0)
     found = torch.atan2(torch.linalg.svdvals(sine), torch.linalg.svdvals(cosine).flip(-1))
     return found.masked_fill(bad.squeeze(-1), torch.nan)
 
 
-def _cells(r: Tensor, s: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The unitary ``[[keep, turn], [turn, back]]`` of every pair of poles, each ``[n, n, ...]``."""
+def cells(r: Tensor, s: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The unitary ``[[keep, turn], [turn, back]]`` of every pair of poles, each ``[n, m, ...]``; gap: s_k - r_i."""
     scale = torch.reciprocal(r.unsqueeze(1) + s.conj().unsqueeze(0))
-    gap = gaps(r, s, shift)
     turn = 2 * _root(r).unsqueeze(1) * _root(s).unsqueeze(0) * scale
     return gap * scale, turn, -gap.conj() * scale
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from infssm.ops.distances._pair import Pair
 
-# Elements of one [n, n, systems] temporary: 2 MiB in float64 stay in a core's cache; devices want larger pieces.
-CPU_ELEMENTS = 2**18
+# Elements of one [n, n, systems] temporary: 1 MiB in float64 stays in a core's cache; devices want larger pieces.
+CPU_ELEMENTS = 2**17
 DEVICE_ELEMENTS = 2**24
 
 PairFn = Callable[[Pair], Tensor]
@@ -37,18 +37,25 @@ def in_pieces(fn: PairFn) -> PairFn:
         flat = pair.map(lambda x: x.reshape(-1, x.shape[-1]))
         if not torch.is_grad_enabled():  # or the gradients of the pieces would be computed for nothing
             flat = flat.map(Tensor.detach)
-        value: Tensor = _Pieces.apply(fn, size, pair.soft, *flat.tensors)  # type: ignore[no-untyped-call]
+
+        def piece(*tensors: Tensor | None) -> Tensor:
+            return fn(Pair(*tensors, soft=pair.soft))  # type: ignore[arg-type]
+
+        value: Tensor = Pieces.apply(piece, size, *flat.tensors)  # type: ignore[no-untyped-call]
         return value.reshape(lead)
 
     return evaluate
 
 
-class _Pieces(torch.autograd.Function):
+class Pieces(torch.autograd.Function):
+    """``fn(*tensors) -> [systems]``, the first dimension of all tensors that are not None, ``size`` at a time."""
+
     @staticmethod
-    def forward(ctx: Any, fn: PairFn, size: int, soft: bool, *tensors: Tensor | None) -> Tensor:
-        needs = [bool(need) for need in ctx.needs_input_grad[3:]]
+    def forward(ctx: Any, fn: Callable[..., Tensor], size: int, *tensors: Tensor | None) -> Tensor:
+        """Values, and with them the slopes that the backward pass needs."""
+        needs = [bool(need) for need in ctx.needs_input_grad[2:]]
         split = [None if x is None else torch.split(x.detach(), size) for x in tensors]
-        results = [_piece(fn, [x and x[i] for x in split], soft, needs) for i in range(len(split[0] or ()))]
+        results = [_piece(fn, [x and x[i] for x in split], needs) for i in range(len(split[0] or ()))]
         values, grads = zip(*results, strict=True)
         ctx.save_for_backward(*(None if g[0] is None else torch.cat(g) for g in zip(*grads, strict=True)))
         return torch.cat(values)
@@ -56,21 +63,26 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = (None if x is None else (x * grad.unsqueeze(-1)).to(x.dtype) for x in ctx.saved_tensors)
-        return None, None, None, *slopes
+        """Slopes times the gradient of each value."""
+        slopes = (
+            None if x is None else (x * grad.view(-1, *[1] * (x.ndim - 1))).to(x.dtype) for x in ctx.saved_tensors
+        )
+        return None, None, *slopes
 
 
-def _piece(fn: PairFn, tensors: list[Any], soft: bool, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+def _piece(fn: Callable[..., Tensor], tensors: list[Any], needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
     """Values of one piece and their gradient by each of its tensors."""
     leaves = [x.requires_grad_() if need else x for x, need in zip(tensors, needs, strict=True)]
-    return value_and_slopes(fn, Pair(*leaves, soft=soft), needs)
+    return value_and_slopes(fn, leaves, needs)
 
 
-def value_and_slopes(fn: PairFn, pair: Pair, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+def value_and_slopes(
+    fn: Callable[..., Tensor], tensors: Sequence[Tensor | None], needs: list[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
     """Values ``[systems]`` and, of the leaves that need one, the derivative of each value by its own systems."""
-    wanted = [x for x, need in zip(pair.tensors, needs, strict=True) if x is not None and need]
+    wanted = [x for x, need in zip(tensors, needs, strict=True) if x is not None and need]
     with torch.set_grad_enabled(bool(wanted)):
-        value = fn(pair)
+        value = fn(*tensors)
     if not value.requires_grad:
         return value, [None] * len(needs)
     found = iter(torch.autograd.grad(value, wanted, torch.ones_like(value), allow_unused=True))

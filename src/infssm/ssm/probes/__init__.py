@@ -2,8 +2,13 @@
 
 from infssm.ssm.probes import (  # noqa: F401  (importing registers)
     gated_delta,
+    kimi_delta,
     mamba_ssm,
     mambapy,
+    minimax,
+    normalised,
+    recurrent_gemma,
+    refused,
     transformers_mamba,
     transformers_mamba2,
     transformers_zamba,

@@ -1,4 +1,4 @@
-"""Probes of the gated delta rule: transformers' Qwen3-Next, Qwen3.5 and OLMo-hybrid.
+"""Probes of the gated delta rule: transformers' Qwen3-Next, Qwen3.5, Qwen4-exp and OLMo-hybrid.
 
 Per head, with decay alpha and write strength beta, a value channel s of the memory follows `s <- A s + k beta v`,
 `o = q . s` with `A = alpha (I - beta k k^T)`. A acts as alpha on all that is orthogonal to k, and k is an eigenvector
@@ -22,8 +22,10 @@ from infssm.ssm.probes.selective import convolve, project
 from infssm.ssm.probes.transformers_mamba import mixer_input
 from infssm.ssm.space import StateSpace
 
-_L2NORM_EPS = 1e-6
-"""As in transformers' l2norm of queries and keys."""
+
+def unit(x: Tensor) -> Tensor:
+    """x: [..., d] of unit length, as in transformers' and fla's l2norm of queries and keys."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def two_states(q: Tensor, k: Tensor, alpha: Tensor, beta: Tensor, mask: Tensor | None = None) -> StateSpace:
@@ -67,12 +69,21 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - A, 
     return rows + [(getattr(mixer, f"{name}_proj").weight, None) for name in "qkba"]
 
 
-@register_probe("transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet", parameters=parameters)
-@register_probe("transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet", parameters=parameters)
-@register_probe("transformers.models.qwen3_5_moe.modeling_qwen3_5_moe.Qwen3_5MoeGatedDeltaNet", parameters=parameters)
-@register_probe("transformers.models.olmo_hybrid.modeling_olmo_hybrid.OlmoHybridGatedDeltaNet", parameters=parameters)
+@register_probe(
+    "transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet", parameters=parameters, exact=True
+)
+@register_probe("transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet", parameters=parameters, exact=True)
+@register_probe(
+    "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe.Qwen3_5MoeGatedDeltaNet", parameters=parameters, exact=True
+)
+@register_probe(
+    "transformers.models.qwen4_exp.modeling_qwen4_exp.Qwen4ExpTextGatedDeltaNet", parameters=parameters, exact=True
+)
+@register_probe(
+    "transformers.models.olmo_hybrid.modeling_olmo_hybrid.OlmoHybridGatedDeltaNet", parameters=parameters, exact=True
+)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
-    """States of every head: a, b, c: [batch, tokens, heads, 2]."""
+    """Two states per head: a, b, c: [batch, tokens, heads, 2]."""
     if inputs.options.b_mode != "raw":
         raise ConfigError(
             f"the gated delta rule has no step size for b_mode={inputs.options.b_mode!r}; use b_mode='raw'"
@@ -82,18 +93,8 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     qk = convolve(mixer.conv1d, qk, rows=slice(0, 2 * mixer.key_dim), act=mixer.activation, seq_idx=seq_idx)
     q, k = (torch.unflatten(part, -1, (-1, mixer.head_k_dim)) for part in qk.chunk(2, dim=-1))
     shared = mixer.num_v_heads // mixer.num_k_heads
-    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2NORM_EPS) for x in (q, k))
-    q, k = (x.repeat_interleave(shared, dim=2) for x in (q, k))
+    q, k = (unit(x).repeat_interleave(shared, dim=2) for x in (q, k))
     beta = b.sigmoid() * (2 if getattr(mixer, "allow_neg_eigval", False) else 1)
     bias = at_least_float32(mixer.dt_bias) if inputs.options.include_dt_bias else 0
     alpha = torch.exp(-at_least_float32(mixer.A_log).exp() * F.softplus(a + bias))
     return [two_states(q / mixer.head_k_dim**0.5, k, alpha, beta, as_mask(mask))]
-
-
-@register_probe("transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearDeltaAttention")
-def per_channel_decay(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:  # noqa: ARG001
-    """Refuse: A = (I - beta k k^T) diag(alpha) has no two-state form."""
-    raise ConfigError(
-        "Kimi's delta attention decays every channel by itself, so its states have no small exact form; hold other "
-        "layers (layers=[...]), or register a probe that takes StateSpace.from_dense of a few tokens"
-    )

@@ -81,11 +81,14 @@ class InfSSM(Regularizer):
     def penalty(self, pair: ModelPair) -> Terms:
         """The term ``distance``."""
 
+        equality = self.config.equality
+
         def simplified(old: StateSpace, new: StateSpace) -> Tensor:
-            equality = self.config.equality
             return distance(old, new, kind="simplified", soft_normalize=True, validate=False, equality=equality)
 
-        return {"distance": self.config.weight * mean_over_states(pair, simplified)}
+        # With "tensor" the values of a layer's tokens depend on each other.
+        mean = mean_over_states(pair, simplified, at_once=equality != "tensor")
+        return {"distance": self.config.weight * mean}
 
 
 class InfSSMPlusConfig(InfSSMConfig):
