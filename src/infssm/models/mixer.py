@@ -59,6 +59,8 @@ class SSMMixer(nn.Module, ABC):
     tap: StateTap | None = None
     scan_hook: Callable[[ScanInputs], None] | None = None
     """Called with the inputs of every scan before it runs, one direction at a time: for studies of what layers do."""
+    calls_scan_hook: bool = True
+    """Whether the layer is selective and calls it: S4D and Mamba-2 run other operations."""
 
     @abstractmethod
     def state_parameters(self, which: str) -> list[StateRows]:

@@ -148,6 +148,8 @@ class S4DMixer(SSMMixer):
     (half of each conjugate pair), delta is [1, channels] and zoh the factor of the layer's own discretisation.
     """
 
+    calls_scan_hook = False
+
     def __init__(self, channels: int, *, d_state: int = 64, discretization: Discretization = "zoh") -> None:
         super().__init__()
         self.D = nn.Parameter(torch.randn(channels))
