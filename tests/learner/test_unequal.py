@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from infssm.bench.presets import describe
+from infssm.bench.presets import estimate
 from infssm.bench.running import run
 from infssm.errors import ConfigError
 from infssm.learner.config.load import load_config
@@ -47,8 +47,8 @@ def test_the_configuration_counts_and_describes_tasks(tmp_path):
     config = tiny_config(tmp_path, **UNEQUAL)
     assert config.data.num_tasks == 3
     assert config.benchmark_name == "digits-3"
-    assert "3 tasks of 4, 1, 3 classes, 48 / 32 / 32 images" in describe(config)
-    assert "2 tasks of 5 classes" in describe(load_config(TINY))
+    assert "3 tasks of 4, 1, 3 classes, 48 / 32 / 32 images" in estimate(config).title
+    assert "2 tasks of 5 classes" in estimate(load_config(TINY)).title
     stream = load_stream(load_config(TINY, ["data.base_classes=4", "data.num_tasks=4", "data.class_order_seed=1"]))
     assert stream.task_sizes == (4, 2, 2, 2)
 

@@ -220,8 +220,8 @@ class AccuracyMatrix:
     @property
     def fwt(self) -> float:
         """Forward transfer: mean gain over guessing of every later task, just before its turn."""
-        sign, rows = self.measure.sign, self._ahead[1 : self.steps + 1]
-        return measures.mean_or_nan(measures.per_task_forward_transfer(sign * rows, sign * self._ahead[0]))
+        before = np.diagonal(self._ahead[1:], 1)[: max(self.steps - 1, 0)]  # of task j + 1 after task j
+        return measures.mean_or_nan(self.measure.sign * (before - self._ahead[0, 1 : len(before) + 1]))
 
     @property
     def of_domains(self) -> bool:
