@@ -26,6 +26,7 @@ from infssm.data import list_datasets
 from infssm.learner.config.fields import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
 from infssm.methods import explain_method
 from infssm.models import list_models
+from infssm.ssm import describe_probe, list_probes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -52,6 +53,19 @@ def works() -> str:
     }
     lines = [f"| {what} ({len(names)}) | {', '.join(names)} |" for what, names in rows.items()]
     return "\n".join(["| what | names |", "|---|---|", *lines])
+
+
+def probes() -> str:
+    """Every layer of other libraries that states can be recorded from, or why not."""
+    rows = []
+    for name, probe in list_probes().items():
+        library, _, layer = name.rpartition(".")
+        states = describe_probe(name)
+        if probe.refusal is None:
+            states = states.rpartition(" (")[0]
+        exact = "refused" if probe.refusal else "yes" if probe.exact else "mean over channels"
+        rows.append(f"| `{layer}` | `{library}` | {_cell(states.removeprefix('refused: '))} | {exact} |")
+    return "\n".join(["| layer | module | states | exact |", "|---|---|---|---|", *rows])
 
 
 PACKAGES = (
@@ -146,7 +160,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-TABLES = {"methods": methods, "works": works, "settings": settings, "commands": commands}
+TABLES = {"methods": methods, "works": works, "probes": probes, "settings": settings, "commands": commands}
 
 
 def fill(text: str) -> str:

@@ -119,7 +119,7 @@ class Knowledge:
             method,
             recipe,
             tuple(Lesson(**lesson) for lesson in content["history"]),
-            None if held_out is None else HeldOut(**held_out),
+            None if held_out is None else HeldOut.of(held_out),
             None if calibration is None else Calibration.of(calibration),
             bool(content["trained"]),
             number,

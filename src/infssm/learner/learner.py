@@ -16,7 +16,7 @@ from typing import Any, overload
 import torch
 
 from infssm._seeding import seed_all
-from infssm.data import ImageFacts, SequenceFacts, Task
+from infssm.data import ImageFacts, SequenceFacts, Task, in_bands
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import HeldOut, held_out_scores
 from infssm.learner.config.fields import RunConfig
@@ -227,8 +227,8 @@ class Learner:
             model = self._given.get("model", {})
             chosen = {} if "name" in model else model_settings(dataset)
             config = resolve(load_config(merge(chosen, self._given)))
-            if config.data.bands is not None and isinstance(samples, SequenceFacts):
-                samples = replace(samples, bands=config.data.bands)
+            if isinstance(samples, SequenceFacts):
+                samples = in_bands(dataset, config.data.bands).facts
         dataset = fitting(dataset, samples, self._now.recipe)
         return as_task(dataset, facts, name, samples=samples), config, name
 
@@ -273,9 +273,9 @@ class Learner:
             return now.calibrated(held_out, unknown=self._unknown), None
         rows, labels = now.features_of(setup.eval_loader(task, "val"))
         held_out = (held_out or HeldOut.empty(rows.shape[1])).after_task(head, rows, labels)
-        logits, _ = held_out_scores(head, held_out)
         asked = torch.isin(held_out.labels, labels)
-        right = logits.cpu().argmax(1)[asked] == held_out.labels[asked]
+        logits, _ = held_out_scores(head, held_out, asked)
+        right = logits.cpu().argmax(1) == held_out.labels[asked]
         return now.calibrated(held_out, unknown=self._unknown), float(right.double().mean())
 
     # Using it.

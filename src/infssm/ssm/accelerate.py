@@ -98,6 +98,8 @@ class FastMamba(Fast):
 class FastMamba2(Fast):
     """Mamba2, Bamba, GraniteMoeHybrid, FalconH1, Zamba2 and NemotronH."""
 
+    calls_scan_hook = False
+
     def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
         """One scan with a scalar transition per head, gated and normalised."""
         mixer: Any = self
