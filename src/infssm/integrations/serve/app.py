@@ -27,6 +27,7 @@ from infssm.integrations.serve.limits import Limits
 from infssm.integrations.serve.uploads import Sample, store
 from infssm.learner import Learner, Lesson
 from infssm.learner.events import Control, Listener
+from infssm.learner.reading import SampleLike
 
 
 class Problem(BaseModel):
@@ -154,8 +155,9 @@ def create_app(
                 current = service.learner  # the one reference that this response uses
                 if not current.classes:
                     raise HTTPException(409, "the learner knows no class yet: teach it one first")
+                paths: list[SampleLike] = [sample.path for sample in samples]
                 try:
-                    found = await run_sync(current.predict, [sample.path for sample in samples], limiter=predicting)
+                    found = await run_sync(lambda: current.predict(paths), limiter=predicting)
                 except InfssmError as error:
                     raise HTTPException(422, _with_names(error, samples)) from None
         return Predictions(
