@@ -26,6 +26,7 @@ from infssm.data import list_datasets
 from infssm.learner.config.fields import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
 from infssm.methods import explain_method
 from infssm.models import list_models
+from infssm.ssm import describe_probe, list_probes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -54,15 +55,30 @@ def works() -> str:
     return "\n".join(["| what | names |", "|---|---|", *lines])
 
 
+def probes() -> str:
+    """Every layer of other libraries that states can be recorded from, or why not."""
+    rows = []
+    for name, probe in list_probes().items():
+        library, _, layer = name.rpartition(".")
+        states = describe_probe(name)
+        if probe.refusal is None:
+            states = states.rpartition(" (")[0]
+        exact = "refused" if probe.refusal else "yes" if probe.exact else "mean over channels"
+        rows.append(f"| `{layer}` | `{library}` | {_cell(states.removeprefix('refused: '))} | {exact} |")
+    return "\n".join(["| layer | module | states | exact |", "|---|---|---|---|", *rows])
+
+
 PACKAGES = (
     *("methods", "methods.replay", "models", "ssm", "ops", "data", "learner", "learner.metrics", "learner.store"),
     *("bench", "bench.presets", "bench.executors", "bench.sweeps", "bench.reports"),
 )
 ADAPTERS = {
-    "learner.hub": ["HubClassifier"],
+    "learner.hub": ["HubClassifier", "HubLearner"],
     "integrations": ["mend_torchvision"],
     "integrations.transformers": ["accelerate", "accelerated", "restore", "ContinualTrainerMixin"],
     "integrations.timm": ["register"],
+    "integrations.sklearn": ["ContinualClassifier"],
+    "integrations.serve": ["create_app", "Limits"],
     "bench.studies": ["list_studies", "run_study", "Study"],
 }
 
@@ -144,7 +160,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-TABLES = {"methods": methods, "works": works, "settings": settings, "commands": commands}
+TABLES = {"methods": methods, "works": works, "probes": probes, "settings": settings, "commands": commands}
 
 
 def fill(text: str) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.ssm import StateSpace, record_states, state_parameters
 from tests.compare import assert_rounding
+from tests.ssm import vision
 
 Scan = dict[str, Tensor]  # delta: [b, t, d]; A: [d, n]; B, C: [b, t, n] or [b, t, g, n]
 
@@ -270,3 +271,13 @@ def test_vmamba_with_dependent_scans_is_refused() -> None:
     model.forward_core = partial(model.core, scan_mode="cascade2d")
     with record_states(model), pytest.raises(ConfigError, match="independent scans"):
         model(torch.randn(1, 3, 4, 6))
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["mambavision.models.mamba_vision", "transformers_modules.nvidia.MambaVision-T-1K.abc.modeling_mambavision"],
+)
+def test_mambavision_with_its_doubled_bias(module: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(vision.mixer(module), nn.LayerNorm(12), vision.mixer(module))
+    check(model, torch.randn(2, 6, 12), {"0": model[0], "2": model[2]})

@@ -28,8 +28,27 @@ _WRONG_WHEEL = (
 )
 
 
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show what this machine has and which code will run on it."""
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model's folder (of a run, of transformers or of a peft adapter): say which state space layers are "
+            "trained, and which an adapter misses."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what this machine has and which code will run on it, or look at the layers of a model.
+
+    Examples:
+
+    - `infssm doctor`
+
+    - `infssm doctor my-adapter/` — how many state space layers a LoRA trains
+    """
+    if model is not None:
+        _look_at(model, as_json)
+        return
     from infssm.data import data_root
     from infssm.learner.precision import bfloat16_gain, bfloat16_unit
     from infssm.learner.store.env import environment
@@ -84,3 +103,26 @@ def _state_of(name: str, module: str, extra: str) -> str:
     except Exception as error:  # whatever a broken installation raises
         return f"{version}, cannot be imported ({shorten(str(error))}): pip install --force-reinstall {name}"
     return f"{version}, {_WRONG_WHEEL}" if name == "torchvision" and mended else version
+
+
+def _look_at(folder: str, as_json: bool) -> None:
+    from infssm.integrations.folders import open_model
+    from infssm.ssm import coverage
+
+    found = coverage(open_model(folder))
+    layers = {
+        name: {
+            "trained parameters": len(layer.trained),
+            "form states": layer.forms_states,
+            "adapters without effect": layer.ignored,
+        }
+        for name, layer in found.layers.items()
+    }
+    if as_json:
+        typer.echo(json.dumps({"summary": found.summary(), "missed": found.missed, "layers": layers}, indent=2))
+        return
+    typer.echo(found.summary())
+    width = max(map(len, layers))
+    for name, facts in layers.items():
+        states = "that form states" if facts["form states"] else "none that forms states"
+        typer.echo(f"  {name:<{width}}  {facts['trained parameters']} trained parameters, {states}")

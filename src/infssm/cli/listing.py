@@ -16,7 +16,7 @@ from infssm._registry import shorten, suggest
 from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
-_KINDS = ("methods", "models", "datasets", "distances", "presets", "studies")
+_KINDS = ("methods", "models", "datasets", "distances", "probes", "presets", "studies")
 
 
 def command(
@@ -105,6 +105,10 @@ def _entries(what: str) -> dict[str, str]:
         from infssm.ssm import describe_distance, list_distances
 
         return {name: describe_distance(name) for name in list_distances()}
+    if what == "probes":
+        from infssm.ssm import describe_probe, list_probes
+
+        return {name: describe_probe(name) for name in list_probes()}
     if what == "presets":
         from infssm.bench.presets import list_presets, load_preset
 

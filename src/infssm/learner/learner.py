@@ -150,6 +150,11 @@ class Learner:
         return self._now.version
 
     @property
+    def previous(self) -> int:
+        """Number of the version that :meth:`undo` goes back to; 0 for none."""
+        return 0 if self.folder is None else self._now.parent
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes it knows; of a language model, of its domains."""
         facts = self._now.facts
@@ -387,9 +392,9 @@ class Learner:
     def undo(self) -> None:
         """Go back to the version before the last change."""
         with self._alone():
-            if self.folder is None or not self._now.parent:
+            if self.folder is None or not self.previous:
                 raise ConfigError("there is no version before this one to go back to")
-            versions, before = Versions(self.folder), self._now.parent
+            versions, before = Versions(self.folder), self.previous
             self._open(versions, before)
             versions.point_to(before)
 

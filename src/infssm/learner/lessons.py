@@ -107,9 +107,9 @@ def examine(now: Knowledge, setup: Setup, taught: TaughtTask, unknown: float) ->
         return now.calibrated(held_out, unknown=unknown), None
     rows, labels = now.features_of(setup.eval_loader(task, "val"))
     held_out = (held_out or HeldOut.empty(rows.shape[1])).after_task(head, rows, labels)
-    logits, _ = held_out_scores(head, held_out)
     asked = torch.isin(held_out.labels, labels)
-    right = logits.cpu().argmax(1)[asked] == held_out.labels[asked]
+    logits, _ = held_out_scores(head, held_out, asked)
+    right = logits.cpu().argmax(1) == held_out.labels[asked]
     return now.calibrated(held_out, unknown=unknown), float(right.double().mean())
 
 

@@ -95,7 +95,7 @@ def _from_hub(name: str, options: Mapping[str, Any], *, weights: bool) -> HubMod
 
 def check_fits(name: str, facts: StreamFacts) -> None:
     """Raise for a model that is made for other data, with those that are for these."""
-    taken = HubModel.takes if is_hub(name) else kinds_of_model(name)
+    taken = HubModel.supported_data if is_hub(name) else kinds_of_model(name)
     if not facts.modality.supported_by(taken):
         fitting = ", ".join(other for other in list_models() if facts.modality.supported_by(kinds_of_model(other)))
         raise ConfigError(

@@ -25,6 +25,7 @@ from infssm.data import (
     StreamFacts,
     Task,
     TaskStream,
+    few_shots,
     in_bands,
     load_dataset,
     make_loader,
@@ -162,19 +163,29 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     elif by != "class":
         words = ["class"] + ([dataset.domain_word] if dataset.domain_of is not None else [])
         raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
-    if split is None:
-        split = make_split(
-            dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
+    if data.shots is not None and by == "domain":
+        raise ConfigError("data.shots counts samples of new classes: make tasks by class, or leave it out")
+
+    def stream_of(split: Split) -> TaskStream:
+        return TaskStream(
+            dataset,
+            split,
+            data.num_tasks,
+            class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
+            base_classes=data.base_classes,
+            tasks=data.tasks,
+            by="domain" if by == "domain" else "class",
         )
-    return TaskStream(
-        dataset,
-        split,
-        data.num_tasks,
-        class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
-        base_classes=data.base_classes,
-        tasks=data.tasks,
-        by="domain" if by == "domain" else "class",
+
+    if split is not None:
+        return stream_of(split)
+    split = make_split(
+        dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
     )
+    stream = stream_of(split)
+    if data.shots is None:
+        return stream
+    return stream_of(few_shots(split, dataset, stream.class_order[stream.task_sizes[0] :], data.shots))
 
 
 def check_data(config: RunConfig, split: Split) -> None:

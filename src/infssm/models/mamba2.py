@@ -52,6 +52,8 @@ class Mamba2Mixer(SSMMixer):
     ``b, c [batch, tokens, d_state]``; with more than one group everything has a group axis before the last one.
     """
 
+    calls_scan_hook = False
+
     def __init__(
         self,
         d_model: int,

@@ -40,13 +40,10 @@ class RawStates(NamedTuple):
 class StateTap(Protocol):
     """Receives the states of a mixer's forward pass."""
 
-    @property
-    def zoh(self) -> bool:
-        """Whether to compute the zero-order-hold factor too."""
-
-    @property
-    def include_dt_bias(self) -> bool:
-        """Whether the states are those of the scan that ran (else without the bias of the step size)."""
+    zoh: bool
+    """Whether to compute the zero-order-hold factor too."""
+    include_dt_bias: bool
+    """Whether the states are those of the scan that ran (else without the bias of the step size)."""
 
     @property
     def stop(self) -> bool:
@@ -62,6 +59,8 @@ class SSMMixer(nn.Module, ABC):
     tap: StateTap | None = None
     scan_hook: Callable[[ScanInputs], None] | None = None
     """Called with the inputs of every scan before it runs, one direction at a time: for studies of what layers do."""
+    calls_scan_hook: bool = True
+    """Whether the layer is selective and calls it: S4D and Mamba-2 run other operations."""
 
     @abstractmethod
     def state_parameters(self, which: str) -> list[StateRows]:

@@ -45,8 +45,14 @@ class Recorder:
         include_dt_bias: bool = True,
         b_mode: BMode = "raw",
         layers: Layers = "all",
+        h: bool = False,
     ) -> None:
         self.options = StateOptions(include_dt_bias, b_mode)
+        self.h = h
+        self.hidden: dict[str, list[Tensor]] = {}
+        """Hidden states of the last forward, where they are recorded."""
+        self.finished: set[str] = set()
+        """Mixers whose states of a forward are complete."""
         self.mixers = find_mixers(model, layers)
         self.record: dict[str, list[StateSpace]] = {}
         self.stop = False
@@ -77,23 +83,36 @@ class Recorder:
 
     def clear(self) -> None:
         """Drop the last record, and with it the autograd graph it keeps alive."""
-        self.record = {}
+        self.record, self.hidden = {}, {}
+
+    def _check_hidden(self) -> None:
+        """Raise unless every layer is one whose scan can be seen."""
+        for name, mixer in self.mixers.items():
+            if not (isinstance(mixer, SSMMixer) and mixer.calls_scan_hook):
+                raise ConfigError(
+                    f"h=True needs selective layers of infssm, or of transformers after "
+                    f"infssm.integrations.transformers.accelerate(model); {name} is a {type(mixer).__name__}"
+                )
 
     @contextmanager
     def recording(self, *, stop: bool = False) -> Iterator[Recorder]:
         """Record the forward passes of the block; with ``stop``, end each one after the last mixer's projections."""
-        from infssm.ssm.taps import ProbeHook, Tap  # imports torch's compiler, which takes a second
+        from infssm.ssm.taps import HiddenTap, ProbeHook, Tap  # imports torch's compiler, which takes a second
 
         for mixer in self.mixers.values():
             if mixer in _RECORDED:
                 raise ConfigError("this model is being recorded already; leave the other recording first")
         self.record, self.stop = {}, stop
+        if self.h:
+            self._check_hidden()
         handles: list[RemovableHandle] = []
         try:
             for name, mixer in self.mixers.items():
                 _RECORDED.add(mixer)
                 if isinstance(mixer, SSMMixer):
                     mixer.tap = Tap(self, name)
+                    if self.h:
+                        mixer.scan_hook = HiddenTap(self, name)
                 else:
                     handles.append(mixer.register_forward_pre_hook(ProbeHook(self, name, mixer), with_kwargs=True))
             yield self
@@ -102,6 +121,8 @@ class Recorder:
                 _RECORDED.discard(mixer)
                 if isinstance(mixer, SSMMixer):
                     object.__setattr__(mixer, "tap", None)  # nn.Module's own __setattr__ fails at interpreter shutdown
+                    if self.h:
+                        object.__setattr__(mixer, "scan_hook", None)
             for handle in handles:
                 handle.remove()
 
@@ -125,17 +146,31 @@ class StateRecord(Mapping[str, list[StateSpace]]):
         """All states as one list, layer by layer."""
         return self._recorder.flat()
 
+    @property
+    def h(self) -> dict[str, list[Tensor]]:
+        """Hidden states by layer, one [batch, tokens, channels, n] per direction; needs ``record_states(h=True)``."""
+        if not self._recorder.h:
+            raise ConfigError("hidden states were not recorded; use record_states(model, h=True)")
+        return dict(self._recorder.hidden)
+
 
 @contextmanager
 def record_states(
-    model: nn.Module, *, include_dt_bias: bool = True, b_mode: BMode = "raw", layers: Layers = "all"
+    model: nn.Module,
+    *,
+    include_dt_bias: bool = True,
+    b_mode: BMode = "raw",
+    layers: Layers = "all",
+    h: bool = False,
 ) -> Iterator[StateRecord]:
     """Record the states of the forward passes of the block: ``with record_states(model) as states: model(x)``.
 
     ``states`` maps layer names to one :class:`~infssm.ssm.StateSpace` per scan direction (a, b, c:
-    [batch, tokens, n]) of the last forward, and stays readable after the block. See :class:`Recorder`.
+    [batch, tokens, n]) of the last forward, and stays readable after the block. See :class:`Recorder`. With ``h=True``,
+    ``states.h`` holds the hidden states of selective layers, [batch, tokens, channels, n] per direction: n times as
+    large as the activations.
     """
-    recorder = Recorder(model, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers)
+    recorder = Recorder(model, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers, h=h)
     with recorder.recording():
         yield StateRecord(recorder)
 

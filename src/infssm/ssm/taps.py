@@ -16,6 +16,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from infssm.errors import ConfigError
 from infssm.models import RawStates, SSMMixer
 from infssm.models.mixer import at_least_float32, beside_checkpoint
+from infssm.ops import ScanInputs
+from infssm.ssm.hidden import hidden_states
 from infssm.ssm.probe import MixerInputs, as_mask, probe_for
 from infssm.ssm.recorder import Recorder, StopForward
 from infssm.ssm.space import StateSpace
@@ -53,6 +55,7 @@ class Tap:
     def record(self, spaces: list[StateSpace]) -> None:
         """Add the states to the record of this forward; the first mixer of the record begins a new one."""
         recorder, stop = self.recorder, self.stop
+        recorder.finished.add(self.name)
         if recorder.record and self.name == next(iter(recorder.record)):
             recorder.record = {}
         recorder.with_gradient = torch.is_grad_enabled()
@@ -62,6 +65,30 @@ class Tap:
             record.append(space.map(at_least_float32) if half else space)
         if stop:
             raise StopForward
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(None), ())
+
+
+class HiddenTap:
+    """Computes the hidden states of one mixer's scans. Copies of a model that is being recorded get None instead."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self.recorder = recorder
+        self.name = name
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, inputs: ScanInputs) -> None:
+        """Keep the hidden states of a scan; the first scan after the layer's states were recorded is a new one's."""
+        if not _is_recorded():
+            return
+        if self.name in self.recorder.finished:
+            self.recorder.finished.discard(self.name)
+            self.recorder.hidden[self.name] = []
+        self.recorder.hidden.setdefault(self.name, []).append(hidden_states(inputs))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None

@@ -19,6 +19,7 @@ from infssm.methods.core.context import Context, Transforms
 from infssm.methods.core.contract import Base, Component, ComponentConfig, Regularizer
 from infssm.methods.core.head import Head
 from infssm.methods.core.method import Method, StatesConfig
+from infssm.ssm import coverage
 
 C = TypeVar("C", bound=type[Component])
 components: Registry[type[Component]] = Registry("method", group="infssm.methods")
@@ -95,7 +96,7 @@ class Composition(NamedTuple):
     """The components that a name stands for."""
 
     base: type[Base]
-    regularizers: list[type[Regularizer]]
+    regularizers: tuple[type[Regularizer], ...]
     head: type[Head]
 
     @property
@@ -118,7 +119,7 @@ def parse_name(name: str) -> Composition:
     base, head = (*bases, components["seq"])[0], (*heads, components["linear"])[0]
     assert issubclass(base, Base)
     assert issubclass(head, Head)
-    regularizers = sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name)
+    regularizers = tuple(sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name))
     for one, other in itertools.combinations(regularizers, 2):
         if one.family is not None and one.family == other.family:  # their sum is one of them with another weight
             raise ConfigError(
@@ -232,7 +233,12 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
             "train on all data without a method, or let infssm.run do it with method=joint"
         )
     method = build_method(model, name, own_loop=True, **options)
-    for warning in method.warnings():
+    texts = method.warnings()
+    if any(getattr(component, "needs_states", False) for component in composition.classes):
+        found = coverage(model)
+        if found.has_adapters and (found.missed or any(layer.ignored for layer in found.layers.values())):
+            texts = [*texts, found.summary()]
+    for warning in texts:
         warnings.warn(warning, UserWarning, stacklevel=2)
     return method
 

@@ -65,6 +65,11 @@ class Head(Component, ABC):
         """
         return None
 
+    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``."""
+        distances = self.distances(features)
+        return None if distances is None else distances.gather(1, labels[:, None])[:, 0]
+
     def transformed(self, features: Tensor) -> Tensor:
         """The quantity whose statistics are taken; by default ``features: [b, d]`` themselves."""
         return features

@@ -82,6 +82,8 @@ class ClassStatistics:
                 triangles[label] = other
             elif count[label] == 0:
                 triangles[label] = own.new_empty(0)
+            elif count[label] == 1:  # removal leaves rounding errors in the place of 0, of either sign
+                triangles[label] = torch.zeros_like(own)
             else:
                 spread = lower_triangle(torch.outer(gap[label], gap[label]))
                 triangles[label] = own + share[label] * (other - own) + between[label] * spread
