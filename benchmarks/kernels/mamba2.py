@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 import infssm.models.mamba2
 import infssm.ops.ssd
-from benchmarks.kernels.measure import Aim, Method, interleaved, machine, with_raised_malloc
+from benchmarks.kernels.measure import Aim, Clock, Method, add_clock, interleaved, machine, with_raised_malloc
 from benchmarks.kernels.memory import resident
 from infssm._torchvision import torchvision
 from infssm.models import create_model
@@ -99,7 +98,7 @@ def print_memory(job: str, n: int) -> None:
     print(resident("VmHWM") - before)
 
 
-def report(n: int, repeats: int) -> dict[str, Any]:
+def report(n: int, repeats: int, clock: Clock) -> dict[str, Any]:
     found: dict[str, Any] = {}
     print(f"\nn = {n}{'':28}{'median ms':>11}{'best ms':>11}")
     ratios = {}
@@ -110,7 +109,7 @@ def report(n: int, repeats: int) -> dict[str, Any]:
         if not whole:
             calls["projections alone"] = problem.projections
         methods = {f"{what}: {name}": Method(partial(problem.run, call)) for name, call in calls.items()}
-        table = interleaved(methods, repeats, time.perf_counter)
+        table = interleaved(methods, repeats, clock)
         for name, timing in table.items():
             print(f"{name:34}{timing.median:11.1f}{timing.best:11.1f}")
             found[name] = asdict(timing)
@@ -133,6 +132,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--repeats", type=int, default=10, help="rounds of every method")
+    add_clock(parser)
     parser.add_argument("--default-malloc", action="store_true", help="the allocator as it is, for all methods")
     parser.add_argument("--memory", nargs=2, metavar=("JOB", "N"), help="print the peak of one job in MiB, and stop")
     options = parser.parse_args()
@@ -145,7 +145,7 @@ def main() -> None:
     malloc = "default" if options.default_malloc else "raised"
     print(f"batch {BATCH}, {TOKENS} tokens, width {WIDTH}, heads of {HEAD}; {options.threads} threads, {malloc} malloc")
     print(machine())
-    found = {f"n = {n}": report(n, options.repeats) for n in (64, 128)}
+    found = {f"n = {n}": report(n, options.repeats, options.clock) for n in (64, 128)}
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found | {"machine": machine()}, indent=1) + "\n")

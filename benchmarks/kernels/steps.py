@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,16 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import infssm
-from benchmarks.kernels.measure import Aim, Method, Timing, interleaved, machine, matmul_rate, with_raised_malloc
+from benchmarks.kernels.measure import (
+    Aim,
+    Method,
+    Timing,
+    add_clock,
+    interleaved,
+    machine,
+    matmul_rate,
+    with_raised_malloc,
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "vim_small, batch 4": {"name": "vim_small_patch16_224", "options": {"num_classes": 200}, "shape": (4, 3, 224, 224)},
@@ -115,17 +123,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=6)
+    add_clock(parser)
     args = parser.parse_args()
     with_raised_malloc("benchmarks.kernels.steps")
-    rate = matmul_rate()
+    rate = matmul_rate(args.clock)
     print(f"{machine()}, torch.mm {rate / 1e9:.0f} GFLOP/s")
     found: dict[str, Any] = {"machine": machine(), "matmul_flops_per_s": rate}
     for name, case in CASES.items():
         methods, flops = step_methods(case)
-        timings = interleaved(methods, args.repeats, time.perf_counter)
-        rate = max(rate, matmul_rate())
+        timings = interleaved(methods, args.repeats, args.clock)
+        rate = max(rate, matmul_rate(args.clock))
         found[name] = report(name, timings, 1e3 * flops / rate)
-    timings = interleaved(transformers_methods(), args.repeats, time.perf_counter)
+    timings = interleaved(transformers_methods(), args.repeats, args.clock)
     found["transformers"] = report("transformers' Mamba, 2 layers, width 192, 197 tokens, batch 4", timings, None)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

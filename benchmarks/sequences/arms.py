@@ -169,6 +169,7 @@ def several_arms(rate: float, domains: int) -> list[Arm]:
         *plain(rate, HIGHEST),
         Arm(f"lwf 0.5 + lwf-ac 100, lr {HIGH:g}", "lwf + lwf-ac", _lwf(0.5, lwf_ac=100.0), HIGH),
         *_self_replay((HIGHEST, 2 * HIGHEST), (1.0, 2.0, 3.0)),
+        *_self_replay((rate,), (1.0,)),
         *_stored((rate, HIGHEST), 100 * domains),
         *_stored((rate, HIGHEST), 1000 * domains),
     ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import random_split
 
-from infssm.data import Split, TaskStream, load_dataset, make_split, write_synthetic
+from infssm.data import Split, TaskStream, few_shots, load_dataset, make_split, write_synthetic
 from infssm.data.sets.text import Text, text_dataset
 from infssm.errors import ConfigError, DataError
 
@@ -173,3 +173,26 @@ def test_benchmarks_keep_the_protocol_and_stored_splits_keep_their_indices(tmp_p
     old.save(tmp_path / "split.json")
     stream = TaskStream(own, Split.load(tmp_path / "split.json"), 5)
     assert stream.split.hash == old.hash
+
+
+def test_few_shots_of_later_classes_by_number_and_by_list():
+    dataset = fake(200, 5, 50)
+    split, later = make_split(dataset), np.array([3, 4])
+    few = few_shots(split, dataset, later, 2)
+    counts = np.bincount(dataset.labels[few.train], minlength=5)
+    assert counts[3:].tolist() == [2, 2]
+    assert counts[:3].tolist() == np.bincount(dataset.labels[split.train], minlength=5)[:3].tolist()
+    assert np.isin(few.train, split.train).all()
+    assert few.hash != split.hash
+    of_class = np.flatnonzero(dataset.labels[:150] == 3)
+    listed = [int(i) for i in (*np.intersect1d(of_class, split.val)[:1], *np.intersect1d(of_class, split.train)[:1])]
+    chosen = few_shots(split, dataset, later, listed)
+    assert sorted(i for i in chosen.train if dataset.labels[i] in later) == sorted(listed)
+    assert not np.isin(listed, chosen.val).any(), "what trains does not validate"
+    chosen.verify(dataset)
+    base = int(np.flatnonzero(dataset.labels == 0)[0])
+    for wrong in ([base], [199], [-1], [10**6]):
+        with pytest.raises(ConfigError, match=f"data.shots: {wrong[0]} is not the index"):
+            few_shots(split, dataset, later, wrong)
+    with pytest.raises(ConfigError, match="names a sample twice"):
+        few_shots(split, dataset, later, [*listed, listed[0]])

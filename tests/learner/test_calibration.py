@@ -55,7 +55,8 @@ def test_few_samples_that_are_all_right_do_not_make_it_certain(m: int) -> None:
 
 
 def test_without_samples_or_with_one_class_probabilities_are_the_softmax() -> None:
-    nothing = Calibration.fit(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), torch.empty(0, 3))
+    nobody = torch.empty(0, dtype=torch.int64)
+    nothing = Calibration.fit(torch.empty(0, 3), nobody, (torch.empty(0), nobody))
     logits = torch.tensor([[1.0, 2.0, -torch.inf]])
     torch.testing.assert_close(nothing.probabilities(logits), logits.double().softmax(1))
     assert nothing.known(logits, torch.tensor([[5.0, 1e9, torch.inf]])).all()
@@ -72,7 +73,7 @@ def test_about_the_asked_share_of_new_samples_is_unknown(per_class: int) -> None
     own = rng.chisquare(8, len(labels)) * scales[labels]
     distances = torch.full((len(labels), classes), 1e6, dtype=torch.float64)
     distances[torch.arange(len(labels)), labels] = torch.from_numpy(own)
-    found = Calibration.fit(-distances, labels, distances, unknown=0.05)
+    found = Calibration.fit(-distances, labels, (torch.from_numpy(own), labels), unknown=0.05)
     fresh = torch.from_numpy(rng.chisquare(8, (2000, classes)) * scales)
     refused = (fresh > found.thresholds).double().mean(0)
     assert 0.02 < float(refused.mean()) < 0.08
@@ -119,7 +120,8 @@ def test_held_out_features_are_limited_and_forget_a_class() -> None:
         part = part[y[part] != 1]
         never = never.add(x[part], y[part] - (y[part] > 1).long())
     torch.testing.assert_close(held.without(1).state_dict(), never.state_dict(), rtol=0, atol=0)
-    assert len(HeldOut(**held.state_dict()).labels) == 3 * LIMIT
+    again = HeldOut.of(held.state_dict())
+    torch.testing.assert_close((again.features, again.labels), (held.features, held.labels), rtol=0, atol=0)
 
 
 def images(labels: list[int], n: int, seed: int) -> Batch:
@@ -158,6 +160,9 @@ def test_classes_that_were_not_taught_are_unknown(name: str) -> None:
         assert torch.equal(found.known(logits, distances), found.unlikeness(logits, distances) <= 1)
         scores.append(found.unlikeness(logits, distances))
     assert auroc(*scores) > 0.9
+    rows, labels = method.head.transformed(given), torch.arange(len(given)) % 4
+    every = method.head.distances(rows).gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(method.head.own_distances(rows, labels), every)
     assert (scores[0] <= 1).double().mean() > 0.75
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,6 +41,19 @@ def test_a_second_process_is_refused_until_the_first_dies(tmp_path: Path) -> Non
         with locked(tmp_path):
             assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
         assert (tmp_path / "lock").read_text() == ""
+
+
+def test_loader_processes_do_not_keep_the_lock_of_a_dead_run(tmp_path: Path) -> None:
+    """A forked process inherits open files, and a lock on one would live as long as it does."""
+    code = HOLD + "import os, signal, time\nwith locked(Path(sys.argv[1])):\n"
+    code += "    if os.fork() == 0: time.sleep(30)\n    else: time.sleep(0.2); os.kill(os.getpid(), signal.SIGKILL)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], start_new_session=True) as process:
+        process.wait()
+        try:
+            with locked(tmp_path):
+                pass
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_two_runs_of_one_process(tmp_path: Path) -> None:

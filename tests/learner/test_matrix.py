@@ -33,6 +33,10 @@ def test_measures_worked_by_hand():
     assert matrix.fm() == pytest.approx((0.3 + 0.0) / 2)
     assert matrix.fm("paper") == pytest.approx((0.3 - 0.3) / 2)
     assert matrix.bwt == pytest.approx(((0.6 - 0.9) + (0.7 - 0.4)) / 2)
+    new = (0.7 * 30 + 0.8 * 60) / 90
+    assert matrix.class_incremental.harmonic == pytest.approx(2 / (1 / 0.6 + 1 / new))
+    assert math.isnan(make(ROWS[:1], TASK_ROWS[:1]).class_incremental.harmonic)
+    assert make([[0.5], [0.0, 0.0]], None, [1, 1]).class_incremental.harmonic == 0
     assert matrix.class_incremental.forgetting_per_task("code") == pytest.approx([0.3, 0.0])
     assert matrix.class_incremental.forgetting_per_task("paper") == pytest.approx([0.3, -0.3])
     assert matrix.class_incremental.transfer_per_task() == pytest.approx([-0.3, 0.3])

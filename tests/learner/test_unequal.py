@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from infssm.bench.presets import describe
+from infssm.bench.presets import estimate
 from infssm.bench.running import run
+from infssm.errors import ConfigError
 from infssm.learner.config.load import load_config
 from infssm.learner.setup import build, load_stream
 from infssm.methods import list_methods
@@ -46,7 +47,25 @@ def test_the_configuration_counts_and_describes_tasks(tmp_path):
     config = tiny_config(tmp_path, **UNEQUAL)
     assert config.data.num_tasks == 3
     assert config.benchmark_name == "digits-3"
-    assert "3 tasks of 4, 1, 3 classes, 48 / 32 / 32 images" in describe(config)
-    assert "2 tasks of 5 classes" in describe(load_config(TINY))
+    assert "3 tasks of 4, 1, 3 classes, 48 / 32 / 32 images" in estimate(config).title
+    assert "2 tasks of 5 classes" in estimate(load_config(TINY)).title
     stream = load_stream(load_config(TINY, ["data.base_classes=4", "data.num_tasks=4", "data.class_order_seed=1"]))
     assert stream.task_sizes == (4, 2, 2, 2)
+
+
+def test_few_shot_tasks_have_few_training_images_and_all_test_images(tmp_path):
+    data = {"num_tasks": 3, "base_classes": 6, "train_per_class": None, "test_per_class": None, "shots": 2}
+    stream = load_stream(tiny_config(tmp_path, data=data))
+    assert [len(task.train) for task in stream][1:] == [4, 4]
+    assert len(stream[0].train) > 600
+    assert min(len(task.test) for task in stream) > 60
+    again = load_stream(tiny_config(tmp_path, data=data), stream.split)  # as resuming does
+    assert [len(task.train) for task in again] == [len(task.train) for task in stream]
+    result = run(tiny_config(tmp_path, "frozen+etf", {"steps": 5}, data=data), quiet=True)
+    assert 0 < result.matrix.summary()["harmonic"] < 1
+
+
+def test_shots_of_domains_are_refused(tmp_path):
+    config = load_config({"data": {"name": "stdlib-text", "num_tasks": 2, "shots": 3}, "model": "mamba_lm_nano"})
+    with pytest.raises(ConfigError, match="make tasks by class"):
+        load_stream(config)

@@ -52,7 +52,7 @@ COMPOSED = [
 METHODS = [*FOR_IMAGES, *COMPOSED]
 KINDS = {kind: [n for n in FOR_IMAGES if issubclass(components[n], kind)] for kind in (Base, Regularizer, Head)}
 STEPS = 3
-SMALL = {"buffer_size": 8, "measure_at": 1, "fisher_samples": 3, "samples": 4}
+SMALL = {"buffer_size": 8, "measure_at": 1, "fisher_samples": 3, "samples": 4, "steps": 4}
 
 
 def start(name: str, seed: int = 0, **options: Any) -> Method:

@@ -105,6 +105,15 @@ def test_the_old_model_generates_and_what_it_made_is_gone_when_the_task_ends() -
     assert "sequences" not in method.state_dict()["components"]["self-replay"]
 
 
+def test_prefixes_begin_equal_shares_of_the_sequences() -> None:
+    sequences = component(second_task("self-replay", prefixes=[[3], [1, 2], [5, 5, 5]])).sequences
+    assert sequences is not None
+    assert sequences.shape == (10, 6)
+    assert [row[0] for row in sequences.tolist()] == [3] * 4 + [1] * 3 + [5] * 3
+    assert (sequences[4:7, 1] == 2).all()
+    assert (sequences[7:, :3] == 5).all()
+
+
 def test_other_regularizers_act_on_the_same_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     method = second_task(
         "self-replay+lwf+lwf-ac+inf-ssm-exact", **{"inf-ssm-exact.weight": 1.0, "lwf.temperature": 3.0}
@@ -221,6 +230,10 @@ def test_what_makes_no_sense_is_refused() -> None:
         ({"weight": -1}, "weight"),
         ({"length": 1}, "length"),
         ({"refresh": 0}, "refresh"),
+        ({"prefixes": []}, "prefixes"),
+        ({"prefixes": [[1], []]}, "a prefix of 0 tokens"),
+        ({"length": 3, "prefixes": [[1, 2, 3]]}, "fewer than length=3"),
+        ({"prefixes": [[1, VOCABULARY]]}, f"has {VOCABULARY}, but the model's tokens are 0 to {VOCABULARY - 1}"),
     ):
         with pytest.raises(ConfigError, match=message):
             build_method(language_model(), "self-replay", data_kind="language", **options)

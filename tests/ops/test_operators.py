@@ -19,7 +19,7 @@ from infssm.ops import (
     mean_states,
     selective_scan,
 )
-from infssm.ops.backend import NATIVE, use_native
+from infssm.ops.backend import NATIVE, choose
 from tests.ops.cases import OPTIONAL, ScanCase, assert_near
 from tests.ops.test_directions import joined, problem
 
@@ -159,7 +159,7 @@ def test_never_holds_all_states_at_once(backend: str) -> None:
 def test_report_names_what_runs() -> None:
     report = backend_report()
     assert report["native"] == (NATIVE is not None)
-    assert report["default"] == ("cpu" if use_native(None, torch.zeros(1)) else "reference")
+    assert report["default"] == choose(None, torch.zeros(1))
     if NATIVE is not None:
         assert report["isa"] in report["isas"]
         assert "baseline" in report["isas"]
@@ -167,13 +167,13 @@ def test_report_names_what_runs() -> None:
 
 def test_choice_of_backend() -> None:
     single, double = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
-    assert not use_native("reference", single)
-    assert not use_native(None, single, double)
-    assert use_native(None, single, None, single.bfloat16()) == (NATIVE is not None)
+    assert choose("reference", single) == "reference"
+    assert choose(None, single, double) == "reference"
+    assert (choose(None, single, None, single.bfloat16()) == "cpu") == (NATIVE is not None)
     with pytest.raises(ConfigError, match="is not one of"):
-        use_native("gpu", single)
+        choose("gpu", single)
     with pytest.raises(ConfigError, match="float64" if NATIVE is not None else "was not built"):
-        use_native("cpu", double)
+        choose("cpu", double)
 
 
 def test_unknown_instruction_set_is_named() -> None:

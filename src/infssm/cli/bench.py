@@ -22,7 +22,7 @@ def command(
 
     Example: `infssm bench seq inf-ssm-exact --model vim_tiny_patch16_224 --image-size 224 --batch-size 4`
     """
-    from infssm.learner.timing import DEFAULT_METHODS, time_steps
+    from infssm.bench.timing import DEFAULT_METHODS, time_steps
 
     timings = time_steps(
         methods or DEFAULT_METHODS, model=model, image_size=image_size, batch_size=batch_size, steps=steps

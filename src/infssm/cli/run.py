@@ -88,7 +88,10 @@ def command(
     demo = own and len(todo) > 1 and not any(o.startswith("method") for o in overrides or ())
     ends = gather(executor, todo, overwrite=overwrite or (demo and _complete(todo)), quiet=quiet)
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this on every process
-        _conclude([end.result for end in ends if end.result], time.monotonic() - begun)
+        finished = [end.result for end in ends if end.result]
+        _conclude(finished, time.monotonic() - begun)
+        if demo and not fast_dev_run:
+            _invite(finished)
     results(ends)  # raises where a run failed
 
 
@@ -138,7 +141,7 @@ def _miniatures(todo: list[Experiment]) -> list[Experiment]:
 
 
 def _show(todo: list[Experiment], *, dry_run: bool) -> None:
-    from infssm.bench.presets import describe, estimate
+    from infssm.bench.presets import estimate
     from infssm.learner.config.load import to_yaml
 
     configs = [job.config for job in todo]
@@ -146,8 +149,32 @@ def _show(todo: list[Experiment], *, dry_run: bool) -> None:
         typer.echo("---\n".join(map(to_yaml, configs)))
     if dry_run:
         for job in todo:
+            found = estimate(job.config)
             start = f"\ntask 0 from {job.task0_weights}" if job.task0_weights else ""
-            typer.echo(f"{describe(job.config)}{start}\n{estimate(job.config)}\n")
+            typer.echo(f"{found.title} -> {job.path}{start}\n{found}\n")
+
+
+def _invite(results: list[Result]) -> None:
+    """After the main job: the commands that teach what it trained something new, ready to be pasted."""
+    import shlex
+    import sys
+
+    from infssm.bench.showcase import leave_learner
+
+    if not results or results[0].config.data.name != "digits":
+        return
+    config = results[0].config
+    left = leave_learner(results, Path(config.out).expanduser() / config.benchmark_name)
+    if left is None:
+        return
+    learner, signs, image = (shlex.quote(str(path)) for path in left)
+    program = shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "infssm" else "infssm"
+    typer.echo(
+        f"\nA learner with the digits of frozen+gda is in {learner}. Teach it a new class, the plus sign:\n"
+        f"  {program} learn {learner} {signs}\n"
+        f"and classify an image:\n"
+        f"  {program} predict {learner} {image}"
+    )
 
 
 def _conclude(results: list[Result], seconds: float) -> None:

@@ -9,23 +9,24 @@ from typing import Annotated
 import typer
 
 from infssm.cli.importing import Import
+from infssm.errors import ConfigError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A learner's folder, or a run directory.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="The folder of a learner or a run; else one for a new learner."),
+    ],
     host: Annotated[
         str, typer.Option(help="The address to listen on. Any but this machine's own needs the token that is printed.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free one.")] = 7860,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name of this server, such as that of a reverse proxy.")
-    ] = None,
-    token: Annotated[
-        bool, typer.Option("--token", help="Ask for a token on 127.0.0.1, too: for machines with several users.")
-    ] = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Serve a learner as a web page and a JSON API: teach classes, classify samples, undo.
+
+    Where FOLDER holds no learner, one for images is made there, on the weights `cifar100-base` that come with infssm;
+    start with `infssm learn` for sounds, series or other weights.
 
     Examples:
 
@@ -33,14 +34,19 @@ def command(
 
     - `infssm serve my-learner --host 0.0.0.0 --port 8000` — for other machines, with a token
     """
-    import infssm
     from infssm._optional import require
 
     for name in ("fastapi", "uvicorn", "python_multipart"):
         require(name, install="pip install 'infssm[serve]'")
     from infssm.integrations.serve.guard import is_loopback
     from infssm.integrations.serve.running import serve
+    from infssm.learner.learner import Learner
+    from infssm.learner.store.directory import RunDirectory
+    from infssm.learner.store.versions import Versions
 
-    learner = infssm.load(folder)
-    key = None if is_loopback(host) and not token else secrets.token_urlsafe(24)
-    serve(learner, host=host, port=port, allow=allow_host or (), token=key, say=typer.echo)
+    there = Versions(folder).exists or RunDirectory(folder).is_run
+    learner = Learner.load(folder) if there else Learner(weights="cifar100-base", folder=folder)
+    if learner.modality == "language":
+        raise ConfigError("a language model cannot be served: it is taught texts by `infssm learn`")
+    token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    serve(learner, host=host, port=port, token=token, say=typer.echo)

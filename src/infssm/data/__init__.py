@@ -25,7 +25,7 @@ from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_data
 from infssm.data.sequences import ArraySequences, Sequences, SoundFiles, Tokens
 from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.spectra import Spectra, in_bands
-from infssm.data.split import Split, make_split
+from infssm.data.split import Split, few_shots, make_split
 from infssm.data.stream import Task, TaskData, TaskStream
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "check",
     "data_root",
     "fetch",
+    "few_shots",
     "find_unreadable",
     "in_bands",
     "list_datasets",

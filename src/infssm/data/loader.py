@@ -59,11 +59,6 @@ class _Loader:
         """Batches still to come, those skipped not counted."""
         return max(0, len(self.slots) - self.skip)
 
-    @property
-    def num_samples(self) -> int:
-        """Samples this process gets."""
-        return sum(len(slots) for slots in self.slots[self.skip :])
-
 
 @dataclass(frozen=True)
 class ImageLoader(_Loader):

@@ -27,18 +27,15 @@ class Sequences(ABC):
     Attributes:
         kind: what a step is: a value of a waveform, a row of numbers, or a token.
         width: numbers per step; for tokens, how many different ones there are.
+        lengths: steps of every sequence: int64 [n], each at least 1.
     """
 
     kind: str
     width: int
+    lengths: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    @property
-    @abstractmethod
-    def lengths(self) -> NDArray[np.int64]:
-        """Steps of every sequence: int64 [n], each at least 1."""
 
     @abstractmethod
     def sequence(self, index: int) -> Tensor:
@@ -74,24 +71,19 @@ class ArraySequences(Sequences):
             raise DataError(f"lengths run from {steps.min()} to {steps.max()}; series of {time} steps need 1 to {time}")
         with np.errstate(over="ignore"):  # values too large for float32 become infinite and are refused below
             self.values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-        self._lengths = steps.astype(np.int64)
+        self.lengths = steps.astype(np.int64)
         bad = [n for n in range(count) if not bool(torch.isfinite(self.sequence(n)).all())]
         if bad:
             raise DataError(f"{len(bad)} series hold values that are not finite, first number {bad[0]}")
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """See :class:`Sequences`."""
-        return self._lengths
-
     def sequence(self, index: int) -> Tensor:
         """See :class:`Sequences`."""
-        return self.values[index, : int(self._lengths[index])]
+        return self.values[index, : int(self.lengths[index])]
 
     def fingerprint(self) -> str:
         """Digest of shape, lengths and all values."""
         digest = hashlib.sha256(f"{tuple(self.values.shape)}".encode())
-        digest.update(self._lengths.astype("<i8").tobytes())
+        digest.update(self.lengths.astype("<i8").tobytes())
         digest.update(self.values.numpy().data)
         return digest.hexdigest()[:16]
 
@@ -121,29 +113,24 @@ class Tokens(Sequences):
         vocabulary: int,
         text_bytes: NDArray[np.int64] | None = None,
     ) -> None:
-        self._lengths = np.asarray(lengths, dtype=np.int64)
-        if len(tokens) != self._lengths.sum() or (len(self._lengths) and self._lengths.min() < 1):
-            raise DataError(f"{len(tokens)} tokens do not make sequences of {int(self._lengths.sum())}")
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        if len(tokens) != self.lengths.sum() or (len(self.lengths) and self.lengths.min() < 1):
+            raise DataError(f"{len(tokens)} tokens do not make sequences of {int(self.lengths.sum())}")
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocabulary):
             raise DataError(f"tokens run from {tokens.min()} to {tokens.max()}; the vocabulary has {vocabulary}")
         self.width = vocabulary
         self.tokens = np.ascontiguousarray(tokens, dtype=token_type(vocabulary))
         self.text_bytes = text_bytes
-        self._starts = np.cumsum(self._lengths) - self._lengths
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """See :class:`Sequences`."""
-        return self._lengths
+        self._starts = np.cumsum(self.lengths) - self.lengths
 
     def sequence(self, index: int) -> Tensor:
         """See :class:`Sequences`."""
         start = int(self._starts[index])
-        return torch.from_numpy(self.tokens[start : start + int(self._lengths[index])].astype(np.int64))
+        return torch.from_numpy(self.tokens[start : start + int(self.lengths[index])].astype(np.int64))
 
     def fingerprint(self) -> str:
         """Digest of all tokens and lengths."""
-        digest = hashlib.sha256(self._lengths.astype("<i8").tobytes())
+        digest = hashlib.sha256(self.lengths.astype("<i8").tobytes())
         digest.update(f"{self.width}".encode())
         for start in range(0, len(self.tokens), 1 << 16):  # in pieces: a 32-bit copy of all tokens may not fit
             digest.update(self.tokens[start : start + (1 << 16)].astype("<i4").tobytes())
@@ -171,7 +158,7 @@ class SoundFiles(Files, Sequences):
         return len(self.paths)
 
     @cached_property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> NDArray[np.int64]:  # type: ignore[override]
         """See :class:`Sequences`; by the files' headers."""
         return np.array([sound_length(self.root / path, self.rate) for path in self.paths], dtype=np.int64)
 

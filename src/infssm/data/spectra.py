@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,8 +40,8 @@ class Spectra(Sequences):
         self._bank = mel_bank(bands, sounds.rate)
         self._known: dict[int, Tensor] = {}
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:  # type: ignore[override]
         """See :class:`Sequences`."""
         return 1 + (self.sounds.lengths - 1) // step_of(self.sounds.rate)
 

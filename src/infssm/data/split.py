@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,30 @@ def make_split(
         _first_per_class(test, strata, test_per_class, "test_per_class"),
         _contents(dataset),
     )
+
+
+def few_shots(split: Split, dataset: Dataset, classes: Indices, shots: int | Sequence[int]) -> Split:
+    """A split in which some ``classes`` (labels) have few training samples; those of the others stay.
+
+    ``shots`` is the number of samples per class, the first ones of the split; or the data set indices of the samples of
+    all these classes, as few-shot benchmarks publish them. Listed samples that validated do so no longer.
+    """
+    labels = dataset.labels
+    few = np.isin(labels[split.train], classes)
+    if isinstance(shots, int):
+        chosen = _first_per_class(split.train[few], labels, shots, "shots")
+    else:
+        chosen = np.array(shots, dtype=np.int64)
+        first_test = len(dataset) - dataset.num_test
+        if wrong := [i for i in shots if not (0 <= i < first_test and labels[i] in classes and i not in split.test)]:
+            raise ConfigError(
+                f"data.shots: {wrong[0]} is not the index of a training sample of a class after task 0; indices of "
+                f"training samples run from 0 to {first_test - 1}"
+            )
+        if len(np.unique(chosen)) != len(chosen):
+            raise ConfigError("data.shots names a sample twice")
+    val = split.val[~np.isin(split.val, chosen)]
+    return replace(split, train=np.concatenate([split.train[~few], chosen]), val=val)
 
 
 def _cut_by_class(

@@ -52,6 +52,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_features_in_: length of the samples' first axis.
     """
 
+    classes_: Any
+    learner_: Learner
+
     def __init__(
         self,
         model: str | None = None,

@@ -21,6 +21,9 @@ from infssm.ssm import unwrap
 LIMIT = 32
 """Held-out samples that are kept of each class."""
 _EVERY = 5
+_ENOUGH = 1024
+"""Held-out samples, of all classes together, that set the temperature: the time of a lesson must not grow with the
+square of the number of classes, and one number needs no more."""
 _PRIOR = 4
 """Held-out samples of a class that its mean distance must have to count as much as the mean of all classes."""
 
@@ -31,18 +34,22 @@ def held_out_rows(labels: Tensor) -> Tensor:
     Every fifth of each class, at most 32; one of a class with two to four samples, none of a class with one.
     """
     rows = []
-    for label in labels.bincount().nonzero().flatten():
-        own = (labels == label).nonzero().flatten()
+    for own in _by_class(labels):
         chosen = own[_EVERY - 1 :: _EVERY] if len(own) >= _EVERY else own[1:][-1:]
         rows.append(_spread(chosen))
     return torch.cat(rows).sort().values if rows else labels.new_empty(0)
 
 
-def _spread(rows: Tensor) -> Tensor:
-    """At most :data:`LIMIT` of ``rows: [m]``, evenly spaced, so that early and late ones stay represented."""
-    if len(rows) <= LIMIT:
+def _spread(rows: Tensor, limit: int = LIMIT) -> Tensor:
+    """At most ``limit`` of ``rows: [m]``, evenly spaced, so that early and late ones stay represented."""
+    if len(rows) <= limit:
         return rows
-    return rows[torch.linspace(0, len(rows) - 1, LIMIT).round().long()]
+    return rows[torch.linspace(0, len(rows) - 1, limit).round().long()]
+
+
+def _by_class(labels: Tensor) -> tuple[Tensor, ...]:
+    """For every class up to the largest of ``labels: [m]`` the rows of its samples, in their order."""
+    return torch.split(labels.argsort(stable=True), labels.bincount().tolist())
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class HeldOut:
         """With more samples, ``features: [m, d]`` with ``labels: [m]``; classes that have too many are thinned out."""
         features = torch.cat([self.features, features.float().cpu()])
         labels = torch.cat([self.labels, labels.cpu()])
-        rows = [_spread((labels == label).nonzero().flatten()) for label in labels.bincount().nonzero().flatten()]
+        rows = [_spread(own) for own in _by_class(labels)]
         keep = torch.cat(rows) if rows else labels
         return HeldOut(features[keep], labels[keep])  # in the order of classes, whatever the order of teaching
 
@@ -86,8 +93,19 @@ class HeldOut:
         return HeldOut(moved, self.labels).add(head.transformed(features), labels)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """``HeldOut(**state)`` restores it."""
-        return {"features": self.features, "labels": self.labels}
+        """The features of each class by its label: a class that is taught leaves the tensors of others as they are."""
+        found = self.labels.bincount().nonzero().flatten().tolist()
+        return {str(label): self.features[self.labels == label] for label in found}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> HeldOut:
+        """What :meth:`state_dict` returned, in the order of classes, as :meth:`add` leaves it."""
+        labels = sorted(state, key=int)
+        counts = torch.tensor([len(state[label]) for label in labels])
+        return cls(
+            torch.cat([state[label] for label in labels]),
+            torch.tensor(list(map(int, labels))).repeat_interleave(counts),
+        )
 
 
 @dataclass(frozen=True)
@@ -104,21 +122,25 @@ class Calibration:
     thresholds: Tensor
 
     @classmethod
-    def fit(cls, logits: Tensor, labels: Tensor, distances: Tensor | None, unknown: float = 0.05) -> Calibration:
+    def fit(
+        cls, logits: Tensor, labels: Tensor, own: tuple[Tensor, Tensor] | None, unknown: float = 0.05
+    ) -> Calibration:
         """Set temperature and thresholds on held-out samples.
 
         Args:
             logits: [m, K] by a head that was not fitted to these samples; ``-inf`` for classes without samples.
             labels: [m].
-            distances: [m, K] squared distances to the classes; None where the head measures none.
+            own: squared distances ``[n]`` of held-out samples to their own classes, and these classes ``[n]``; None
+                where the head measures no distances.
             unknown: the share of a class's own samples that may be called unknown.
         """
         usable = logits.gather(1, labels[:, None])[:, 0].isfinite()
         logits, labels = logits[usable].detach().double().cpu(), labels[usable].cpu()
         temperature = _temperature(logits, labels)
-        if distances is not None:
-            own = distances[usable].double().cpu().gather(1, labels[:, None])[:, 0]
-            return cls(temperature, _thresholds(own, labels, distances.shape[1], unknown))
+        if own is not None:
+            distances, classes = own[0].detach().double().cpu(), own[1].cpu()
+            there = distances.isfinite()
+            return cls(temperature, _thresholds(distances[there], classes[there], logits.shape[1], unknown))
         wrong = 1 - (logits / temperature).softmax(dim=1).amax(dim=1)
         return cls(temperature, _quantile(wrong, unknown)[None])
 
@@ -153,25 +175,46 @@ class Calibration:
 
 
 @torch.no_grad()
-def held_out_scores(head: Head, held: HeldOut) -> tuple[Tensor, Tensor | None]:
-    """Logits ``[m, K]`` and distances ``[m, K]`` of held-out samples by a head that was not fitted to them.
+def held_out_scores(head: Head, held: HeldOut, rows: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Logits ``[m, K]`` and distances ``[m, K]`` of held-out samples by a head that was not fitted to any of them.
 
-    A fitted head may have been fitted to all samples: here they are removed from its statistics, exactly, and the head
-    that follows from the rest is used. The classifier of a trained head must have been trained without them.
+    Of some of them where ``rows`` tells which: all samples against all classes take time that grows with the square of
+    the number of classes.
     """
-    features = held.features.to(head.context.device)
-    if isinstance(head, FittedHead):
-        left = head.leaving_out(features, held.labels)
-        return left.fitted_module(features), left.distances(features)
-    like = next(head.context.module.parameters())
-    logits: Tensor = output_layer(unwrap(head.context.module))(features.to(like.dtype))
-    return logits, head.distances(features)
+    left = _left_out(head, held)
+    features = held.features if rows is None else held.features[rows]
+    return _logits(left, features), left.distances(features.to(head.context.device))
 
 
+@torch.no_grad()
 def calibrate(head: Head, held: HeldOut, unknown: float = 0.05) -> Calibration:
     """The calibration that follows from a head and the held-out samples; the head does not change."""
-    logits, distances = held_out_scores(head, held)
-    return Calibration.fit(logits, held.labels.to(logits.device), distances, unknown)
+    left, device = _left_out(head, held), head.context.device
+    rows = _spread(torch.arange(len(held.labels)), _ENOUGH)
+    logits = _logits(left, held.features[rows])
+    distances = left.own_distances(held.features.to(device), held.labels.to(device))
+    own = None if distances is None else (distances, held.labels)
+    return Calibration.fit(logits, held.labels[rows].to(device), own, unknown)
+
+
+def _left_out(head: Head, held: HeldOut) -> Head:
+    """The head as it would be without the held-out samples.
+
+    A fitted head may have been fitted to all samples: they are removed from its statistics, exactly, and the head that
+    follows from the rest is returned. The classifier of a trained head must have been trained without them.
+    """
+    return head.leaving_out(held.features, held.labels) if isinstance(head, FittedHead) else head
+
+
+def _logits(head: Head, features: Tensor) -> Tensor:
+    """Logits ``[m, K]`` of transformed ``features: [m, d]``."""
+    if isinstance(head, FittedHead):
+        module, features = head.fitted_module, features.to(head.context.device)
+    else:
+        module = output_layer(unwrap(head.context.module))
+        features = features.to(next(head.context.module.parameters()))
+    logits: Tensor = module(features)
+    return logits
 
 
 def _temperature(logits: Tensor, labels: Tensor) -> float:
@@ -218,8 +261,9 @@ def _thresholds(own: Tensor, labels: Tensor, num_classes: int, unknown: float) -
     relative = own / means[labels].clamp(min=torch.finfo(torch.float64).tiny)
     shared = _quantile(relative, unknown)
     tails = shared.repeat(num_classes)
-    for label in counts.nonzero().flatten():
-        tails[label] = _quantile(relative[labels == label], unknown)
+    for label, rows in enumerate(_by_class(labels)):
+        if len(rows):
+            tails[label] = _quantile(relative[rows], unknown)
     needed = 1 / unknown
     return means * (counts * tails + needed * shared) / (counts + needed)
 

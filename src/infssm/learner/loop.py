@@ -142,7 +142,7 @@ class Loop:
             terms = self.step(batch, task, optimizer)
             progress.position.step += 1
             progress.position.at += 1
-            progress.meter.add(terms, len(batch))
+            progress.meter.add(terms)
             self.images += len(batch) * self.fabric.world_size
             due, now = progress.position.at % train.log_every == 0, time.monotonic()
             if due or now - self.reported >= _REPORT_EVERY:

@@ -25,6 +25,7 @@ from infssm.data import (
     StreamFacts,
     Task,
     TaskStream,
+    few_shots,
     in_bands,
     load_dataset,
     make_loader,
@@ -40,7 +41,7 @@ from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError, MissingDataError
 from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig
 from infssm.learner.metrics import Measure
-from infssm.learner.modeling import any_model, build_model
+from infssm.learner.modeling import OwnModel, any_model, build_model
 from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
@@ -162,19 +163,29 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     elif by != "class":
         words = ["class"] + ([dataset.domain_word] if dataset.domain_of is not None else [])
         raise ConfigError(f"data.by={by}: {dataset.name} makes tasks by {' or '.join(words)}")
-    if split is None:
-        split = make_split(
-            dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
+    if data.shots is not None and by == "domain":
+        raise ConfigError("data.shots counts samples of new classes: make tasks by class, or leave it out")
+
+    def stream_of(split: Split) -> TaskStream:
+        return TaskStream(
+            dataset,
+            split,
+            data.num_tasks,
+            class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
+            base_classes=data.base_classes,
+            tasks=data.tasks,
+            by="domain" if by == "domain" else "class",
         )
-    return TaskStream(
-        dataset,
-        split,
-        data.num_tasks,
-        class_order_seed=config.seed if data.class_order_seed == "run" else data.class_order_seed,
-        base_classes=data.base_classes,
-        tasks=data.tasks,
-        by="domain" if by == "domain" else "class",
+
+    if split is not None:
+        return stream_of(split)
+    split = make_split(
+        dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
     )
+    stream = stream_of(split)
+    if data.shots is None:
+        return stream
+    return stream_of(few_shots(split, dataset, stream.class_order[stream.task_sizes[0] :], data.shots))
 
 
 def check_data(config: RunConfig, split: Split) -> None:
@@ -228,9 +239,10 @@ def make_setup(
     *,
     weights: bool = True,
     task0: Path | None = None,
+    own: OwnModel | None = None,
 ) -> Setup:
-    """Build model and method for what is known of a stream; see :func:`build`."""
-    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0)
+    """Build model and method for what is known of a stream; see :func:`build`. ``own`` is a user's own module."""
+    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0, own=own)
     return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
 
 
@@ -248,18 +260,25 @@ def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mix
 
 
 def build_learner(
-    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True, task0: Path | None = None
+    config: RunConfig,
+    facts: StreamFacts,
+    device: torch.device,
+    *,
+    weights: bool = True,
+    task0: Path | None = None,
+    own: OwnModel | None = None,
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     data, train = config.data, config.train
     check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
-    model = build_model(config.model, facts, weights=weights)
-    recipe = transforms = None
+    model = build_model(config.model, facts, weights=weights) if own is None else own.build(facts.num_outputs)
+    recipe: Recipe | None = None
+    transforms = None
     if facts.modality.augmented:
-        own, other = getattr(model, "img_size", (None, None))  # pixels of the images that the model was made for
-        size = own if data.recipe == "deit" and own == other else None
-        recipe = make_recipe(
+        height, width = getattr(model, "img_size", (None, None))  # pixels of the images that the model was made for
+        size = height if data.recipe == "deit" and height == width else None
+        recipe = (own and own.recipe(facts.images.channels)) or make_recipe(
             data.recipe,
             facts.images,
             size=data.image_size or size,

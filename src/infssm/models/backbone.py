@@ -32,7 +32,7 @@ class Backbone(nn.Module, ABC):
     num_classes: int
     head: nn.Module
     cls_index: int | None = None
-    takes: ClassVar[frozenset[str]] = frozenset({"images"})
+    supported_data: ClassVar[frozenset[str]] = frozenset({"images"})
     """Kinds of data it is for: ``images``, ``series`` of numbers, ``tokens`` with classes, ``language``."""
     model_name: str | None = None
     model_options: dict[str, Any]
@@ -165,10 +165,10 @@ def create_model(
 
 @cache
 def kinds_of_model(name: str) -> frozenset[str]:
-    """Kinds of data a registered model is for, see ``Backbone.takes``; images where it does not say."""
+    """Kinds of data a registered model is for, see ``Backbone.supported_data``; images where it does not say."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = build(name, {})
-    found: frozenset[str] = getattr(model, "takes", Backbone.takes)
+    found: frozenset[str] = getattr(model, "supported_data", Backbone.supported_data)
     return found
 
 

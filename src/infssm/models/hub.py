@@ -31,7 +31,7 @@ class HubModel(nn.Module):
         model: made by transformers.
     """
 
-    takes: ClassVar[frozenset[str]] = frozenset({"language"})
+    supported_data: ClassVar[frozenset[str]] = frozenset({"language"})
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -40,13 +40,10 @@ class RawStates(NamedTuple):
 class StateTap(Protocol):
     """Receives the states of a mixer's forward pass."""
 
-    @property
-    def zoh(self) -> bool:
-        """Whether to compute the zero-order-hold factor too."""
-
-    @property
-    def include_dt_bias(self) -> bool:
-        """Whether the states are those of the scan that ran (else without the bias of the step size)."""
+    zoh: bool
+    """Whether to compute the zero-order-hold factor too."""
+    include_dt_bias: bool
+    """Whether the states are those of the scan that ran (else without the bias of the step size)."""
 
     @property
     def stop(self) -> bool:

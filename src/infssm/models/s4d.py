@@ -23,11 +23,6 @@ from infssm.models.state import LayerState
 Discretization = Literal["zoh", "bilinear"]
 
 
-def _wide(x: Tensor) -> Tensor:
-    """At least float32: complex numbers and Fourier transforms have no narrower type here."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _expm1(x: Tensor) -> Tensor:
     """exp(x) - 1 of complex numbers, exact near 0."""
     real, imag = x.real, x.imag
@@ -61,8 +56,8 @@ class S4DKernel(nn.Module):
 
     def _continuous(self) -> tuple[Tensor, Tensor]:
         """Step sizes [channels, 1] and continuous poles, complex [channels, n/2]."""
-        dt = torch.exp(_wide(self.log_dt))[:, None]
-        return dt, torch.complex(-torch.exp(_wide(self.log_A_real)), _wide(self.A_imag))
+        dt = torch.exp(at_least_float32(self.log_dt))[:, None]
+        return dt, torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
 
     def discretize(self) -> tuple[Tensor, Tensor]:
         """Return the discrete transition and the factor that discretises B, both complex [channels, n/2]."""
@@ -78,7 +73,7 @@ class S4DKernel(nn.Module):
 
     def complex_c(self) -> Tensor:
         """C as complex numbers, [channels, n/2]."""
-        return torch.view_as_complex(_wide(self.C))
+        return torch.view_as_complex(at_least_float32(self.C))
 
     def forward(self, tokens: int) -> Tensor:
         """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t).
@@ -166,16 +161,16 @@ class S4DMixer(SSMMixer):
         if self.tap is not None:
             with beside_checkpoint():
                 self.emit([self._states(self.tap.zoh)])
-        tokens, wide, after = u.shape[1], at_least_float32(u), None
+        tokens, x, after = u.shape[1], at_least_float32(u), None
         if state is not None and tokens == 1:
             a, b, c = self.kernel.recurrence()
-            after = a * state.hidden + b * wide[:, 0, :, None]
+            after = a * state.hidden + b * x[:, 0, :, None]
             y = 2 * (c * after).sum(-1).real.unsqueeze(1)
         else:
             kernel_f = self.kernel.spectrum(tokens)
-            y = torch.fft.irfft(torch.fft.rfft(wide, n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)[:, :tokens]
+            y = torch.fft.irfft(torch.fft.rfft(x, n=2 * tokens, dim=1) * kernel_f, n=2 * tokens, dim=1)[:, :tokens]
             if state is not None:
-                carried, after = self.kernel.carry(wide, state.hidden)
+                carried, after = self.kernel.carry(x, state.hidden)
                 y = y + carried
         y = F.gelu(y.to(u.dtype) + self.D * u)
         projection = self.output_linear[0]
@@ -184,7 +179,7 @@ class S4DMixer(SSMMixer):
 
     def initial_state(self, batch: int) -> LayerState:
         """The state before the first token: nothing was read."""
-        real = _wide(self.kernel.log_A_real)
+        real = at_least_float32(self.kernel.log_A_real)
         return LayerState(torch.zeros(batch, *real.shape, dtype=real.dtype.to_complex(), device=real.device))
 
     def _states(self, zoh: bool) -> RawStates:
@@ -193,7 +188,7 @@ class S4DMixer(SSMMixer):
             a=transition[None],
             c=self.kernel.complex_c()[None],
             b=torch.ones_like(transition)[None],
-            delta=torch.exp(_wide(self.kernel.log_dt))[None],
+            delta=torch.exp(at_least_float32(self.kernel.log_dt))[None],
             zoh=factor[None] if zoh else None,
         )
 
@@ -207,7 +202,7 @@ class S4DMixer(SSMMixer):
 class S4DModel(CausalBackbone):
     """Stack of S4D layers with residuals and layer norms; real sequences [batch, tokens, in_dim] -> logits."""
 
-    takes = frozenset({"series"})
+    supported_data = frozenset({"series"})
 
     def __init__(
         self,

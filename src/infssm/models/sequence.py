@@ -113,8 +113,8 @@ class CausalBackbone(Backbone):
         if self.pooling != "mean":
             return SequenceState(layers)
         device = layers[0].hidden.device
-        wide = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        return SequenceState(layers, torch.zeros(batch, self.num_features, dtype=wide, device=device))
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        return SequenceState(layers, torch.zeros(batch, self.num_features, dtype=dtype, device=device))
 
     def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean over tokens, or the last token: [batch, dim]; ``mask``: [batch, tokens], False where padded."""
@@ -162,7 +162,7 @@ class _SequenceBackbone(CausalBackbone):
 class SequenceClassifier(_SequenceBackbone):
     """Pooled features of a sequence -> logits [batch, num_classes]."""
 
-    takes = frozenset({"series", "tokens"})
+    supported_data = frozenset({"series", "tokens"})
 
     def __init__(self, backbone: SequenceEncoder, *, d_model: int, num_classes: int, pooling: Pooling = "mean") -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class SequenceClassifier(_SequenceBackbone):
 class LanguageModel(_SequenceBackbone):
     """Ids [batch, tokens] -> next-token logits [batch, tokens, vocab_size]; output and embedding may share weights."""
 
-    takes = frozenset({"language"})
+    supported_data = frozenset({"language"})
     pooling = None
 
     def __init__(

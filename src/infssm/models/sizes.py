@@ -24,16 +24,7 @@ _MAX_PARAMETERS = 20_000
 _SMALL = 2**30
 """Bytes up to which a model is simply built; a larger one is first built on the meta device and counted."""
 
-_FAILURES = (
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    RuntimeError,
-    MemoryError,
-    ConfigError,
-)
+_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, ConfigError)
 """What constructors raise for options they cannot use."""
 
 
@@ -87,15 +78,7 @@ def build_within_memory(name: str, factory: Callable[..., nn.Module], options: M
             with _limit_parameters(most), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # refused below, in words
                 return factory(**options)
-        except (
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-            RuntimeError,
-            ConfigError,
-        ) as error:
+        except _FAILURES as error:
             if "can't allocate memory" in str(error) and most < math.inf:
                 raise _TooLargeError(0) from None
             reason = str(error) if isinstance(error, ConfigError) else shorten(str(error), 200)

@@ -200,29 +200,26 @@ def _grid(img_size: int | tuple[int, int], patch_size: int) -> tuple[tuple[int, 
     return (height, width), (height // patch_size, width // patch_size)
 
 
-def _vim(defaults: dict[str, Any], options: dict[str, Any]) -> VisionMamba:
-    return VisionMamba(**{**defaults, **options})
-
-
 @register_model("vim_nano")
 def vim_nano(**options: Any) -> VisionMamba:
     """Vim for small images: 32x32, patch 4, depth 6, width 96 unless told otherwise."""
-    return _vim({"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 6, "num_classes": 100}, options)
+    defaults = {"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 6, "num_classes": 100}
+    return VisionMamba(**{**defaults, **options})
 
 
 @register_model("vim_tiny_patch16_224")
 def vim_tiny_patch16_224(**options: Any) -> VisionMamba:
     """Vim-tiny, 7 M parameters (public weights: vim_t_midclstok_76p1acc)."""
-    return _vim({"embed_dim": 192}, options)
+    return VisionMamba(**{"embed_dim": 192, **options})
 
 
 @register_model("vim_small_patch16_224")
 def vim_small_patch16_224(**options: Any) -> VisionMamba:
     """Vim-small, 26 M parameters (public weights: vim_s_midclstok_80p5acc)."""
-    return _vim({"embed_dim": 384}, options)
+    return VisionMamba(**{"embed_dim": 384, **options})
 
 
 @register_model("vim_base_patch16_224")
 def vim_base_patch16_224(**options: Any) -> VisionMamba:
     """Vim-base, 98 M parameters."""
-    return _vim({"embed_dim": 768}, options)
+    return VisionMamba(**{"embed_dim": 768, **options})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -19,16 +20,10 @@ BACKENDS = ("reference", "cpu", "triton")
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-def _load_native() -> ModuleType | None:
-    try:
-        return importlib.import_module("infssm.ops._native")
-    except ImportError:
-        return None
-
-
 # The compiled module, or None where it was not built or cannot be loaded.
-NATIVE = _load_native()
-
+NATIVE: ModuleType | None = None
+with contextlib.suppress(ImportError):
+    NATIVE = importlib.import_module("infssm.ops._native")
 
 # Triton is imported by its first call; INFSSM_TRITON=0 does without it. In its interpreter (how it is tested without a
 # GPU) it takes CPU tensors.
@@ -61,11 +56,6 @@ def choose(backend: str | None, *tensors: Tensor | None) -> str:
     # A tensor without elements has no address to hand over; the reference returns its empty result.
     empty = any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
     return "reference" if obstacle is not None or empty else backend or fastest
-
-
-def use_native(backend: str | None, *tensors: Tensor | None) -> bool:
-    """Whether the compiled CPU kernels serve this call."""
-    return choose(backend, *tensors) == "cpu"
 
 
 def can_fuse(tensors: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from infssm.ops.conv import ConvInputs
 from infssm.ops.library import define, flat, native, rows
-from infssm.ops.scan import OutputGrads, Outputs, ScanInputs, saved_shape
+from infssm.ops.scan import Outputs, ScanInputs, saved_shape
 
 
 class DirectionWeights(NamedTuple):
@@ -131,11 +131,11 @@ def _kernel(
         delta = F.linear(projected[..., : way.dt_proj.shape[1]], way.dt_proj)
         saved = x.new_empty(saved_shape(y.shape, 1, n) if save else 0)
         formed = _Kept(projected, u, delta, torch.exp(way.A_log).neg_(), saved)
-        found = Outputs(y, None, None, None, None, None)
+        found = Outputs(y, None, None, None, None)
         if states:
             a, mean_delta = x.new_empty(*x.shape[:2], n), x.new_empty(x.shape[:2])
             means += [a, mean_delta]
-            found = Outputs(y, None, a.unsqueeze(2), mean_delta.unsqueeze(2), None, None)
+            found = Outputs(y, None, a.unsqueeze(2), mean_delta.unsqueeze(2), None)
         native.scan_forward(_scan_inputs(z, way, formed, reverse[i]), found, saved, threads, scale, i > 0)
         if states or save:
             kept += formed
@@ -198,8 +198,9 @@ def _backward_kernel(
         rank, n = way.dt_proj.shape[1], way.A_log.shape[1]
         _, dB, dC = dprojected.unsqueeze(2).split_with_sizes([rank, n, n], dim=-1)
         gradients = ScanInputs(du, ddelta, dA, dB, dC, dD, dz, dt_bias)
-        of_means = (grad if grad is None else flat(grad).unsqueeze(2) for grad in of_states[count + 2 * i :][:2])
-        of_outputs = OutputGrads(grad_y, None, *(tuple(of_means) or (None, None)), None)
+        grad_a, grad_delta = of_states[count + 2 * i :][:2] or (None, None)
+        of_means = [grad if grad is None else flat(grad).unsqueeze(2) for grad in (grad_a, grad_delta)]
+        of_outputs = Outputs(grad_y, None, of_means[0], of_means[1], None)
         inputs = _scan_inputs(z, way, formed, reverse[i])
         native.scan_backward(inputs, formed.saved, of_outputs, gradients, threads, scale, i > 0)
         dA.mul_(formed.A)  # A = -exp(A_log) is its own derivative

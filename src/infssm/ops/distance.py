@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,17 +80,6 @@ def _check(row: Kind, pair: Pair) -> None:
         expect_shape("new_b", pair.new_b, pair.old_c.shape)
 
 
-class StatePair(NamedTuple):
-    """Old and new states [..., n], or the derivatives by them; None or empty for what is absent or not wanted."""
-
-    old_a: Tensor | None
-    old_c: Tensor | None
-    new_a: Tensor | None
-    new_c: Tensor | None
-    old_b: Tensor | None
-    new_b: Tensor | None
-
-
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
     """The value, then its derivative by each tensor: empty where it is not wanted or not seen by the kind."""
     *tensors, kind, _, to_old, to_new, _ = args
@@ -114,8 +102,8 @@ def _kernel(*args: Any) -> tuple[Tensor, ...]:
         _triton.forward(kind, soft, flat, value, [given(slope) for slope in slopes])
         return outputs
     sure = torch.empty_like(value)
-    call = kind, soft, torch.get_num_threads(), StatePair(*states), value, sure, StatePair(*slopes)
-    if native.distance(*call):
+    of_states, of_slopes = Pair(*states), Pair(*slopes)  # type: ignore[arg-type]
+    if native.distance(kind, soft, torch.get_num_threads(), of_states, value, sure, of_slopes):
         pair = Pair(*tensors, soft=soft).map(lambda x: x.detach().reshape(-1, x.shape[-1]))
         _mend(outputs, (sure.view(-1) == 0).nonzero().squeeze(-1), kind, pair)
     return outputs
@@ -123,27 +111,18 @@ def _kernel(*args: Any) -> tuple[Tensor, ...]:
 
 def _mend(outputs: tuple[Tensor, ...], rows: Tensor, kind: str, pair: Pair) -> None:
     """Replace the results of the systems ``rows``, of which float32 was not sure, by the formula's in float64."""
-    value, *slopes = outputs
-    wanted = [slope.numel() > 0 for slope in slopes]
+    wanted = [slope.numel() > 0 for slope in outputs[1:]]
     few = pair.map(lambda x: x[rows].double())
     for tensor, want in zip(few.tensors, wanted, strict=True):
         if tensor is not None:
             tensor.requires_grad_(want)
-    with _autograd_inside():
+    # Autograd inside of an operator, whose kernels run below it.
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - excluded):
         exact, found = value_and_slopes(lambda *x: KINDS[kind].formula(Pair(*x, soft=pair.soft)), few.tensors, wanted)
-    _place(rows, (value, *slopes), (exact, *found))
-
-
-def _place(rows: Tensor, outputs: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
-    for output, part in zip(outputs, found, strict=True):
+    for output, part in zip(outputs, (exact, *found), strict=True):
         if part is not None and output.numel():
             output.view(-1, *part.shape[1:])[rows] = part.float()
-
-
-def _autograd_inside() -> Any:
-    """Autograd inside of an operator, whose kernels run below it."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - excluded)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001

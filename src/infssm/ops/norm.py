@@ -30,9 +30,9 @@ def add_rms_norm(
         expect_shape("residual", residual, x.shape)
     if chosen == "reference":
         return _reference(x, residual, weight, eps)
-    wide, total, weight = in_float32((x, residual, weight))
-    normed, total, _ = norm(wide, total, weight, eps, chosen == "triton")
-    return normed if x.dtype is torch.float32 else normed.to(x.dtype), wide if residual is None else total
+    added, total, weight = in_float32((x, residual, weight))
+    normed, total, _ = norm(added, total, weight, eps, chosen == "triton")
+    return normed if x.dtype is torch.float32 else normed.to(x.dtype), added if residual is None else total
 
 
 def _reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -179,8 +179,8 @@ def reference(x: ScanInputs, last_state: bool, states: bool | str) -> ScanOutput
     exporting = torch.compiler.is_exporting()
     with contextlib.nullcontext() if exporting else torch.autocast(x.u.device.type, enabled=False):
         u, dt = x.u.to(dtype), discretise(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
-        wide = x._replace(u=u, delta=dt, A=x.A.to(dtype), B=x.B.to(dtype), C=x.C.to(dtype))
-        y, end, means = _scan_chunks(wide, states)
+        converted = x._replace(u=u, delta=dt, A=x.A.to(dtype), B=x.B.to(dtype), C=x.C.to(dtype))
+        y, end, means = _scan_chunks(converted, states)
         if x.D is not None:
             y = y + x.D * u
         if x.z is not None:
@@ -308,24 +308,17 @@ def _exp_slope(x: Tensor) -> Tensor:
 
 
 class Outputs(NamedTuple):
-    """What the operator returns: y, the last state, the mean states, and what the backward starts its chunks from."""
+    """y, the last state, the mean states, and what the backward starts its chunks from; or gradients of the first five.
+
+    None where there is none.
+    """
 
     y: Any
     last: Any
     a: Any
     delta: Any
     zoh: Any
-    saved: Any
-
-
-class OutputGrads(NamedTuple):
-    """Gradients of the outputs; None where there is none."""
-
-    y: Any
-    last: Any
-    a: Any
-    delta: Any
-    zoh: Any
+    saved: Any = None
 
 
 _COUNT = len(ScanInputs._fields)
@@ -413,7 +406,7 @@ def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
     y = new(x.u, *x.u.shape).zero_() if grad_y is None else rows(grad_y)
     found = _input_grads(*args)
     gradients = ScanInputs(**dict(zip(_WITH_GRADIENT, map(given, found), strict=True)))
-    call = _readable(x), saved.contiguous(), OutputGrads(y, last, a, delta, zoh), gradients
+    call = _readable(x), saved.contiguous(), Outputs(y, last, a, delta, zoh), gradients
     if triton:
         _triton.backward(*call)
     else:

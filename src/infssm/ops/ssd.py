@@ -165,7 +165,8 @@ def _decays(steps: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor, Ten
     if segments is None:
         return inside, entering, leaving, through
     missing = -segments.shape[1] % CHUNK
-    segments = torch.cat([segments, segments[:, -1:].expand(-1, missing)], dim=1).unflatten(1, (-1, CHUNK))
+    segments = torch.cat([segments, segments[:, -1:].expand(-1, missing)], dim=1)
+    segments = torch.unflatten(segments, 1, (-1, CHUNK))
     before = F.pad(segments[:, :-1, -1], (1, 0))  # the sequence that the state before a chunk belongs to
     same = segments.unsqueeze(-1) == segments.unsqueeze(-2)
     enters, leaves = segments == before.unsqueeze(-1), segments == segments[..., -1:]

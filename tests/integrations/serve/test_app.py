@@ -2,6 +2,7 @@
 
 import io
 import struct
+import threading
 import time
 import zipfile
 import zlib
@@ -11,18 +12,26 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from infssm import Learner
 from infssm.integrations.serve import Limits, create_app
-from tests.integrations.serve.fake import Learner
+from tests.learner.taught import digits
 
 HERE = "http://127.0.0.1:7860"
-SMALL = Limits(request_bytes=200_000, file_bytes=100_000, files=5, json_bytes=2000, waiting=1)
+SMALL = Limits(request_bytes=200_000, file_bytes=100_000, files=40, json_bytes=2000, waiting=1)
 
 
-def picture(colour=(200, 30, 30), seed=0, size=16):
-    noise = np.random.default_rng(seed).integers(-20, 20, (size, size, 3))
+def png(pixels):
     file = io.BytesIO()
-    Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8)).save(file, "PNG")
+    Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def pictures(label, start=60, count=1):
+    """PNG files of a digit."""
+    return [png(pixels) for pixels in digits(label, start, count)]
+
+
+STRIPES = png(np.tile(np.uint8([0, 255]), (8, 4)))
 
 
 def upload(*contents, name="photo.png"):
@@ -36,52 +45,93 @@ def wait(client, answer):
     return job
 
 
+def new_learner(folder):
+    return Learner("vim_nano", weights="omniglot", folder=folder)
+
+
 @pytest.fixture
 def client(tmp_path):
-    Learner.wait = 0
-    with TestClient(create_app(Learner(tmp_path / "learner"), limits=SMALL), base_url=HERE) as client:
+    with TestClient(create_app(new_learner(tmp_path / "learner"), limits=SMALL), base_url=HERE) as client:
         yield client
 
 
-def teach(client, label, colour):
-    files = upload(*(picture(colour, seed) for seed in range(4)))
-    return wait(client, client.post("/api/learn", data={"label": label}, files=files))
+def teach(client, label, digit, count=30):
+    answer = client.post("/api/learn", data={"label": label}, files=upload(*pictures(digit, 0, count)))
+    return wait(client, answer)
 
 
-def test_teach_classify_forget_and_undo(client):
-    assert client.get("/api/learner").json()["classes"] == []
-    answer = client.post("/api/predict", files=upload(picture()))
+def test_teach_classify_forget_and_undo(client, tmp_path):
+    state = client.get("/api/learner").json()
+    assert (state["name"], state["version"], state["modality"], state["classes"]) == ("learner", 0, None, [])
+    answer = client.post("/api/predict", files=upload(STRIPES))
     assert answer.status_code == 409
     assert "teach it" in answer.json()["detail"]
 
-    assert teach(client, "red", (200, 30, 30)) | {"id": ""} == {
-        "id": "", "kind": "learn", "label": "red", "state": "done", "progress": 1.0, "message": "", "version": 1,
+    assert teach(client, "zero", 0) | {"id": ""} == {
+        "id": "", "kind": "learn", "label": "zero", "state": "done", "progress": 1.0, "message": "", "version": 1,
     }  # fmt: skip
-    assert teach(client, "blue", (30, 30, 200))["version"] == 2
+    assert teach(client, "one", 1)["version"] == 2
+    assert teach(client, "four", 4)["version"] == 3
     state = client.get("/api/learner").json()
-    assert state["classes"] == [{"label": "red", "samples": 4}, {"label": "blue", "samples": 4}]
-    assert [lesson["samples"] for lesson in state["history"]] == [{"red": 4}, {"blue": 4}]
+    assert (state["classes"], state["previous"]) == (["zero", "one", "four"], 2)
+    assert [lesson["samples"] for lesson in state["history"]] == [{"zero": 30}, {"one": 30}, {"four": 30}]
 
-    files = upload(picture((190, 40, 30), 9), picture((30, 40, 190), 9), picture((20, 240, 20), 9))
+    files = upload(*pictures(0), *pictures(4), STRIPES)
     answer = client.post("/api/predict", files=files).json()
-    assert answer["version"] == 2
-    assert [(p["label"], p["known"]) for p in answer["predictions"]][:2] == [("red", True), ("blue", True)]
+    expected = Learner.load(tmp_path / "learner").predict([digits(0, 60, 1)[0], digits(4, 60, 1)[0]])
+    assert answer["version"] == 3
+    for found, prediction in zip(answer["predictions"], expected, strict=False):
+        assert (found["label"], found["known"]) == (prediction.label, prediction.known)
+        assert found["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-5)
+    assert [found["label"] for found in answer["predictions"]][:2] == ["zero", "four"]
     assert not answer["predictions"][2]["known"]
-    assert [share["label"] for share in answer["predictions"][0]["top"]] == ["red", "blue"]
-    assert len(client.post("/api/predict?top=1", files=files).json()["predictions"][0]["top"]) == 1
+    one = client.post("/api/predict?top=1", files=files).json()["predictions"][0]
+    assert list(one["probabilities"]) == ["zero"]
 
-    assert wait(client, client.post("/api/undo"))["state"] == "done"
-    assert [c["label"] for c in client.get("/api/learner").json()["classes"]] == ["red"]
-    assert wait(client, client.post("/api/forget", json={"label": "red"}))["state"] == "done"
-    assert client.get("/api/learner").json()["classes"] == []
-
-
-def test_a_lesson_that_fails_leaves_the_version_before(client):
-    teach(client, "red", (200, 30, 30))
-    job = teach(client, "bad", (0, 0, 0))
-    assert (job["state"], job["message"]) == ("failed", "photo.png is bad: choose another")
+    assert wait(client, client.post("/api/undo"))["version"] == 2
+    assert client.get("/api/learner").json()["classes"] == ["zero", "one"]
+    assert wait(client, client.post("/api/forget", json={"label": "zero"}))["state"] == "done"
     state = client.get("/api/learner").json()
-    assert (state["version"], len(state["classes"])) == (1, 1)
+    assert (state["classes"], state["previous"]) == (["one"], 0)
+    assert Learner.load(tmp_path / "learner").classes == ("one",)
+
+
+def test_a_change_that_fails_leaves_the_version_before(client):
+    teach(client, "zero", 0, 4)
+    two = upload(STRIPES, STRIPES)
+    for path, sent, says in (
+        ("learn", {"data": {"label": "one"}, "files": upload(STRIPES)}, "has one sample"),
+        ("learn", {"data": {"label": "ZERO"}, "files": two}, "differ in case"),
+        ("learn", {"data": {"label": "../one"}, "files": two}, "not a name"),
+        ("undo", {}, "no version before"),
+        ("forget", {"json": {"label": "zero"}}, "all the learner knows"),
+    ):
+        job = wait(client, client.post(f"/api/{path}", **sent))
+        assert (job["state"], says in job["message"]) == ("failed", True), job["message"]
+    state = client.get("/api/learner").json()
+    assert (state["version"], state["classes"], state["jobs"]) == (1, ["zero"], [])
+
+
+def test_series_are_taught_and_classified(tmp_path):
+    draw = np.random.default_rng(0)
+
+    def files(frequency, count, suffix):
+        for _ in range(count):
+            x = np.sin(frequency * np.arange(20))[:, None] + 0.1 * draw.normal(size=(20, 1))
+            file = io.BytesIO()
+            np.save(file, x) if suffix == "npy" else np.savetxt(file, x, delimiter=",")
+            yield "files", (f"one.{suffix}", file.getvalue())
+
+    settings = {"model": {"options": {"d_model": 16, "n_layer": 1}}, "train": {"epochs": 1, "threads": 1}}
+    learner = Learner("mamba_nano", folder=tmp_path / "learner", settings=settings)
+    x = np.stack([np.sin(f * np.arange(20))[:, None] for f in (0.2, 0.2, 1.5, 1.5)])
+    learner.learn(x, ["slow", "slow", "fast", "fast"])
+    with TestClient(create_app(learner), base_url=HERE) as client:
+        for suffix in ("npy", "csv"):
+            answer = client.post("/api/learn", data={"label": suffix}, files=list(files(0.6, 4, suffix)))
+            assert wait(client, answer)["message"] == ""
+        assert client.post("/api/predict", files=list(files(0.6, 2, "csv"))).status_code == 200
+        assert client.post("/api/predict", files=upload(STRIPES)).status_code == 415
 
 
 def large_png(side, data=b""):
@@ -115,43 +165,43 @@ SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>ale
         (upload(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), 415, "formats"),
         (upload(large_png(10_000)), 413, "megapixels"),
         (upload(large_png(60_000)), 413, "megapixels"),
-        (upload(picture()[:200]), 422, "damaged"),
+        (upload(STRIPES[:45]), 422, "damaged"),
         (upload(bytes(150_000)), 413, "larger than"),
-        (upload(*[picture()] * 6), 400, "Too many files"),
+        (upload(*[STRIPES] * 41), 400, "Too many files"),
         (upload(bytes(250_000)), 413, "the request is larger"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_uploads_are_refused_by_both_routes(client, files, status, says):
     for path in ("/api/predict", "/api/learn"):
-        answer = client.post(path, data={"label": "red"} if path.endswith("learn") else None, files=files)
+        answer = client.post(path, data={"label": "zero"} if path.endswith("learn") else None, files=files)
         assert (answer.status_code, says in answer.json()["detail"]) == (status, True), answer.text
     assert client.get("/api/learner").json()["jobs"] == []
 
 
 @pytest.mark.parametrize("name", ["../../escaped.png", "/etc/passwd", "C:\\windows\\a.png", "a\nb.png", "x" * 500])
 def test_the_name_of_a_file_is_no_path(client, name, tmp_path):
-    teach(client, "red", (200, 30, 30))
+    teach(client, "zero", 0, 4)
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    answer = client.post("/api/predict", files=upload(picture(), name=name))
+    answer = client.post("/api/predict", files=upload(STRIPES, name=name))
     assert answer.status_code == 200
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("label", ["", "  ", "a\nb", "x" * 101])
 def test_labels_that_are_refused(client, label):
-    answer = client.post("/api/learn", data={"label": label}, files=upload(picture()))
+    answer = client.post("/api/learn", data={"label": label}, files=upload(STRIPES))
     assert answer.status_code == 422
     assert "label" in answer.json()["detail"]
 
 
 def test_a_label_with_html_is_text(client):
     label = "<img src=x onerror=alert(1)>"
-    assert teach(client, label, (9, 9, 9))["state"] == "done"
+    assert teach(client, label, 0, 4)["state"] == "done"
     answer = client.get("/api/learner")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.json()["classes"][0]["label"] == label
+    assert answer.json()["classes"] == [label]
 
 
 @pytest.mark.parametrize(
@@ -165,9 +215,8 @@ def test_a_label_with_html_is_text(client):
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://127.0.0.1:8000"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
         ({"origin": "http://[::1"}, 400),
-        ({"origin": HERE, "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": HERE}, 200),
         ({"host": "localhost:7860"}, 200),
         ({"host": "[::1]:7860"}, 200),
     ],
@@ -181,17 +230,16 @@ def test_other_hosts_and_origins_are_refused(client, headers, status):
 
 
 def test_a_token_is_needed_where_there_is_one(tmp_path):
-    app = create_app(Learner(tmp_path / "learner"), host="0.0.0.0", allow=["my.proxy"], token="secret")
+    app = create_app(new_learner(tmp_path / "learner"), host="0.0.0.0", token="secret")
     with TestClient(app, base_url="http://192.168.0.7:7860") as client:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}):
             answer = client.get("/api/learner", headers=headers)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
-        assert client.post("/api/learn?token=secret", files=upload(picture())).status_code == 401
+        assert client.post("/api/learn?token=secret", files=upload(STRIPES)).status_code == 401
         assert client.get("/").status_code == client.get("/docs").status_code == 200
         right = {"authorization": "Bearer secret"}
         assert client.get("/api/learner", headers=right).status_code == 200
-        assert client.get("/api/learner", headers=right | {"host": "my.proxy"}).status_code == 200
         assert client.get("/api/learner", headers=right | {"host": "evil.example"}).status_code == 403
 
 
@@ -199,16 +247,18 @@ def test_other_bodies_are_small(client):
     for content in (bytes(3000), (bytes(1000) for _ in range(3))):
         answer = client.post("/api/forget", content=content, headers={"content-type": "application/json"})
         assert answer.status_code == 413
-    assert client.post("/api/forget", json={"name": "red"}).json()["detail"] == "body.label: Field required"
-    assert client.post("/api/forget", json={"label": "red"}).status_code == 404
+    assert client.post("/api/forget", json={"name": "zero"}).json()["detail"] == "body.label: Field required"
+    assert client.post("/api/forget", json={"label": "zero"}).status_code == 404
     assert client.get("/api/jobs/none").status_code == 404
 
 
-def test_too_many_changes_are_refused(client):
-    Learner.wait = 0.05
-    answers = [client.post("/api/learn", data={"label": "red"}, files=upload(picture())) for _ in range(3)]
+def test_too_many_changes_are_refused(client, monkeypatch):
+    free = threading.Event()
+    monkeypatch.setattr(Learner, "undo", lambda _: free.wait(60))
+    answers = [client.post("/api/undo") for _ in range(3)]
     assert [answer.status_code for answer in answers] == [202, 202, 429]
-    assert wait(client, answers[1])["version"] == 2
+    free.set()
+    assert wait(client, answers[1])["state"] == "done"
 
 
 def test_pages_load_nothing_from_elsewhere(client):

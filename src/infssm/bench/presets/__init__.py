@@ -14,7 +14,7 @@ from infssm.bench.presets.load import (
 )
 from infssm.bench.presets.paper import Cell, Measured, compare_with_paper, paper_cells
 from infssm.bench.presets.paper_tables import PAPER_FORMATS, coverage, render_paper
-from infssm.bench.presets.plan import describe, plan, run
+from infssm.bench.presets.plan import plan, run
 
 __all__ = [
     "PAPER_FORMATS",
@@ -25,7 +25,6 @@ __all__ = [
     "Preset",
     "compare_with_paper",
     "coverage",
-    "describe",
     "estimate",
     "fast_dev_config",
     "is_job",

@@ -34,12 +34,19 @@ _PATIENCE = 0.5
 class Estimate:
     """Cost of a run on this machine's CPU. Measuring passes of methods (Fisher, buffers) are not counted.
 
-    tasks: (classes, training, validation, test images, steps) per task. memory: bytes of weights, gradients, optimizer,
-    activations of a step and the head's statistics. seconds: training and evaluation. head: name of the head that keeps
-    ``statistics`` bytes from task to task, in checkpoints too. modality: of the samples. generated: bytes of sequences
-    that the old model generates for each later task, and the seconds that takes, which are among ``seconds``.
+    Attributes:
+        title: method, data, model and seed in one line.
+        tasks: (classes, training, validation, test images, steps) per task.
+        parameters: of the model.
+        memory: bytes of weights, gradients, optimizer, activations of a step and the head's statistics.
+        seconds: training and evaluation.
+        head: name of the head, which keeps ``statistics`` bytes from task to task, in checkpoints too.
+        modality: of the samples.
+        generated: bytes of sequences that the old model generates for each later task, and the seconds that takes,
+            which are among ``seconds``.
     """
 
+    title: str
     tasks: tuple[tuple[int, int, int, int, int], ...]
     parameters: int
     memory: int
@@ -137,7 +144,18 @@ def _measure(setup: Setup) -> Estimate:
     first_model = _bytes(kept.pop("first", None))
     copies = 4 + method.needs_states  # weights, gradients, two moments of AdamW, the old model
     memory = 4 * copies * parameters + int(activations * train.batch_size) + _bytes(kept) + first_model
+    config, sizes = setup.config, stream.task_sizes
+    kind = f"of {sizes[0] if len(set(sizes)) == 1 else ', '.join(map(str, sizes))} classes"
+    if stream.domains:
+        kind = f"in new domains ({', '.join(stream.domains)})"
+    samples = " / ".join(f"{sum(len(getattr(task, part)) for task in stream):,}" for part in ("train", "val", "test"))
+    title = (
+        f"{config.method.name} on {config.data.name}: {len(tasks)} tasks {kind}, {samples} "
+        f"{stream.facts.modality.word}, {config.model.name} with {parameters:,} parameters, epochs per task "
+        f"{[setup.epochs(task.index) for task in tasks]}, seed {config.seed}"
+    )
     return Estimate(
+        title,
         tuple((len(t.classes), len(t.train), len(t.val), len(t.test), n) for t, n in zip(tasks, steps, strict=True)),
         parameters,
         memory,

@@ -9,20 +9,17 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from infssm._modality import modality_named
 from infssm.bench import running
 from infssm.bench.experiment import Experiment, make_plan
 from infssm.bench.presets.fast import FAST
 from infssm.bench.presets.load import MAIN_JOB, load_preset, main_job
 from infssm.errors import ConfigError
-from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.fitting import fitted
 from infssm.learner.config.grid import expand_overrides
 from infssm.learner.config.load import load_config, merge, parse_overrides
 from infssm.learner.result import Result
-from infssm.learner.setup import build, check_config
+from infssm.learner.setup import check_config
 from infssm.methods import check_suits
 from infssm.models import kinds_of_model
 from infssm.models.hub import HubModel, is_hub
@@ -112,31 +109,10 @@ def plan(
 def _suits(method: str, base: Mapping[str, Any]) -> bool:
     """Whether one of a job's methods works on the data that the job's model is for."""
     model, by = base["model"]["name"], base["data"].get("by")
-    for kind in HubModel.takes if is_hub(model) else kinds_of_model(model):
+    for kind in HubModel.supported_data if is_hub(model) else kinds_of_model(model):
         try:
             check_suits(method, kind, domains=(by or modality_named(kind).by) != "class")
         except ConfigError:
             continue
         return True
     return False
-
-
-def describe(config: RunConfig) -> str:
-    """One line on a run after loading its data and building its model: it would really start."""
-    setup = build(config, torch.device("cpu"))
-    stream = setup.stream
-    samples = [sum(len(getattr(task, part)) for task in stream) for part in ("train", "val", "test")]
-    parameters = sum(p.numel() for p in setup.method.module.parameters())
-    epochs = [setup.epochs(t) for t in range(stream.num_tasks)]
-    if config.train.task0 == "plain":
-        epochs[0] = config.train.task0_epochs or config.train.epochs
-    sizes = stream.task_sizes
-    tasks = f"of {sizes[0] if len(set(sizes)) == 1 else ', '.join(map(str, sizes))} classes"
-    if stream.domains:
-        tasks = f"in new domains ({', '.join(stream.domains)})"
-    return (
-        f"{config.method.name} on {config.data.name}: {stream.num_tasks} tasks {tasks}, "
-        f"{' / '.join(f'{count:,}' for count in samples)} {stream.facts.modality.word}, "
-        f"{config.model.name} with {parameters:,} parameters, epochs per task {epochs}, "
-        f"seed {config.seed} -> {running.run_path(config)}"
-    )

@@ -7,8 +7,7 @@ import contextlib
 import hashlib
 import re
 import tempfile
-from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +25,9 @@ from infssm.integrations.serve.guard import Guard
 from infssm.integrations.serve.jobs import Busy, Job, Service, new_job
 from infssm.integrations.serve.limits import Limits
 from infssm.integrations.serve.uploads import Sample, store
+from infssm.learner import Learner, Lesson
+from infssm.learner.events import Control, Listener
+from infssm.learner.reading import SampleLike
 
 
 class Problem(BaseModel):
@@ -34,41 +36,16 @@ class Problem(BaseModel):
     detail: str
 
 
-class ClassInfo(BaseModel):
-    """A class the learner knows."""
-
-    label: str
-    samples: int = Field(description="How many samples it was taught with.")
-
-
-class LessonInfo(BaseModel):
-    """What was taught at one time."""
-
-    name: str
-    time: float | None = Field(description="Seconds since 1970.")
-    samples: dict[str, int] = Field(description="Number of samples of every class.")
-    accuracy: float | None = Field(
-        description="On samples of the lesson that were held out; null where there were none."
-    )
-
-
 class LearnerInfo(BaseModel):
     """The learner as it stands."""
 
     name: str = Field(description="The name of its folder.")
     version: int
-    modality: str
-    classes: list[ClassInfo]
-    history: list[LessonInfo]
+    previous: int = Field(description="The version that undo goes back to; 0 for none.")
+    modality: str | None = Field(description="images, series or tokens; null before the first lesson.")
+    classes: list[str]
+    history: list[Lesson] = Field(description="What was taught, oldest first.")
     jobs: list[Job] = Field(description="Changes that run or wait.")
-    limits: dict[str, float] = Field(description="How much a request may ask for.")
-
-
-class Share(BaseModel):
-    """A class and its probability."""
-
-    label: str
-    probability: float
 
 
 class FilePrediction(BaseModel):
@@ -76,9 +53,8 @@ class FilePrediction(BaseModel):
 
     file: str
     label: str = Field(description="The most probable class.")
-    probability: float
     known: bool = Field(description="False for a sample unlike every class that was taught.")
-    top: list[Share] = Field(description="The most probable classes, the first one first.")
+    probabilities: dict[str, float] = Field(description="Of the most probable classes, the first one first.")
 
 
 class Predictions(BaseModel):
@@ -95,19 +71,13 @@ class Forget(BaseModel):
 
 
 def create_app(
-    learner: Any,
-    *,
-    host: str = "127.0.0.1",
-    allow: Collection[str] = (),
-    token: str | None = None,
-    limits: Limits | None = None,
+    learner: Learner, *, host: str = "127.0.0.1", token: str | None = None, limits: Limits | None = None
 ) -> FastAPI:
     """The web application of a learner that is stored in a folder.
 
     Args:
-        learner: classifies samples; its ``folder`` is where changes are stored.
+        learner: classifies samples; its ``folder`` is where changes are stored. It may know nothing yet.
         host: the address the server listens on.
-        allow: further host names under which it may be asked.
         token: what clients must send as ``Authorization: Bearer TOKEN``; None for no check.
         limits: bounds of requests.
     """
@@ -132,7 +102,7 @@ def create_app(
         lifespan=lifespan,
         responses={"4XX": {"model": Problem, "description": "Refused; `detail` names the reason."}},
     )
-    app.add_middleware(Guard, host=host, allow=allow, token=token, limits=limits)
+    app.add_middleware(Guard, host=host, token=token, limits=limits)
     app.add_exception_handler(RequestValidationError, _validation_problem)
     app.add_exception_handler(Exception, _defect)
 
@@ -166,20 +136,14 @@ def create_app(
     async def learner_info() -> LearnerInfo:
         """What the learner knows, what was taught when, and which changes are in progress."""
         current = service.learner
-        counts: Counter[str] = Counter()
-        for lesson in current.history:
-            counts.update(lesson.classes)
         return LearnerInfo(
-            name=Path(current.folder).resolve().name,
+            name=Path(current.folder or "").resolve().name,
             version=current.version,
+            previous=current.previous,
             modality=current.modality,
-            classes=[ClassInfo(label=label, samples=counts[label]) for label in current.classes],
-            history=[
-                LessonInfo(name=lesson.name, time=lesson.time, samples=lesson.classes, accuracy=lesson.accuracy)
-                for lesson in current.history
-            ],
+            classes=list(current.classes),
+            history=list(current.history),
             jobs=service.unfinished,
-            limits={"files": limits.files, "bytes": limits.request_bytes, "pixels": limits.pixels},
         )
 
     @app.post("/api/predict", openapi_extra=_form(files="Samples to classify."))
@@ -191,8 +155,9 @@ def create_app(
                 current = service.learner  # the one reference that this response uses
                 if not current.classes:
                     raise HTTPException(409, "the learner knows no class yet: teach it one first")
+                paths: list[SampleLike] = [sample.path for sample in samples]
                 try:
-                    found = await run_sync(current.predict, [s.path for s in samples], limiter=predicting)
+                    found = await run_sync(lambda: current.predict(paths), limiter=predicting)
                 except InfssmError as error:
                     raise HTTPException(422, _with_names(error, samples)) from None
         return Predictions(
@@ -201,9 +166,8 @@ def create_app(
                 FilePrediction(
                     file=sample.name,
                     label=p.label,
-                    probability=p.probability,
                     known=p.known,
-                    top=[Share(label=k, probability=v) for k, v in list(p.probabilities.items())[:top]],
+                    probabilities=dict(list(p.probabilities.items())[:top]),
                 )
                 for sample, p in zip(samples, found, strict=True)
             ],
@@ -223,10 +187,9 @@ def create_app(
             try:
                 samples = await stored(form, Path(folder.name))
 
-                def change(learner: Any, listen: Any, control: Any) -> None:
-                    paths = [sample.path for sample in samples]
+                def change(learner: Learner, listen: Listener, control: Control) -> None:
                     try:
-                        learner.learn(paths, [label] * len(paths), listen=listen, control=control)
+                        learner.learn([sample.content for sample in samples], label, listen=listen, control=control)
                     except InfssmError as error:
                         raise type(error)(_with_names(error, samples)) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -52,17 +51,14 @@ class Guard:
     Args:
         app: the application behind.
         host: the address the server listens on.
-        allow: further names under which the server may be asked, such as that of a reverse proxy.
         token: what clients must know; None for no check.
         limits: bounds of requests.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, host: str, allow: Collection[str] = (), token: str | None = None, limits: Limits
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, host: str, token: str | None, limits: Limits) -> None:
         self._app = app
         self._local = is_loopback(host)
-        self._names = {name.lower() for name in (*allow, "localhost")}
+        self._names = {"localhost"}
         if not self._local:
             self._names |= {name.lower() for name in (host, socket.gethostname(), socket.getfqdn())}
         self._token = token
@@ -103,10 +99,8 @@ class Guard:
         except ValueError:
             raise HTTPException(400, "the Host or Origin header is malformed") from None
         if not self._may_ask(name):
-            raise HTTPException(403, f"this server does not answer to the host {name[:200]!r}: see --allow-host")
+            raise HTTPException(403, f"this server does not answer to the host {name[:200]!r}")
         if page != host:
-            raise HTTPException(403, "requests from pages of other sites are refused")
-        if path.startswith("/api") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise HTTPException(403, "requests from pages of other sites are refused")
         if self._token is not None and path.startswith("/api"):
             scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
 from infssm.errors import InfssmError
-from infssm.learner.events import Control, Event, Listener, Note, RunBegan, StepDone
+from infssm.learner import Learner
+from infssm.learner.events import Control, Event, Listener, Note, StepDone
 
 _REMEMBERED = 200
 """Finished jobs that can still be asked about."""
@@ -27,6 +29,9 @@ class Job(BaseModel):
     progress: float | None = Field(default=None, description="From 0 to 1; null where it is not known.")
     message: str = Field(default="", description="What is being done, or why the job failed.")
     version: int | None = Field(default=None, description="The learner's version once the job is done.")
+
+
+Change: TypeAlias = Callable[[Learner, Listener, Control], None]
 
 
 class Busy(InfssmError):
@@ -45,7 +50,7 @@ class Service:
         waiting: changes that may wait for the one in progress.
     """
 
-    def __init__(self, learner: Any, waiting: int) -> None:
+    def __init__(self, learner: Learner, waiting: int) -> None:
         self.learner = learner
         self._waiting = waiting
         self._jobs: OrderedDict[str, Job] = OrderedDict()
@@ -61,7 +66,7 @@ class Service:
         """Jobs that run or wait, the oldest first."""
         return [job for job in list(self._jobs.values()) if job.state in ("waiting", "running")]
 
-    def submit(self, job: Job, change: Callable[[Any, Listener, Control], None], done: Callable[[], None]) -> Job:
+    def submit(self, job: Job, change: Change, done: Callable[[], None]) -> Job:
         """Queue a change of the learner; ``done`` is called when it is finished in any way. Busy if too many wait."""
         if len(self.unfinished) > self._waiting:
             raise Busy(f"{self._waiting} changes are waiting: try again when some are done")
@@ -71,10 +76,12 @@ class Service:
         self._worker.submit(self._carry_out, job, change, done)
         return job
 
-    def _carry_out(self, job: Job, change: Callable[[Any, Listener, Control], None], done: Callable[[], None]) -> None:
+    def _carry_out(self, job: Job, change: Change, done: Callable[[], None]) -> None:
         job.state = "running"
         try:
-            learner = type(self.learner).load(self.learner.folder)  # another process may have changed it, too
+            learner = copy.copy(self.learner)  # of one that knows nothing yet there is nothing to load
+            if self.learner.folder is not None and self.learner.classes:
+                learner = Learner.load(self.learner.folder)
             change(learner, _reporter(job), self._control)
             self.learner = learner
             job.version, job.progress, job.message = learner.version, 1.0, ""
@@ -100,14 +107,10 @@ def new_job(kind: Literal["learn", "forget", "undo"], label: str | None = None) 
 
 def _reporter(job: Job) -> Listener:
     """A listener that writes a lesson's progress into its job."""
-    steps = 0
 
     def listen(event: Event) -> None:
-        nonlocal steps
-        if isinstance(event, RunBegan):
-            steps = event.steps
-        elif isinstance(event, StepDone) and steps:
-            job.progress = min(1.0, event.done / steps)
+        if isinstance(event, StepDone):
+            job.progress = event.epoch / event.epochs
         elif isinstance(event, Note):
             job.message = event.text
 

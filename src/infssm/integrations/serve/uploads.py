@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 from starlette.datastructures import UploadFile
@@ -15,6 +15,7 @@ from infssm.data.audio import sound_length, sound_rate
 from infssm.data.images import FileImages
 from infssm.errors import DataError
 from infssm.integrations.serve.limits import Limits
+from infssm.learner.reading import read_series
 
 _FORMATS = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif", "PPM": ".ppm"}
 """Formats that Pillow may try, with the ending of the stored file. Its other readers are never run on an upload."""
@@ -32,8 +33,13 @@ class Sample(NamedTuple):
     name: str
     path: Path
 
+    @property
+    def content(self) -> Any:
+        """The file of an image or a sound, the values of a series: what a learner learns from."""
+        return next(iter(read_series(self.path).values())) if self.path.suffix in (".npy", ".csv") else self.path
 
-def store(files: Sequence[UploadFile], folder: Path, modality: str, limits: Limits) -> list[Sample]:
+
+def store(files: Sequence[UploadFile], folder: Path, modality: str | None, limits: Limits) -> list[Sample]:
     """Store files as ``0.png``, ``1.jpg`` ... in a folder of their own; HTTPException where one is refused.
 
     The ending follows from the contents. Archives are not accepted, so nothing is ever unpacked, and neither is SVG.
@@ -56,7 +62,8 @@ def store(files: Sequence[UploadFile], folder: Path, modality: str, limits: Limi
         with part.open("wb") as stored:
             shutil.copyfileobj(file.file, stored)
         try:
-            ending = _image_ending(part, head, limits) if modality == "images" else _sequence_ending(part, head, limits)
+            find_ending = _image_ending if modality in (None, "images") else _sequence_ending
+            ending = find_ending(part, head, limits)
         except HTTPException as refusal:
             raise HTTPException(refusal.status_code, f"{shown}: {refusal.detail}") from None
         samples.append(Sample(name, part.rename(folder / f"{number}{ending}")))

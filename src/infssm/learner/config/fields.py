@@ -71,6 +71,9 @@ class DataConfig(Section):
     train_per_class: Size | None = None
     """samples per class (and domain) kept for training, and a ninth as many for validation unless test_per_class is
     given; null: all"""
+    shots: Size | list[int] | None = None
+    """few-shot streams: training samples per class of the tasks after the first, or the data set indices of all of them
+    (a benchmark's published list); null: as many as there are"""
     test_per_class: Size | None = None
     """samples per class (and domain) kept for testing and for validation; null: all"""
     bands: Size | None = None
@@ -162,8 +165,8 @@ class TrainConfig(Section):
     schedule: Literal["authors", "plain"] = "plain"
     """'authors': epoch-wise, one epoch behind, cosine that includes the warm-up (release); 'plain': step-wise warm-up,
     then cosine over the rest"""
-    lr_scale: float = Field(default=1.0, gt=0, le=1)
-    """factor on the base learning rate per task (Tables 12-19: 0.25, 0.5)"""
+    lr_scale: float = Field(default=1.0, gt=0)
+    """factor on the base learning rate per task (Tables 12-19: 0.25, 0.5); above 1 for self-replay, with 'once'"""
     lr_scale_variant: Literal["authors", "plain", "once"] = "plain"
     """base of task t: 'authors' lr*s^(t+1) (release), 'plain' lr*s^t, 'once' lr then lr*s"""
     weight_decay: float = Field(default=0.05, ge=0)

@@ -72,6 +72,15 @@ class Accuracies:
         return measures.mean_or_nan(self.weighted_aa_curve)
 
     @property
+    def harmonic(self) -> float:
+        """Harmonic mean of the last accuracies on task 0 and on all images of later tasks; NaN before the second."""
+        if len(self.values) < 2:
+            return math.nan
+        last, images = self.values[-1], self.samples
+        base, new = float(last[0]), float((last[1:] * images[1:]).sum() / images[1:].sum())
+        return 2 * base * new / (base + new) if base + new > 0 else 0.0
+
+    @property
     def bwt(self) -> float:
         """Backward transfer: mean change of earlier tasks since each was learnt; NaN before the second task."""
         return measures.mean_or_nan(self.transfer_per_task()) if len(self.values) else math.nan
@@ -211,8 +220,8 @@ class AccuracyMatrix:
     @property
     def fwt(self) -> float:
         """Forward transfer: mean gain over guessing of every later task, just before its turn."""
-        sign, rows = self.measure.sign, self._ahead[1 : self.steps + 1]
-        return measures.mean_or_nan(measures.per_task_forward_transfer(sign * rows, sign * self._ahead[0]))
+        before = np.diagonal(self._ahead[1:], 1)[: max(self.steps - 1, 0)]  # of task j + 1 after task j
+        return measures.mean_or_nan(self.measure.sign * (before - self._ahead[0, 1 : len(before) + 1]))
 
     @property
     def of_domains(self) -> bool:
@@ -250,6 +259,7 @@ class AccuracyMatrix:
             "bwt": cil.bwt,
             "aa_weighted": cil.weighted_aa,
             "aia_weighted": cil.weighted_aia,
+            "harmonic": cil.harmonic,
             "til_aa": til.aa,
             "til_aia": til.aia,
             "til_fm": til.fm("code"),

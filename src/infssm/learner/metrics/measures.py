@@ -57,17 +57,6 @@ def per_task_transfer(a: Matrix) -> Matrix:
     return a[-1, :-1] - np.diagonal(a)[:-1]
 
 
-def per_task_forward_transfer(a: Matrix, before: Matrix) -> Matrix:
-    """What a task gains from those before it, ahead of its own training: ``a[j-1, j] - before[j]``, as [steps - 1].
-
-    Args:
-        a: [steps, tasks] values, those of tasks not yet trained too.
-        before: [tasks] values to compare with, such as those of guessing.
-    """
-    later = range(1, len(a))
-    return np.array([a[j - 1, j] - before[j] for j in later])
-
-
 def mean_or_nan(values: Matrix) -> float:
     """Mean, or NaN where there is nothing to average (a single task neither forgets nor transfers)."""
     return float(values.mean()) if values.size else float("nan")

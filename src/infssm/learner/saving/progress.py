@@ -29,14 +29,12 @@ class Meter:
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.steps: dict[str, int] = {}
-        self.images = 0
 
-    def add(self, terms: dict[str, Tensor], images: int) -> None:
+    def add(self, terms: dict[str, Tensor]) -> None:
         """Add one step."""
         for name, value in terms.items():
             self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value.detach()
             self.steps[name] = self.steps.get(name, 0) + 1
-        self.images += images
 
     def means(self) -> dict[str, float]:
         """Mean of each term over the steps that had it."""
@@ -99,17 +97,15 @@ class Progress:
 def save_progress(run: RunDirectory, setup: Setup, progress: Progress, log: Log) -> None:
     """Write the checkpoint ``last.ckpt``."""
     progress.tick()
-    meter = progress.meter
     save_checkpoint(
         run.last_checkpoint,
         {
             "config": config_hash(setup.config),
             "seed": setup.config.seed,
             "split": setup.stream.split.hash,
-            "threads": torch.get_num_threads(),
             "position": asdict(progress.position),
             "matrix": json.dumps(progress.matrix.to_json()),
-            "meter": {"sums": meter.sums, "steps": meter.steps, "images": meter.images},
+            "meter": {"sums": progress.meter.sums, "steps": progress.meter.steps},
             "module": setup.method.module.state_dict(),
             "method": setup.method.state_dict(),
             "optimizer": progress.optimizer,
@@ -139,7 +135,7 @@ def restore_progress(saved: dict[str, Any], setup: Setup) -> Progress:
     progress.optimizer, progress.rng = saved["optimizer"], saved["rng"]
     device = setup.method.context.device
     progress.meter.sums = {name: value.to(device) for name, value in saved["meter"]["sums"].items()}
-    progress.meter.steps, progress.meter.images = saved["meter"]["steps"], saved["meter"]["images"]
+    progress.meter.steps = saved["meter"]["steps"]
     return progress
 
 

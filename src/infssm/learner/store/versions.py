@@ -3,7 +3,7 @@
 ```
 learner.json                 which version is the current one
 versions/000003.json         settings, classes, history, and the tree of the state; its tensors by their SHA-256
-tensors/5f/5f1c...           the bytes of a tensor
+tensors/5f/5f1c...           the bytes of a tensor, or the tree of a module's tensors
 lock                         which process writes here
 ```
 
@@ -32,6 +32,10 @@ from infssm.learner.store.lock import locked
 POINTER = "learner.json"
 FORMAT = 1
 _TENSOR = "tensor"
+_TREE = "tensors"
+_MANY = 16
+"""Tensors of a mapping from which on it is stored once beside them: versions of a frozen model name it alone."""
+_EMPTY = torch.empty(0, dtype=torch.uint8)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"(\d{6,})\.json")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
@@ -136,14 +140,13 @@ class Versions:
         for number in self.numbers:
             if number not in numbers:
                 self._path(number).unlink(missing_ok=True)
-        used = {digest for number in self.numbers for digest in _digests(self.content(number)["state"])}
+        used = {digest for number in self.numbers for digest in self._digests(self.content(number)["state"])}
         for path in self.folder.glob("tensors/*/*"):
             unfinished = path.name.endswith(".writing") and _DIGEST.match(path.name.lstrip("."))
             if unfinished or (_DIGEST.fullmatch(path.name) and path.name not in used):
                 path.unlink(missing_ok=True)
-        for path in self.folder.glob("tensors/*"):
-            with contextlib.suppress(OSError):  # not empty, or not a folder
-                path.rmdir()
+                with contextlib.suppress(OSError):  # not empty
+                    path.parent.rmdir()
 
     def _path(self, number: int) -> Path:
         return self.folder / "versions" / f"{number:06}.json"
@@ -151,16 +154,20 @@ class Versions:
     def _encode(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             tensor = value.detach().cpu().contiguous()
-            digest = self._store(tensor)
+            digest = self._store(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
             return {_TENSOR: digest, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
         if isinstance(value, Mapping):
-            return {str(key): self._encode(entry) for key, entry in value.items()}
+            encoded = {str(key): self._encode(entry) for key, entry in value.items()}
+            if len(encoded) >= _MANY and all(
+                isinstance(entry, dict) and _TENSOR in entry for entry in encoded.values()
+            ):
+                return {_TREE: self._store(json.dumps(encoded).encode())}  # the tensors of a module
+            return encoded
         if isinstance(value, (list, tuple)):
             return [self._encode(entry) for entry in value]
         return value
 
-    def _store(self, tensor: Tensor) -> str:
-        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    def _store(self, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
         path = self._tensor_path(digest)
         if not path.exists():
@@ -175,26 +182,32 @@ class Versions:
 
     def _decode(self, value: Any) -> Any:
         if isinstance(value, dict) and _TENSOR in value:
-            return self._read(value)
+            flat = torch.frombuffer(content, dtype=torch.uint8) if (content := self._read(value[_TENSOR])) else _EMPTY
+            return flat.view(_DTYPES[value["dtype"]]).reshape(value["shape"])
+        if isinstance(value, dict) and _TREE in value:
+            value = json.loads(self._read(value[_TREE]))
         if isinstance(value, dict):
             return {key: self._decode(entry) for key, entry in value.items()}
         return [self._decode(entry) for entry in value] if isinstance(value, list) else value
 
-    def _read(self, stored: Mapping[str, Any]) -> Tensor:
-        path = self._tensor_path(stored[_TENSOR])
+    def _read(self, digest: str) -> bytearray:
+        """What is stored under a digest, checked."""
+        path = self._tensor_path(digest)
         try:
             content = bytearray(path.read_bytes())
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}; restore it, or use another version") from None
-        if hashlib.sha256(content).hexdigest() != stored[_TENSOR]:
+        if hashlib.sha256(content).hexdigest() != digest:
             raise DataError(f"{path} is damaged: restore it, or use another version")
-        flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-        return flat.view(_DTYPES[stored["dtype"]]).reshape(stored["shape"])
+        return content
 
-
-def _digests(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and _TENSOR in value:
-        yield value[_TENSOR]
-    elif isinstance(value, (dict, list)):
-        for entry in value.values() if isinstance(value, dict) else value:
-            yield from _digests(entry)
+    def _digests(self, value: Any) -> Iterator[str]:
+        """Digests of all that a part of a state needs."""
+        if isinstance(value, dict) and _TENSOR in value:
+            yield value[_TENSOR]
+        elif isinstance(value, dict) and _TREE in value:
+            yield value[_TREE]
+            yield from self._digests(json.loads(self._read(value[_TREE])))
+        elif isinstance(value, (dict, list)):
+            for entry in value.values() if isinstance(value, dict) else value:
+                yield from self._digests(entry)

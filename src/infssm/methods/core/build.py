@@ -96,7 +96,7 @@ class Composition(NamedTuple):
     """The components that a name stands for."""
 
     base: type[Base]
-    regularizers: list[type[Regularizer]]
+    regularizers: tuple[type[Regularizer], ...]
     head: type[Head]
 
     @property
@@ -119,7 +119,7 @@ def parse_name(name: str) -> Composition:
     base, head = (*bases, components["seq"])[0], (*heads, components["linear"])[0]
     assert issubclass(base, Base)
     assert issubclass(head, Head)
-    regularizers = sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name)
+    regularizers = tuple(sorted((c for c in classes if issubclass(c, Regularizer)), key=lambda c: c.name))
     for one, other in itertools.combinations(regularizers, 2):
         if one.family is not None and one.family == other.family:  # their sum is one of them with another weight
             raise ConfigError(

@@ -65,6 +65,11 @@ class Head(Component, ABC):
         """
         return None
 
+    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``."""
+        distances = self.distances(features)
+        return None if distances is None else distances.gather(1, labels[:, None])[:, 0]
+
     def transformed(self, features: Tensor) -> Tensor:
         """The quantity whose statistics are taken; by default ``features: [b, d]`` themselves."""
         return features
@@ -180,7 +185,8 @@ class FittedHead(Head):
     @property
     def num_features(self) -> int:
         """Width d of the features that it is fitted to."""
-        width = self.classifier.in_features
+        width = getattr(self._trained, "in_features", None)  # a fitted module in its place need not tell
+        width = self.classifier.in_features if width is None else width
         return width if self.views is None else self.views.width(width)
 
     @property

@@ -82,6 +82,8 @@ class ClassStatistics:
                 triangles[label] = other
             elif count[label] == 0:
                 triangles[label] = own.new_empty(0)
+            elif count[label] == 1:  # removal leaves rounding errors in the place of 0, of either sign
+                triangles[label] = torch.zeros_like(own)
             else:
                 spread = lower_triangle(torch.outer(gap[label], gap[label]))
                 triangles[label] = own + share[label] * (other - own) + between[label] * spread
@@ -132,19 +134,26 @@ class ClassStatistics:
         return ClassStatistics(self.count.to(device), self.mean.to(device), triangles, shared)
 
     def state_dict(self) -> dict[str, Any]:
-        """All tensors by name; of each class with images a covariance of its own, which others do not change."""
-        triangles = None
-        if self.triangles is not None:
-            triangles = {str(label): triangle for label, triangle in enumerate(self.triangles) if triangle.numel()}
-        return {"count": self.count, "mean": self.mean, "triangles": triangles, "shared": self.shared}
+        """All tensors by name; of each class with images one of its own, mean and covariance, that others leave alone.
+
+        So a store that keeps equal tensors once grows with the classes that are taught, not with those that are known.
+        """
+        if self.triangles is None:
+            return {"count": self.count, "mean": self.mean, "shared": self.shared}
+        pairs = enumerate(zip(self.mean, self.triangles, strict=True))
+        classes = {str(label): torch.cat([mean, triangle]) for label, (mean, triangle) in pairs if triangle.numel()}
+        return {"count": self.count, "width": self.mean.shape[1], "classes": classes}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ClassStatistics:
         """What :meth:`state_dict` returned."""
-        count, triangles = state["count"], state["triangles"]
-        if triangles is not None:
-            triangles = [triangles.get(str(label), count.new_empty(0)) for label in range(len(count))]
-        return cls(count, state["mean"], triangles, state["shared"])
+        count = state["count"]
+        if "shared" in state:
+            return cls(count, state["mean"], None, state["shared"])
+        mean, triangles = count.new_zeros(len(count), state["width"]), [count.new_empty(0) for _ in count]
+        for key, stored in state["classes"].items():
+            mean[int(key)], triangles[int(key)] = stored[: state["width"]], stored[state["width"] :]
+        return cls(count, mean, triangles)
 
 
 class StatisticsSums:

@@ -54,6 +54,21 @@ class Gaussians(nn.Module):
             distances.append(torch.cat(parts))
         return torch.stack(distances).sum(dim=0).T
 
+    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Squared Mahalanobis distances ``[b]`` of ``features: [b, m·d]`` to the class of each one's ``labels: [b]``.
+
+        As :meth:`distances` at those places, in the time of one class instead of all.
+        """
+        width, found = self.whiten.shape[2], features.new_zeros(len(features))
+        whitens = self.whiten.expand(len(self.mean), -1, -1)
+        order = labels.argsort(stable=True)
+        for label, rows in enumerate(torch.split(order, labels.bincount(minlength=len(self.mean)).tolist())):
+            gaps = features[rows] - self.mean[label]
+            for start in range(0, features.shape[1], width) if len(rows) else ():
+                model = slice(start, start + width)
+                found[rows] += (gaps[:, model] @ whitens[label, model].mT).square().sum(dim=1)
+        return found
+
 
 def gaussian_classifier(statistics: ClassStatistics, alpha: float, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """Quadratic discriminant analysis with equal priors and class covariances ``(1-β)Σ_c + βΣ̄``, shrunk by α.

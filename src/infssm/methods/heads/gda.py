@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig
@@ -40,8 +39,8 @@ class GDA(GaussianHead):
         models = [gaussian_classifier(of, self.config.alpha, self.config.beta) for of in self.statistics]
         return averaged(models, self.log_prior())
 
-    def distances(self, features: Tensor) -> Tensor:
-        """Squared Mahalanobis distances ``[b, K]`` by the covariances that the scores are computed with."""
+    def gaussians(self) -> Gaussians:
+        """Distances are measured by the covariances that the scores are computed with."""
         module = self.fitted_module
         assert isinstance(module, Gaussians)
-        return self.unless_unseen(module.distances(features.to(module.mean)))
+        return module

@@ -116,20 +116,28 @@ class StatisticalHead(FittedHead):
         self.task_of = [numbers.get(task, -1) for task in remaining]
         self.motions, self._gaussians = [], None
 
-    @torch.no_grad()
-    def distances(self, features: Tensor) -> Tensor:
-        """Squared Mahalanobis distances ``[b, K]`` by the covariance that all classes share."""
+    def gaussians(self) -> Gaussians:
+        """What distances are measured with: here the covariance that all classes share."""
         if self._gaussians is None:
             alpha = getattr(self.config, "alpha", _ALPHA)
             found = averaged([gaussian_classifier(one, alpha, beta=1) for one in self.statistics], torch.zeros(()))
             like = next(self.context.module.parameters())
             self._gaussians = found.to(like.device, torch.promote_types(like.dtype, torch.float32))
-        gaussians = self._gaussians
-        return self.unless_unseen(gaussians.distances(self.transformed(features.to(gaussians.mean))))
+        return self._gaussians
 
-    def unless_unseen(self, distances: Tensor) -> Tensor:
-        """``distances: [b, K]`` with ``inf`` for classes without images."""
-        return distances.masked_fill(~self.statistics[0].seen.to(distances.device), torch.inf)
+    @torch.no_grad()
+    def distances(self, features: Tensor) -> Tensor:
+        """Squared Mahalanobis distances ``[b, K]``; ``inf`` for classes without images."""
+        gaussians = self.gaussians()
+        found = gaussians.distances(self.transformed(features.to(gaussians.mean)))
+        return found.masked_fill(~self.statistics[0].seen.to(found.device), torch.inf)
+
+    @torch.no_grad()
+    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Squared Mahalanobis distances ``[m]`` of transformed ``features: [m, d]`` to the classes ``labels: [m]``."""
+        gaussians = self.gaussians()
+        found = gaussians.own_distances(features.to(gaussians.mean), labels)
+        return found.masked_fill(~self.statistics[0].seen.to(found.device)[labels], torch.inf)
 
     @torch.no_grad()
     def leaving_out(self, features: Tensor, labels: Tensor) -> StatisticalHead:

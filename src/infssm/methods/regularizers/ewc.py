@@ -13,7 +13,7 @@ from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, samples
-from infssm.methods.regularizers.parameters import Values, wide
+from infssm.methods.regularizers.parameters import Values, sum_dtype
 from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig
 from infssm.ssm import logits_of
 
@@ -62,7 +62,7 @@ class EWC(MeasuredRegularizer):
         with evaluating(self.context.module, gradients=True) as module:
             for x, y in samples(loader, self.config.fisher_samples, self.context.device):
                 logits = logits_of(module(x))[:, columns]
-                log_p = -F.cross_entropy(logits.to(wide(logits.dtype)), y - (columns.start or 0))
+                log_p = -F.cross_entropy(logits.to(sum_dtype(logits.dtype)), y - (columns.start or 0))
                 weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
                 for key, gradient in self.parameters.gradients(log_p).items():
                     totals[key] += weight * gradient.square()

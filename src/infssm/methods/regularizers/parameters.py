@@ -61,13 +61,13 @@ class ParameterSet:
 
     def zeros(self) -> Values:
         """Zeros, float32 at least."""
-        return {key: torch.zeros_like(v, dtype=wide(v.dtype)) for key, v in self.clone().items()}
+        return {key: torch.zeros_like(v, dtype=sum_dtype(v.dtype)) for key, v in self.clone().items()}
 
     def gradients(self, loss: Tensor) -> Values:
         """Gradients of a scalar with respect to the rows; zeros where it does not depend on them or they are frozen."""
         parameters = {name: p for name, p in self.parameters.items() if p.requires_grad}
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        return self.zeros() | self.take({n: g.to(wide(g.dtype)) for n, g in zip(parameters, found, strict=True)})
+        return self.zeros() | self.take({n: g.to(sum_dtype(g.dtype)) for n, g in zip(parameters, found, strict=True)})
 
     def squared_distance(self, importance: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
         """``Σ importance · (θ - anchor)²`` over the rows, a scalar."""
@@ -93,6 +93,6 @@ def _key(name: str, rows: slice | None) -> str:
     return f"{name}[{':'.join(bounds)}]"
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which sums over samples are kept: float32 at least."""
     return torch.promote_types(dtype, torch.float32)

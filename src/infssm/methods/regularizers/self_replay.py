@@ -33,11 +33,22 @@ class SelfReplayConfig(ComponentConfig):
     replay_batch: int = Field(16, gt=0, description="of them in every step, drawn at random")
     length: int = Field(128, ge=2, description="tokens of a sequence; best as many as those of the data have")
     refresh: int | None = Field(None, gt=0, description="steps after which new sequences are generated; null: never")
+    prefixes: list[list[int]] | None = Field(
+        None,
+        min_length=1,
+        description="token ids that equal shares of the sequences begin with, such as a prompt for each old domain; "
+        "null: one random token",
+    )
 
     @model_validator(mode="after")
     def _enough(self) -> SelfReplayConfig:
         if self.replay_batch > self.sequences:
             raise ValueError(f"replay_batch={self.replay_batch} is more than sequences={self.sequences}")
+        for prefix in self.prefixes or []:
+            if not 0 < len(prefix) < self.length:
+                raise ValueError(
+                    f"a prefix of {len(prefix)} tokens: expected at least 1, fewer than length={self.length}"
+                )
         return self
 
 
@@ -46,8 +57,8 @@ class SelfReplay(Regularizer):
     """A language model rehearses what it generates itself: the old model's own text holds the old domains. No old data.
 
     ``weight · mean KL(softmax(old) ‖ softmax(new))`` over the tokens of ``replay_batch`` sequences in every step, of
-    ``sequences`` that the old model generates from random first tokens when a task begins. The method's other
-    regularizers compare old and new model on these sequences, too, in the place of the new data.
+    ``sequences`` that the old model generates when a task begins, from random first tokens or from ``prefixes``. The
+    method's other regularizers compare old and new model on these sequences, too, in the place of the new data.
 
     Paper: self-generated replay after arXiv:2605.26097, 2026
     """
@@ -60,7 +71,9 @@ class SelfReplay(Regularizer):
 
     def __init__(self, config: SelfReplayConfig, context: Context) -> None:
         super().__init__(config, context)
-        vocabulary_of(context.module)  # refuses models that cannot generate
+        known = vocabulary_of(context.module)  # refuses models that cannot generate
+        if unknown := {token for prefix in config.prefixes or [] for token in prefix if not 0 <= token < known}:
+            raise ConfigError(f"{self.name}.prefixes has {min(unknown)}, but the model's tokens are 0 to {known - 1}")
         self.sequences: Tensor | None = None
         """What the old model generated for the current task, int32 ``[sequences, length]``; gone when it ends."""
         # Away from the seeds of the context's and of replay buffers' draws.
@@ -90,10 +103,16 @@ class SelfReplay(Regularizer):
         old = self.context.old
         assert old is not None
         old.follow()
-        count, length = self.config.sequences, self.config.length
-        first = torch.randint(vocabulary_of(old.module), (count, 1), generator=self._generator)
+        count, prefixes = self.config.sequences, self.config.prefixes
+        if prefixes is None:
+            starts = [torch.randint(vocabulary_of(old.module), (count, 1), generator=self._generator)]
+        else:  # their shares differ by one sequence at most
+            shares = [len(range(index, count, len(prefixes))) for index in range(len(prefixes))]
+            starts = [torch.tensor([p]).expand(n, -1) for p, n in zip(prefixes, shares, strict=True) if n]
         parts = [
-            generate(old.module, part, length - 1, generator=self._generator) for part in torch.split(first, _AT_ONCE)
+            generate(old.module, part, self.config.length - part.shape[1], generator=self._generator)
+            for start in starts
+            for part in torch.split(start, _AT_ONCE)
         ]
         self.sequences = torch.cat(parts).to("cpu", torch.int32)
 

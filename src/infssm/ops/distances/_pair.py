@@ -103,14 +103,14 @@ class Pair:
         return replace(self, old_a=torch.where(better, x, a), new_a=torch.where(better, y, b))
 
 
-def wide(x: Tensor) -> Tensor:
+def in_float64(x: Tensor) -> Tensor:
     """In float64 or complex128, the precision of every formula; Apple's GPUs have none, and stay as they are."""
     return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def states_first(*tensors: Tensor) -> tuple[Tensor, ...]:
     """``[..., n] -> [n, ...]``, contiguous: every operation runs along the systems."""
-    return tuple(wide(x).movedim(-1, 0).contiguous() for x in tensors)
+    return tuple(in_float64(x).movedim(-1, 0).contiguous() for x in tensors)
 
 
 def nan_outside(r: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.ops.checks import compute_dtype
 from infssm.ops.distances._matrices import abs2, real
-from infssm.ops.distances._pair import wide
+from infssm.ops.distances._pair import in_float64
 from infssm.ops.distances.pieces import CPU_ELEMENTS, DEVICE_ELEMENTS, Pieces
 
 
@@ -63,7 +63,7 @@ def sampled_output(old: System, new: System, *, frequencies: int = 128) -> Tenso
 
 
 def _energy(old: System, new: System, frequencies: int) -> Tensor:
-    old, new = (System(*(None if x is None else wide(x) for x in system)) for system in (old, new))  # type: ignore[arg-type]
+    old, new = (System(*(None if x is None else in_float64(x) for x in system)) for system in (old, new))  # type: ignore[arg-type]
     is_complex = any(x is not None and x.is_complex() for x in (*old, *new))
     scale = _scale(old, new)
     # The transfer function of a real system at -y is the conjugate of that at y: half of the samples serve.

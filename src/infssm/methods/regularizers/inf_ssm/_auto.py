@@ -84,8 +84,8 @@ class AutoWeight:
             return
         gradients, value = sum_over_processes(self._step.end())
         self._step = None
-        wide = torch.promote_types(gradients.dtype, torch.float32)
-        lengths = torch.linalg.vector_norm(gradients / this_share().world, dim=1, dtype=wide)
+        dtype = torch.promote_types(gradients.dtype, torch.float32)
+        lengths = torch.linalg.vector_norm(gradients / this_share().world, dim=1, dtype=dtype)
         found = [float(lengths[0]) ** 2, float(lengths[1]) ** 2, float(value) / this_share().world, 1.0]
         if found[1] > 0 and all(map(math.isfinite, found)):  # at the old model itself there is nothing to hold yet
             loss, own, level, count = self._sums = [a + b for a, b in zip(self._sums, found, strict=True)]

@@ -1,0 +1,77 @@
+"""A learner grown from nothing to 1,000 classes of Omniglot, 20 in a call, beside one that is taught them at once."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.learner.data import omniglot
+from benchmarks.learner.memo import memo
+from infssm import Learner
+
+CLASSES, STEP = 1000, 20
+SHOWN = (20, 100, 200, 400, 600, 800, 1000)
+HEADS = ("gda", "lda")
+
+
+def measure(root: Path, head: str) -> dict[str, Any]:
+    """Processor time and folder size of each call, and the accuracy at the end."""
+    train, test = omniglot(root)
+    calls = []
+    with tempfile.TemporaryDirectory() as folder:
+        learner = Learner(weights="omniglot", method=f"frozen+{head}", folder=Path(folder) / "learner")
+        for first in range(0, CLASSES, STEP):
+            samples = train.of(range(first, first + STEP)).given
+            start = time.process_time()
+            learner.learn(*samples)
+            seconds = time.process_time() - start
+            size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+            calls.append({"classes": first + STEP, "seconds": seconds, "bytes": size})
+        asked = test.of(range(CLASSES)).given
+        grown = learner.evaluate(*asked).accuracy
+        at_once = Learner(weights="omniglot", method=f"frozen+{head}")
+        start = time.process_time()
+        at_once.learn(*train.of(range(CLASSES)).given)
+        seconds = time.process_time() - start
+        accuracy = at_once.evaluate(*asked).accuracy
+    return {"calls": calls, "accuracy": grown, "at_once": accuracy, "seconds_at_once": seconds}
+
+
+def run(data_root: Path, out: Path) -> dict[str, Any]:
+    """Both heads."""
+    return {head: memo(out / f"{head}.json", lambda head=head: measure(data_root, head)) for head in HEADS}
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Markdown."""
+    lines = [
+        "| head | | " + " | ".join(f"{k:,} classes" for k in SHOWN) + " |",
+        "|---|---" + "|---:" * len(SHOWN) + "|",
+    ]
+    for head, one in found.items():
+        rows = [next(call for call in one["calls"] if call["classes"] == shown) for shown in SHOWN]
+        lines.append(f"| `{head}` | this call | " + " | ".join(f"{row['seconds']:.2f} s" for row in rows) + " |")
+        lines.append("| | folder | " + " | ".join(f"{row['bytes'] / 2**20:.1f} MiB" for row in rows) + " |")
+    lines += [
+        "",
+        "| head | 50 calls of 20 classes | one call | accuracy, 50 calls | accuracy, one call |",
+        "|---" + "|---:" * 4 + "|",
+    ]
+    for head, one in found.items():
+        total = sum(call["seconds"] for call in one["calls"])
+        lines.append(
+            f"| `{head}` | {total:.0f} s | {one['seconds_at_once']:.0f} s | {100 * one['accuracy']:.2f} % | "
+            f"{100 * one['at_once']:.2f} % |"
+        )
+    return lines
+
+
+def slope(found: dict[str, Any], head: str) -> tuple[float, float]:
+    """Seconds of a call: a constant, and what every class known adds; by least squares, the first call left out."""
+    calls = found[head]["calls"][1:]
+    gradient, constant = np.polyfit([call["classes"] for call in calls], [call["seconds"] for call in calls], 1)
+    return float(constant), float(gradient)

@@ -1,0 +1,124 @@
+"""Known or unknown, and how sure: half of the classes are taught, and samples of both halves are classified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.learner.data import Samples, cifar100, digits, speech
+from benchmarks.learner.memo import memo
+from benchmarks.results.common import SEEDS, spread
+from infssm import Learner
+from infssm.learner.metrics import auroc, expected_calibration_error
+
+SPEECH = {"train": {"epochs": 6}}
+"""No weights are packaged for sounds: the first lesson trains the backbone."""
+
+
+class Problem(NamedTuple):
+    """Samples to teach and to test, the classes to teach, those not to, and how to make the learner."""
+
+    train: Samples
+    test: Samples
+    known: list[int]
+    unknown: list[int]
+    learner: Callable[[], Learner]
+
+
+def digits_problem(_: Path, seed: int) -> Problem:
+    """Five digits of ten, drawn by the seed."""
+    order = np.random.default_rng(seed).permutation(10).tolist()
+    return Problem(*digits(seed), order[:5], order[5:], lambda: Learner(weights="omniglot", seed=seed))
+
+
+def speech_problem(root: Path, seed: int) -> Problem:
+    """Five spoken digits of ten, drawn by the seed."""
+    order = np.random.default_rng(seed).permutation(10).tolist()
+    return Problem(*speech(root), order[:5], order[5:], lambda: Learner(seed=seed, settings=SPEECH))
+
+
+def cifar_problem(root: Path, seed: int, *, trained: bool) -> Problem:
+    """The 50 classes that the weights were trained on, or the 50 others; 100 images of each, 20 to test."""
+    train, test = cifar100(root)
+    order = np.random.RandomState(0).permutation(100).tolist()
+    first, second = (order[:50], order[50:]) if trained else (order[50:], order[:50])
+    rng = np.random.default_rng(seed)
+    rows = np.concatenate([rng.permutation(np.flatnonzero(train.y == label))[:100] for label in first])
+    asked = np.concatenate([np.flatnonzero(test.y == label)[:20] for label in order])
+    return Problem(train.at(rows), test.at(asked), first, second, lambda: Learner(weights="cifar100-base", seed=seed))
+
+
+PROBLEMS: dict[str, Callable[[Path, int], Problem]] = {
+    "digits, five of ten": digits_problem,
+    "spoken digits, five of ten": speech_problem,
+    "CIFAR-100, the 50 classes of the weights": lambda root, seed: cifar_problem(root, seed, trained=True),
+    "CIFAR-100, the 50 other classes": lambda root, seed: cifar_problem(root, seed, trained=False),
+}
+
+
+def measure(problem: Problem) -> dict[str, float]:
+    """Figures of one problem."""
+    learner = problem.learner()
+    learner.learn(*problem.train.of(problem.known).given)
+    (logits, distances), (other_logits, other_distances) = (
+        _scores(learner, problem.test.of(classes)) for classes in (problem.known, problem.unknown)
+    )
+    calibration = learner._now.calibration
+    assert calibration is not None
+    known = calibration.unlikeness(logits, distances)
+    unknown = calibration.unlikeness(other_logits, other_distances)
+    truth = [learner.classes.index(str(label)) for label in problem.test.of(problem.known).y]
+    unsure = [1 - part.softmax(1).amax(1) for part in (logits, other_logits)]
+    return {
+        "auroc": auroc(known, unknown),
+        "auroc_softmax": auroc(*unsure),
+        "known_called_unknown": float((known > 1).double().mean()),
+        "unknown_called_unknown": float((unknown > 1).double().mean()),
+        "accuracy": float((logits.argmax(1) == torch.tensor(truth)).double().mean()),
+        "ece_before": expected_calibration_error(logits.double().softmax(1), truth),
+        "ece_after": expected_calibration_error(calibration.probabilities(logits), truth),
+    }
+
+
+def _scores(learner: Learner, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Logits and distances ``[n, K]``."""
+    given, found = list(samples.x), []
+    for start in range(0, len(given), 64):
+        x = learner.classifier.transform(given[start : start + 64])
+        found.append(learner._now.scores(learner._now.features(x)))
+    logits, distances = zip(*found, strict=True)
+    return torch.cat(logits), torch.cat(distances)
+
+
+def run(data_root: Path, out: Path) -> dict[str, Any]:
+    """All problems with all seeds."""
+    return {
+        name: {
+            str(seed): memo(out / f"{name} {seed}.json", lambda make=make, seed=seed: measure(make(data_root, seed)))
+            for seed in SEEDS
+        }
+        for name, make in PROBLEMS.items()
+    }
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Markdown."""
+    lines = [
+        "| taught | AUROC | by softmax | known called unknown | unknown called unknown | accuracy | "
+        "calibration error before | after |",
+        "|---" + "|---:" * 7 + "|",
+    ]
+    for name, runs in found.items():
+        cells = [
+            f"{np.mean([r['auroc'] for r in runs.values()]):.3f} (least {min(r['auroc'] for r in runs.values()):.3f})"
+        ]
+        cells.append(f"{np.mean([r['auroc_softmax'] for r in runs.values()]):.3f}")
+        keys = ("known_called_unknown", "unknown_called_unknown", "accuracy", "ece_before", "ece_after")
+        cells += [f"{spread([100 * r[key] for r in runs.values()])} %" for key in keys]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
