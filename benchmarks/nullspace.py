@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,11 @@ def outcome(preset: str, out: Path, arm: dict[str, Any], rate: float, seed: int,
     return {"aa": 100 * found.aa, "task_incremental": 100 * found.task_incremental.aa, "fm": 100 * found.fm()}
 
 
-def measure(out: Path) -> dict[str, Any]:
+def measure(out: Path, streams: Sequence[str]) -> dict[str, Any]:
     """Every arm on every stream."""
     rows: dict[str, Any] = {}
-    for stream, preset in STREAMS.items():
+    for stream in streams:
+        preset = STREAMS[stream]
         for name, arm in ARMS.items():
             search = {rate: outcome(preset, out, arm, rate, SEEDS[0], "val")["aa"] for rate in RATES}
             rate = max(search, key=search.__getitem__)
@@ -73,7 +75,9 @@ def main() -> None:
     """Measure and write the page's table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/nullspace"), help="folder of the runs")
-    rows = measure(parser.parse_args().out)
+    parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
+    options = parser.parse_args()
+    rows = measure(options.out, options.streams)
     PAGE.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
     text = PAGE.read_text()
     PAGE.write_text(re.sub(r"(<!-- table -->\n).*?(?=\n<!-- end -->)", lambda m: m[1] + table(rows), text, flags=re.S))
