@@ -168,7 +168,7 @@ def test_the_second_model_learns_and_the_first_stays(head: str) -> None:
     assert any(not torch.equal(method.module.state_dict()[key], value) for key, value in first.items())
 
 
-@pytest.mark.parametrize("options", [{"first_model": True}, ALL], ids=["first", "all"])
+@pytest.mark.parametrize("options", [{"first_model": True}, {"start_model": True}, ALL], ids=["first", "start", "all"])
 @pytest.mark.parametrize("head", FITTED)
 def test_going_on_from_a_checkpoint_is_going_on(head: str, options: dict[str, bool]) -> None:
     method = start(f"lwf-f+{head}", **options)
