@@ -57,10 +57,10 @@ lint: $(STAMP) ## format, lint, types, import layers
 docs: $(STAMP) ## build the documentation into build/site, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(STAMP) ## kernels, distances and training steps beside other implementations and beside their aims
-	$(BIN)/python -m benchmarks --json build/bench/operations.json
-	$(BIN)/python -m benchmarks.steps --json build/bench/steps.json
-	$(BIN)/python -m benchmarks.kernels.mamba2 --json build/bench/mamba2.json
+bench: $(STAMP) ## kernels, distances and training steps beside other implementations and beside their aims (BENCH=--cpu-time: on a busy machine)
+	$(BIN)/python -m benchmarks $(BENCH) --json build/bench/operations.json
+	$(BIN)/python -m benchmarks.steps $(BENCH) --json build/bench/steps.json
+	$(BIN)/python -m benchmarks.kernels.mamba2 $(BENCH) --json build/bench/mamba2.json
 
 format: $(STAMP) ## rewrite the sources in house style
 	$(BIN)/ruff format .

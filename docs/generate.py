@@ -73,10 +73,12 @@ PACKAGES = (
     *("bench", "bench.presets", "bench.executors", "bench.sweeps", "bench.reports"),
 )
 ADAPTERS = {
-    "learner.hub": ["HubClassifier"],
+    "learner.hub": ["HubClassifier", "HubLearner"],
     "integrations": ["mend_torchvision"],
     "integrations.transformers": ["accelerate", "accelerated", "restore", "ContinualTrainerMixin"],
     "integrations.timm": ["register"],
+    "integrations.sklearn": ["ContinualClassifier"],
+    "integrations.serve": ["create_app", "Limits"],
     "bench.studies": ["list_studies", "run_study", "Study"],
 }
 

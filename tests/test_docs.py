@@ -36,10 +36,25 @@ COMMANDS = [(page, command) for page in PAGES for command in _commands(page)]
 
 @pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p, "python")], ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_page_is_a_script(page, tmp_path):
+    if page.name == "README.md":  # the only one that uses photos which it does not make
+        make_photos(tmp_path)
     script = tmp_path / "script.py"
     script.write_text("\n".join(_blocks(page, "python")), "utf-8")
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def make_photos(folder: Path) -> None:
+    """The photos that README and guides name."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for place in ("monday/cat", "monday/dog", "tuesday/bird", "tuesday/cat", "test/cat"):
+        (folder / "photos" / place).mkdir(parents=True)
+        for i in range(6):
+            pixels = rng.integers(0, 200 if place.endswith("cat") else 90, (32, 32, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / place / f"{i}.png")
+    Image.fromarray(rng.integers(0, 200, (32, 32, 3), np.uint8)).save(folder / "cat.jpg")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +69,8 @@ def workplace(tmp_path_factory):
             pixels = np.random.default_rng(i).integers(0, 255, (32, 32, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "path" / "to" / "folder" / name / f"{i}.png")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "seven.png")
+    make_photos(folder)
+    infssm.Learner(weights="cifar100-base", folder=folder / "my-learner").learn(folder / "photos" / "monday")
     result = run(tiny_config(folder / "runs", "seq", benchmark="digits-5"), quiet=True)
     return folder, str(result.path.relative_to(folder))
 

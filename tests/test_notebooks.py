@@ -34,6 +34,18 @@ def test_digits_end_with_pictures_and_a_better_method(outputs: str) -> None:
     assert outputs.count("image/png") == 2
 
 
+@pytest.mark.parametrize("outputs", ["learner.ipynb"], indirect=True)
+def test_a_learner_forgets_nothing_and_knows_what_it_does_not_know(outputs: str) -> None:
+    right = [float(found) for found in re.findall(r"after \w+: \d classes, ([\d.]+) % right", outputs)]
+    assert len(right) == 3
+    assert min(right) > 95
+    known = {int(digit): int(share) for digit, share in re.findall(r"digit (\d): (\d+) %", outputs)}
+    assert min(known[3], known[7]) > 80
+    assert max(known[8], known[9]) < min(known[3], known[7]) - 20
+    assert "image/png" in outputs
+    assert "('0', '1', '2', '3', '4', '5', '6') True" in outputs
+
+
 @pytest.mark.parametrize("outputs", ["mamba.ipynb"], indirect=True)
 def test_mamba_forgets_less_with_the_penalty(outputs: str) -> None:
     plain, held = (float(found) for found in re.findall(r"after python .*?'english': ([\d.]+)", outputs))

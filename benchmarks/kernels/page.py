@@ -21,9 +21,10 @@ that the methods compare come out of the same pass at {with_states:.2f} times it
 one of Vim-nano; on a quarter of each batch {quarter_small:.2f} and {quarter_nano:.2f} times. A Mamba-2 layer is {mamba2:.1f}
 times as fast as transformers', bounded by its projections, which both share.
 
-All figures are of one run of `make bench` on one machine: {machine}. Methods take turns; the tables have the best reading of
-each in processor time, because other jobs ran beside them. `python -m benchmarks.kernels.page` writes
-this page from that run.
+All figures are of one run of the commands of `make bench BENCH=--cpu-time` on one machine:
+{machine}.
+Methods take turns, a few rounds each; the tables have the best reading in processor time, because other jobs ran beside
+them. `python -m benchmarks.kernels.page` writes this page from that run.
 
 ## How fast is the scan?
 
@@ -79,6 +80,10 @@ Forward and backward at batch 4, 512 tokens, width 256, heads of 64, the same we
 """
 
 
+def digits(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -88,7 +93,7 @@ def compare(ms: dict[str, Any], names: dict[str, str], *more: dict[str, str]) ->
     """Rows of title, best ms and times the first; `names` maps keys of `ms` to titles."""
     first = ms[next(iter(names))]["best"]
     return [
-        [title, f"{ms[key]['best']:.3g}", f"{ms[key]['best'] / first:.3g}", *(column.get(key, "") for column in more)]
+        [title, digits(ms[key]["best"]), digits(ms[key]["best"] / first), *(column.get(key, "") for column in more)]
         for key, title in names.items()
     ]
 
@@ -107,11 +112,11 @@ def main() -> None:
     distances = []
     for kind in kinds:
         found = [ms.get(f"distance f+b n={n}: {kind}") for n in (16, 100)]
-        cells = ["" if timing is None else f"{timing['best']:.3g}" for timing in found]
+        cells = ["" if timing is None else digits(timing["best"]) for timing in found]
         slow = ms[f"distance f+b n={direct[kind]}"]["best"] if kind in direct else None
         if slow:
             index = 0 if kind == "simplified" else 1
-            cells[index] += f" (by the formula as published {slow:.3g})"
+            cells[index] += f" (by the formula as published {digits(slow)})"
         distances.append([kind, *cells])
     cases = {"vim_small, batch 4": "Vim-small, batch 4", "vim_nano, batch 64": "Vim-nano, batch 64"}
     rows = {"states recorded": "states recorded", "inf-ssm": "`inf-ssm`", "inf-ssm-exact": "`inf-ssm-exact`"}
@@ -133,7 +138,7 @@ def main() -> None:
             of_n = mamba2[f"n = {n}"]
             peak = of_n["peak_mib"].get(key.removeprefix("layer: "))
             best, ours = of_n[key]["best"], of_n["layer: ours"]["best"]
-            cells += [f"{best:.3g}", f"{best / ours:.2f}", "" if peak is None else f"{peak:.0f}"]
+            cells += [digits(best), f"{best / ours:.2f}", "" if peak is None else f"{peak:.0f}"]
         ssd.append([title, *cells])
     hub = steps["transformers"]
     page = TEMPLATE.format(
@@ -159,7 +164,7 @@ def main() -> None:
         accelerated=table(
             ["", "ms", "times accelerated"],
             [
-                [title, f"{hub[key]['best_ms']:.3g}", f"{hub[key]['best_ms'] / hub['accelerated']['best_ms']:.3g}"]
+                [title, digits(hub[key]["best_ms"]), digits(hub[key]["best_ms"] / hub["accelerated"]["best_ms"])]
                 for key, title in (("accelerated", "accelerated"), ("transformers' own", "as it comes"))
             ],
         ),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from infssm.ops import causal_conv1d as causal_conv1d
     from infssm.ops import selective_scan as selective_scan
     from infssm.ssm import StateSpace as StateSpace
+    from infssm.ssm import compress as compress
     from infssm.ssm import distance as distance
     from infssm.ssm import gram as gram
     from infssm.ssm import gram_dense as gram_dense
@@ -62,6 +63,7 @@ _PACKAGES = {
     "ops": ("causal_conv1d", "selective_scan"),
     "ssm": (
         "StateSpace",
+        "compress",
         "distance",
         "gram",
         "gram_dense",

@@ -97,6 +97,16 @@ def test_a_device_that_is_not_there_is_an_error_of_one_line(digits: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_is_tested_on_other_data(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for label, name in enumerate(infssm.load(digits).classes):
+        (tmp_path / name).mkdir()
+        for n in range(2):
+            Image.fromarray(np.full((9, 9), 20 * label + n, np.uint8)).save(tmp_path / name / f"{n}.png")
+    assert invoke(["eval", str(digits), str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (sum(found["samples"].values()), found["unknown"]) == (20, 0)  # a run is not calibrated
+
+
 MINE = """
 import numpy as np
 import infssm

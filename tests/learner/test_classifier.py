@@ -115,7 +115,7 @@ def test_needs_no_data_and_refuses_what_is_no_image(trained: Path, tmp_path: Pat
         with pytest.raises(DataError, match=message):
             classifier.predict(image)  # type: ignore[call-overload]
     (copy / "stream.json").unlink()
-    with pytest.raises(DataError, match=r"has no stream\.json"):
+    with pytest.raises(DataError, match=r"stream\.json is missing"):
         infssm.load(copy)
 
 

@@ -1,4 +1,4 @@
-"""A learner that is taught the tasks of a stream one by one, from its folder, is the run on that stream, bit for bit."""
+"""A learner that is taught the tasks of a stream one by one, from its folder, equals the run bit for bit."""
 
 from __future__ import annotations
 

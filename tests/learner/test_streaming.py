@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from infssm.data import ImageFacts, SequenceFacts
 from infssm.data.spectra import FrameStream, log_energies, mel_bank
 from infssm.errors import ConfigError, DataError
+from infssm.learner.learner import Learner
 from infssm.learner.reading import sequence_input
 from infssm.learner.streaming import Stream
 from infssm.models import create_model
@@ -62,6 +63,31 @@ def test_predictions_equal_those_on_the_whole_sequence(name, size):
         assert len(kept) == 1
 
 
+@pytest.mark.parametrize(("name", "method"), [("s4d_nano", "gda"), ("mamba_nano", "lda"), ("mamba2_nano", "seq")])
+def test_a_learner_says_of_a_stream_what_it_says_of_the_whole(name, method):
+    options = {"headdim": 16} if name == "mamba2_nano" else {}
+    settings = {
+        "model": {"options": {"d_model": 16, "n_layer": 1, **options}},
+        "train": {"task0": "skip" if method != "seq" else "train", "epochs": 1, "threads": 1, "accelerator": "cpu"},
+    }
+    learner = Learner(name, method="seq" if method == "seq" else f"frozen+{method}", settings=settings)
+    rng = np.random.default_rng(0)
+    waves = np.sin(np.arange(30)[:, None] * [0.2, 0.4, 0.9]) + 0.3 * rng.normal(size=(40, 30, 3))
+    waves[20:] = waves[20:, ::-1] ** 2
+    learner.learn(waves.astype(np.float32), ["up"] * 20 + ["down"] * 20)
+    sample = np.concatenate([waves[0], waves[21], 3 * waves[1]]).astype(np.float32)
+    for size in (1, 7, 160, None):
+        stream, end = learner.stream(), 0
+        for length in sizes_of(len(sample), size):
+            said, end = stream.push(sample[end : end + length]), end + length
+            if end in (length, len(sample)):
+                whole = learner.predict(sample[:end])
+                assert (said.label, said.known) == (whole.label, whole.known)
+                assert said.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
+    learner.learn(waves[:4].astype(np.float32), "new")  # the stream goes on with what it knew
+    assert set(stream.push(sample[:5]).probabilities) == {"up", "down"}
+
+
 def test_what_cannot_be_streamed_is_refused():
     with pytest.raises(ConfigError, match="use predict"):
         Stream(model_for("mamba_nano", 3), ImageFacts("images", 3), lambda logits: logits)
@@ -75,3 +101,7 @@ def test_what_cannot_be_streamed_is_refused():
     for chunk in (torch.zeros(0), torch.zeros(5, BANDS), torch.tensor([float("nan")])):
         with pytest.raises(DataError, match=r"must be numbers|NaN"):
             stream.push(chunk)
+    images = Learner("vim_nano", settings={"train": {"task0": "skip"}})
+    images.learn(np.zeros((4, 8, 8), dtype=np.uint8), "black")
+    with pytest.raises(ConfigError, match="use predict"):
+        images.stream()

@@ -84,6 +84,9 @@ def _test(folder: Path, data: str, as_json: bool) -> None:
 
     learner = Learner.load(folder)
     found = learner.evaluate(data)
+    if found.bits is not None:
+        typer.echo(json.dumps(found.bits._asdict()) if as_json else _line(found.bits))
+        return
     counts = found.confusion.counts
     samples = {label: int(n) for label, n in zip(learner.classes, counts.sum(1), strict=True) if n}
     if as_json:

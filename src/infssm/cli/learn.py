@@ -53,7 +53,6 @@ def learn(
     from infssm.errors import ConfigError
     from infssm.learner.config.load import parse_overrides
     from infssm.learner.display import choose_screen
-    from infssm.learner.events import RunEnded
     from infssm.learner.learner import Learner
     from infssm.learner.store.directory import RunDirectory
     from infssm.learner.store.versions import Versions
@@ -68,11 +67,8 @@ def learn(
     samples: Any = data
     if label is not None:
         samples = sorted(path for path in Path(data).rglob("*") if path.is_file() and not path.name.startswith("."))
-    listen = choose_screen(quiet).open()
-    try:
-        lesson = learner.learn(samples, label, name=name or (Path(data).name if label else None), listen=listen)
-    finally:
-        listen(RunEnded())
+    title = name or (Path(data).name if label else None)
+    lesson = learner.learn(samples, label, name=title, listen=choose_screen(quiet).open())
     if quiet:
         return
     total = sum(lesson.samples.values())

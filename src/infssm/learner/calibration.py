@@ -49,7 +49,7 @@ def _spread(rows: Tensor, limit: int = LIMIT) -> Tensor:
 
 def _by_class(labels: Tensor) -> tuple[Tensor, ...]:
     """For every class up to the largest of ``labels: [m]`` the rows of its samples, in their order."""
-    return labels.argsort(stable=True).split(labels.bincount().tolist())
+    return torch.split(labels.argsort(stable=True), labels.bincount().tolist())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
 from infssm.learner.metrics import Confusion
-from infssm.learner.scoring import Accuracy, Score, scoring_of
+from infssm.learner.scoring import Accuracy, Bits, Score, scoring_of
 from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
@@ -58,12 +58,14 @@ class Evaluation(NamedTuple):
         per_class: the same of each class.
         confusion: samples by true and predicted class.
         unknown: share of samples that are called unknown, whatever class is predicted for them.
+        bits: bits per byte and per token of text; None for samples with classes. Of text, all else is empty or NaN.
     """
 
     accuracy: float
     per_class: dict[str, float]
     confusion: Confusion
     unknown: float
+    bits: Bits | None = None
 
 
 Record = Callable[[Task, Batch, Tensor], None]

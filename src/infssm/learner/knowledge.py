@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from infssm.data import Recipe, StreamFacts
-from infssm.errors import ConfigError
+from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import Calibration, HeldOut, calibrate
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, to_dict
+from infssm.learner.modeling import OWN, OwnModel
+from infssm.learner.predict import Prediction
 from infssm.learner.saving.checkpoint import load_newest
 from infssm.learner.saving.progress import Position
 from infssm.learner.scoring import SCORINGS
@@ -63,6 +65,7 @@ class Knowledge:
         trained: whether weights were trained on something that was taught.
         version: 0 before the first.
         parent: the version before, 0 for none.
+        own: the user's own module, where the model is one.
     """
 
     config: RunConfig
@@ -75,6 +78,7 @@ class Knowledge:
     trained: bool = False
     version: int = 0
     parent: int = 0
+    own: OwnModel | None = None
 
     @property
     def has_classes(self) -> bool:
@@ -100,18 +104,25 @@ class Knowledge:
         state = {
             "module": resting_weights(method, with_classifier=self.trained),
             "method": {**method.state_dict(), "head": None},  # a fitted head follows from its statistics
-            "held_out": None if self.held_out is None else self.held_out.state_dict(),
+            "held_out": self.held_out.state_dict() if self.held_out is not None and len(self.held_out.labels) else None,
             "calibration": None if self.calibration is None else self.calibration.state_dict(),
         }
         return versions.write(content, state, parent=parent)
 
     @classmethod
-    def read(cls, versions: Versions, number: int, device: str) -> tuple[Knowledge, float]:
+    def read(cls, versions: Versions, number: int, device: str, own: OwnModel | None = None) -> tuple[Knowledge, float]:
         """A stored version, and the share of samples that may be called unknown."""
         content = versions.content(number)
-        state = versions.state(content)
         config, facts = load_config(content["config"]), StreamFacts.from_json(content["facts"])
-        method, recipe = _opened(config, facts, device, state["module"], state["method"])
+        name = config.model.name
+        if name.startswith(OWN) and (own is None or type(own.module).__name__ != name.removeprefix(OWN)):
+            raise ConfigError(
+                f"the model of {versions.folder} is a module of its user, of class {name.removeprefix(OWN)}: give one "
+                "as infssm.Learner.load(folder, model=..., transform=...); its weights are in the folder"
+            )
+        own = own if name.startswith(OWN) else None
+        state = versions.state(content)
+        method, recipe = _opened(config, facts, device, state["module"], state["method"], own)
         held_out, calibration = state["held_out"], state["calibration"]
         knowledge = cls(
             config,
@@ -124,6 +135,7 @@ class Knowledge:
             bool(content["trained"]),
             number,
             int(content["parent"]),
+            own,
         )
         return knowledge, float(content["unknown"])
 
@@ -145,11 +157,14 @@ class Knowledge:
 
     def without(self, name: str, *, unknown: float) -> Knowledge:
         """What it would know had it never seen a class, but for trained weights."""
-        method, facts = self.taught()
+        known, facts = self.taught()
         label, fewer = facts.classes.index(name), facts.without(facts.classes.index(name))
+        device, weights = str(known.context.device), resting_weights(known, with_classifier=self.trained)
+        # A copy forgets: this one stays as it is, for who predicts with it, and in case that nothing can be written.
+        method, _ = _opened(self.config, facts, device, weights, {**known.state_dict(), "head": None}, self.own)
         for component in method.components:
             component.forget(label)
-        state, weights = method.state_dict(), resting_weights(method, with_classifier=self.trained)
+        state = method.state_dict()
         place = f".{find_classifier(unwrap(method.module)).name}."
         for tensors in filter(None, (weights, state["old"])):
             for key, value in tensors.items():
@@ -158,7 +173,7 @@ class Knowledge:
         past = sum(fewer.task_sizes[:-1])
         block = [past if fewer.task_sizes[-1] else 0, len(fewer.classes)]
         state["task"] = {"index": len(fewer.task_sizes) - 1, "classes": block, "past": past}
-        grown, recipe = _opened(self.config, fewer, str(method.context.device), weights, {**state, "head": None})
+        grown, recipe = _opened(self.config, fewer, device, weights, {**state, "head": None}, self.own)
         lessons = [replace(one, samples={k: n for k, n in one.samples.items() if k != name}) for one in self.history]
         held_out = None if self.held_out is None else self.held_out.without(label)
         rest = replace(
@@ -192,6 +207,19 @@ class Knowledge:
         if self.calibration is None:
             return logits, logits.softmax(1), torch.ones_like(logits[:, 0], dtype=torch.bool)
         return logits, self.calibration.probabilities(logits), self.calibration.known(logits, distances)
+
+    @torch.no_grad()
+    def predictions(self, rows: Tensor) -> list[Prediction]:
+        """What it says of features ``[b, d]``."""
+        _, facts = self.taught()
+        logits, shares, known = self.judge(rows)
+        if not bool(logits.amax(1).isfinite().all()):
+            raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
+        order, found = shares.argsort(dim=1, descending=True, stable=True), []
+        for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known.tolist(), strict=True):
+            ranking = {facts.classes[k]: share[k] for k in ranks}
+            found.append(Prediction(facts.classes[ranks[0]], share[ranks[0]], ranking, familiar))
+        return found
 
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
@@ -237,10 +265,15 @@ def resting_weights(method: Method, *, with_classifier: bool) -> dict[str, Tenso
 
 
 def _opened(
-    config: RunConfig, facts: StreamFacts, device: str, weights: Mapping[str, Tensor], state: Mapping[str, Any]
+    config: RunConfig,
+    facts: StreamFacts,
+    device: str,
+    weights: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    own: OwnModel | None = None,
 ) -> tuple[Method, Recipe | None]:
     """Method and recipe with a stored state, ready to predict."""
-    method, recipe = build_learner(config, facts, torch.device(device), weights=False)
+    method, recipe = build_learner(config, facts, torch.device(device), weights=False, own=own)
     method.grow_from(state, {**method.module.state_dict(), **weights})
     if isinstance(method.head, FittedHead):
         method.head.refit()

@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import math
 import os
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from infssm._seeding import seed_all
 from infssm.data import ImageFacts, SequenceFacts, Task, in_bands
 from infssm.errors import ConfigError, DataError
-from infssm.learner.calibration import HeldOut, held_out_scores
+from infssm.learner.calibration import held_out_scores
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.fitting import model_settings
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.config.resolve import resolve, task0_config
-from infssm.learner.devices import launch
+from infssm.learner.config.resolve import resolve
 from infssm.learner.evaluate import Evaluation
 from infssm.learner.events import Control, Listener
 from infssm.learner.knowledge import Knowledge, Lesson
-from infssm.learner.loop import Loop, weights_of
-from infssm.learner.metrics import AccuracyMatrix, Confusion
+from infssm.learner.lessons import bits_of, examine, sample_counts, teach
+from infssm.learner.metrics import Confusion
+from infssm.learner.modeling import OWN, OwnModel
 from infssm.learner.predict import Prediction, TrainedClassifier, load_classifier
-from infssm.learner.reading import SampleLike
-from infssm.learner.saving.progress import Position, Progress
-from infssm.learner.scoring import TokenScoring
-from infssm.learner.setup import Setup, known_facts, make_setup
+from infssm.learner.reading import SampleLike, token_input
+from infssm.learner.setup import Setup
 from infssm.learner.shift import Shift, shift
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
-from infssm.learner.teaching import TaughtTask, as_dataset, as_task, fitting, from_stream
+from infssm.learner.streaming import Stream
+from infssm.learner.teaching import TaughtTask, as_dataset, as_task, fitting, for_testing, from_stream
 from infssm.methods import parse_name
+from infssm.models.features import find_classifier
+from infssm.models.generate import generate
 from infssm.models.pretrained import PACKAGED_FOR
-from infssm.ssm import logits_of
+from infssm.ssm import unwrap
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _KEPT = 20
 """Versions that are kept: the current one and those before it."""
@@ -61,7 +66,10 @@ class Learner:
     it had never been there. With a method that trains the backbone, each lesson is a task as in ``infssm run``.
 
     Args:
-        model: name of a model; None chooses one that fits the first data.
+        model: name of a model; None chooses one that fits the first data. Or a module of your own, with a classifier
+            named ``head``, ``classifier``, ``score`` or ``fc``, which is replaced by one of the classes taught. The
+            folder holds its weights, not its code: give the module again to :meth:`load`.
+        transform: of a module of your own, from a PIL image to its input ``[channels, height, width]``.
         weights: file or name of pre-trained weights. A frozen backbone stays as they are; without them the first
             lesson trains it.
         method: as for ``infssm run``; see ``infssm list methods``.
@@ -73,8 +81,9 @@ class Learner:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | nn.Module | None = None,
         *,
+        transform: Callable[[Image], Tensor] | None = None,
         weights: str | os.PathLike[str] | None = None,
         method: str = "frozen+gda",
         folder: str | os.PathLike[str] | None = None,
@@ -84,32 +93,45 @@ class Learner:
     ) -> None:
         if not 0 < unknown < 1:
             raise ConfigError(f"unknown={unknown} must lie between 0 and 1: it is a share of samples")
-        given = merge({"method": {"name": method}, "seed": seed}, dict(settings or {}))
-        if model is not None:
-            given = merge(given, {"model": {"name": model}})
-        self._samples: ImageFacts | None = None
+        own, self._samples = _own(model, transform), None
+        if own is not None and weights is not None:
+            raise ConfigError("a module of your own has its weights: load them into it, and leave weights out")
+        name = model if own is None else f"{OWN}{type(own.module).__name__}"
+        chosen = {} if name is None else {"name": name}
         if weights is not None:
-            given = merge(given, {"model": {"weights": os.fspath(weights)}})
-            if str(weights) in PACKAGED_FOR:  # nobody should have to look up what they were trained on
-                own, (channels, size) = PACKAGED_FOR[str(weights)]
-                given = merge({"model": own, "data": {"image_size": size}}, given)
-                self._samples = ImageFacts(str(weights), channels, size, size)
-            if parse_name(method).base.freezes:
-                given = merge({"train": {"task0": "skip"}}, given)
+            chosen["weights"] = os.fspath(weights)
+        # In this order: a name that is merged later would drop the options of the model that it replaces.
+        given = merge({"method": {"name": method}, "model": chosen, "seed": seed}, dict(settings or {}))
+        if str(weights) in PACKAGED_FOR:  # nobody should have to look up what they were trained on
+            options, (channels, size) = PACKAGED_FOR[str(weights)]
+            given = merge({"model": options, "data": {"image_size": size}}, given)
+            self._samples = ImageFacts(str(weights), channels, size, size)
+        if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
+            given = merge({"train": {"task0": "skip"}}, given)
         self._given, self._unknown, self._device = given, unknown, "cpu"
-        self._now = Knowledge(load_config(given))
+        self._now = Knowledge(load_config(given), own=own)
         self.folder = None if folder is None else _free(Path(folder))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, version: int | None = None, device: str = "cpu") -> Learner:
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        device: str = "cpu",
+        model: nn.Module | None = None,
+        transform: Callable[[Image], Tensor] | None = None,
+    ) -> Learner:
         """Open a learner, or a run of ``infssm run``, which can be taught more.
 
         Args:
             folder: of the learner or run.
             version: an older version of it; the current one by default.
             device: where to compute.
+            model: the module that the learner was made of, where it is one of your own, and
+            transform: its transform.
         """
-        learner = cls()
+        learner = cls(model, transform=transform)
         learner.folder, learner._device, learner._unknown = Path(folder), device, 0.05
         versions = Versions(learner.folder)
         if versions.exists:
@@ -138,7 +160,7 @@ class Learner:
         facts = self._now.facts
         if facts is None:
             return ()
-        return facts.classes if self._now.has_classes else facts.domains
+        return facts.classes if self._now.has_classes else tuple(dict.fromkeys(facts.domains))
 
     @property
     def history(self) -> tuple[Lesson, ...]:
@@ -198,17 +220,10 @@ class Learner:
         with self._alone():
             now = self._now
             taught, config, title = self._next_task(data, labels, name)
-            with _threads(config):
-                setup, trained = self._teach(config, taught, listen or (lambda _: None), control or Control())
-            now = replace(now, config=config, facts=taught.facts, method=setup.method, recipe=setup.recipe)
-            now, score = self._examined(replace(now, trained=now.trained or trained), setup, taught)
-            lesson = Lesson(
-                title,
-                datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                _counts(taught),
-                score,
-                round(time.monotonic() - started, 3),
-            )
+            now, setup = teach(now, config, taught, self._device, listen or (lambda _: None), control or Control())
+            now, score = examine(now, setup, taught, self._unknown)
+            over = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            lesson = Lesson(title, over, sample_counts(taught), score, round(time.monotonic() - started, 3))
             self._change(replace(now, history=(*now.history, lesson)))
         return lesson
 
@@ -218,10 +233,10 @@ class Learner:
         if isinstance(data, Task):
             config = config if facts is not None else resolve(load_config(self._given))
             return from_stream(data, facts), config, name or f"task {data.index + 1}"
-        dataset = as_dataset(data, labels)
+        dataset = as_dataset(data, labels, config.data)
         if name is None:
             path = isinstance(data, (str, os.PathLike)) and labels is None
-            name = Path(data).name if path else f"lesson {len(self.history) + 1}"
+            name = Path(data).name.rpartition(":")[2] if path else f"lesson {len(self.history) + 1}"
         samples = (self._samples or dataset.facts) if facts is None else facts.samples
         if facts is None:
             model = self._given.get("model", {})
@@ -231,52 +246,6 @@ class Learner:
                 samples = in_bands(dataset, config.data.bands).facts
         dataset = fitting(dataset, samples, self._now.recipe)
         return as_task(dataset, facts, name, samples=samples), config, name
-
-    def _teach(self, config: RunConfig, taught: TaughtTask, listen: Listener, control: Control) -> tuple[Setup, bool]:
-        """Build model and method for all classes, old and new, and learn the task; whether weights were trained."""
-        task, before = taught.task, self._now.method
-        _check_method(config, taught)
-        facts, device = known_facts(config, taught.facts, task.index), torch.device(self._device)
-        with tempfile.TemporaryDirectory() as folder:
-            task0 = None
-            if before is None and config.train.task0 == "plain":
-                plain = make_setup(task0_config(config), taught, facts, device)
-                launch(plain.config.train, _train, plain, task, listen, control)
-                task0 = Path(folder) / "task0.safetensors"
-                task0.write_bytes(weights_of(plain.method.weights()))
-            setup = make_setup(config, taught, facts, device, weights=before is None, task0=task0)
-        if before is not None:
-            setup.method.grow_from(before.state_dict(), before.module.state_dict())
-        method, epochs = setup.method, setup.epochs(task.index)
-        if epochs:
-            launch(config.train, _train, setup, task, listen, control)
-        else:
-            seed_all(config.seed, task.index, "begin")
-            method.module.train()
-            method.begin_task(task, setup.statistics_loader(task))
-        seed_all(config.seed, task.index, "end")
-        images = setup.plain_loader(taught.everything or task)
-        method.end_task(task, setup.statistics_loader(task), images)
-        method.module.eval()
-        return setup, bool(epochs) or task0 is not None
-
-    @torch.no_grad()
-    def _examined(self, now: Knowledge, setup: Setup, taught: TaughtTask) -> tuple[Knowledge, float | None]:
-        """Calibrate on the held-out samples of all lessons; how right the model is on those of the classes taught."""
-        task, head = taught.task, setup.method.head
-        if not now.has_classes:
-            return now, _bits(setup, task) if len(task.val) else None
-        held_out = now.held_out
-        if not (setup.method.base.freezes or head.fitted):
-            held_out = None  # features of earlier lessons are those of another backbone
-        if taught.everything is None or not len(task.val):
-            return now.calibrated(held_out, unknown=self._unknown), None
-        rows, labels = now.features_of(setup.eval_loader(task, "val"))
-        held_out = (held_out or HeldOut.empty(rows.shape[1])).after_task(head, rows, labels)
-        asked = torch.isin(held_out.labels, labels)
-        logits, _ = held_out_scores(head, held_out, asked)
-        right = logits.cpu().argmax(1) == held_out.labels[asked]
-        return now.calibrated(held_out, unknown=self._unknown), float(right.double().mean())
 
     # Using it.
 
@@ -294,32 +263,82 @@ class Learner:
         """
         if not isinstance(samples, list):
             return self.predict([samples], batch_size=batch_size)[0]
-        now, classifier, found = self._now, self.classifier, []
+        now, classifier, found = self._now, self.classifier, list[Prediction]()
         for start in range(0, len(samples), batch_size):
-            x = classifier.transform(samples[start : start + batch_size])
-            logits, shares, known = now.judge(now.features(x))
-            if not bool(logits.amax(1).isfinite().all()):
-                raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
-            order = shares.argsort(dim=1, descending=True, stable=True)
-            for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known.tolist(), strict=True):
-                ranking = {classifier.classes[k]: share[k] for k in ranks}
-                found.append(Prediction(classifier.classes[ranks[0]], share[ranks[0]], ranking, familiar))
+            found += now.predictions(now.features(classifier.transform(samples[start : start + batch_size])))
         return found
 
-    def evaluate(self, data: Any, labels: Any = None) -> Evaluation:
-        """Accuracy, in all and of each class, and confusions on data in any form that :meth:`learn` takes."""
+    def stream(self) -> Stream[Prediction]:
+        """Predictions on a sound or series while it arrives, chunk by chunk, in constant memory.
+
+        ```python
+        stream = learner.stream()
+        for chunk in chunks:
+            prediction = stream.push(chunk)
+        ```
+
+        For causal models (Mamba, Mamba-2, S4D). Later lessons do not change a stream that has begun.
+        """
+        now, classifier = self._now, self.classifier
+        bare = copy.copy(unwrap(classifier.model))  # shares all layers but the classifier, which lets features through
+        place = find_classifier(bare)
+        if place.owner is bare and not isinstance(classifier.samples, ImageFacts):
+            bare._modules = {**bare._modules, place.name: nn.Identity()}
+        return Stream(bare, classifier.samples, lambda rows: now.predictions(rows.float())[0])
+
+    @overload
+    def generate(
+        self, prompt: str, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
+    ) -> str: ...
+    @overload
+    def generate(
+        self, prompt: Tensor, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
+    ) -> Tensor: ...
+    def generate(
+        self,
+        prompt: str | Tensor,
+        length: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        *,
+        seed: int | None = None,
+    ) -> str | Tensor:
+        """Continue a text with a language model, in constant time per token; the prompt is part of the result.
+
+        Args:
+            prompt: text, where the tokens are bytes; or ids ``[tokens]`` or ``[batch, tokens]``.
+            length: tokens to generate.
+            temperature: divides the logits; 0 takes the most probable token.
+            top_p: sample among the most probable tokens that together have this probability.
+            seed: of the random draws; None draws differently every time.
+        """
         method, facts = self._now.taught()
-        if not self._now.has_classes:
-            raise ConfigError("a language model has no classes to test: its history has the bits per byte of each text")
-        dataset = fitting(as_dataset(data, labels), facts.samples, self._now.recipe)
-        if unknown := sorted(set(dataset.classes) - set(facts.classes)):
+        if self._now.has_classes or not isinstance(facts.samples, SequenceFacts):
+            raise ConfigError(f"{self.modality} have classes: a language model generates, use predict")
+        ids = token_input(prompt, facts.samples)
+        draws = None if seed is None else torch.Generator().manual_seed(seed)
+        found = generate(unwrap(method.module), ids, length, temperature, top_p, draws).cpu()
+        if isinstance(prompt, str):
+            return bytes(found[0].tolist()).decode("utf-8", "replace")
+        return found if prompt.ndim == 2 else found[0]
+
+    def evaluate(self, data: Any, labels: Any = None) -> Evaluation:
+        """Accuracy, in all and of each class, and confusions on data in any form that :meth:`learn` takes.
+
+        Of data with an official test part that part alone is used; of a language model, bits of text are measured.
+        """
+        method, facts = self._now.taught()
+        dataset = fitting(as_dataset(data, labels, self.config.data), facts.samples, self._now.recipe)
+        if self._now.has_classes and (unknown := sorted(set(dataset.classes) - set(facts.classes))):
             raise DataError(
                 f"the learner does not know the class {unknown[0]!r}: teach it, or leave it out of the test"
             )
-        taught = as_task(dataset, facts, "test", samples=facts.samples)
-        setup = Setup(self.config, taught, facts, self._now.recipe, None, method)
-        assert taught.everything is not None
-        rows, truth = self._now.features_of(setup.plain_loader(taught.everything))
+        test = for_testing(dataset, facts)
+        setup = Setup(self.config, test, facts, self._now.recipe, None, method)
+        if not self._now.has_classes:
+            nothing = Confusion(np.zeros((0, 0), dtype=np.int64), (), ())
+            return Evaluation(math.nan, {}, nothing, math.nan, bits_of(setup, test.task, "test"))
+        rows, truth = self._now.features_of(setup.eval_loader(test.task, "test"))
         logits, _, known = self._now.judge(rows)
         predicted, count = logits.argmax(1), len(facts.classes)
         table = torch.bincount(truth * count + predicted, minlength=count * count).view(count, count)
@@ -364,6 +383,8 @@ class Learner:
             for name in dict.fromkeys(classes):
                 now = now.without(name, unknown=self._unknown)
             self._change(now, only=not keep_versions)
+        if self.folder is not None and RunDirectory(self.folder).is_run:
+            return "removed from the learner; the files of the run it continues (weights, checkpoints) still hold them"
         if now.trained:
             return "removed from the head, the statistics and the buffers; the weights were trained on samples of them"
         return "nothing computed from them remains"
@@ -402,7 +423,7 @@ class Learner:
             yield
 
     def _open(self, versions: Versions, number: int) -> None:
-        self._now, self._unknown = Knowledge.read(versions, number, self._device)
+        self._now, self._unknown = Knowledge.read(versions, number, self._device, self._now.own)
 
     def _change(self, now: Knowledge, *, only: bool = False) -> None:
         """Store what is known now as a new version and take it over; ``only`` removes the versions before."""
@@ -410,13 +431,15 @@ class Learner:
             self._now = replace(now, version=self._now.version + 1)
             return
         versions, parent = Versions(self.folder), 0 if only else self._now.version
+        if not only and not versions.exists and self._now.method is not None:  # a run, to which undo returns
+            parent = self._now.write(versions, unknown=self._unknown, parent=0)
         number = now.write(versions, unknown=self._unknown, parent=parent)
         versions.keep_only({number} if only else set(versions.lineage(number)[:_KEPT]))
         self._now = replace(now, version=number, parent=parent)
 
 
 def load(
-    folder: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu"
+    folder: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu", **own: Any
 ) -> Learner | TrainedClassifier:
     """Open a learner, or the model of a run, to classify images, sounds or series.
 
@@ -429,9 +452,10 @@ def load(
         folder: of a learner or a run.
         task: of a run, the model as it was after this task (0-based); the last one by default.
         device: where to compute.
+        **own: ``model`` and ``transform`` of a learner that was made of a module of your own.
     """
     if task is None and Versions(Path(folder)).exists:
-        return Learner.load(folder, device=device)
+        return Learner.load(folder, device=device, **own)
     return load_classifier(folder, task=task, device=device)
 
 
@@ -441,55 +465,10 @@ def _free(folder: Path) -> Path:
     return folder
 
 
-def _check_method(config: RunConfig, taught: TaughtTask) -> None:
-    """Raise for a method that cannot learn what is taught."""
-    for component in parse_name(config.method.name).classes:
-        if component.needs_total is not None and config.model.classes == "all" and taught.task.index == 0:
-            raise ConfigError(
-                f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
-                "another method, or use it with `infssm run`"
-            )
-        if taught.task.past and taught.task.classes.start == 0 and not component.supports_domains:
-            raise ConfigError(f"{component.name} cannot learn more samples of known classes: teach new classes alone")
-
-
-def _train(fabric: Any, setup: Setup, task: Task, listen: Listener, control: Control) -> None:
-    """Train one task as a run does, without its checkpoints: the version before is what remains of a failure."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory(folder)
-        run.make()
-        progress = Progress(Position(task=task.index), AccuracyMatrix(1, setup.measure))
-        loop = Loop(fabric, setup, progress, run, None, listen, control)
-        loop.begin_task(task)
-        loop.train_task(task, setup.epochs(task.index))
-
-
-@contextlib.contextmanager
-def _threads(config: RunConfig) -> Iterator[None]:
-    """Compute with the number of threads that the settings have: sums depend on it in their last digits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.train.threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _counts(taught: TaughtTask) -> dict[str, int]:
-    """Samples of each class that is taught, held-out ones included; of language of the domain."""
-    task = taught.task
-    rows = torch.cat([part.labels for part in (task.train, task.val)])
-    indices = [index for part in (task.train, task.val) for index in part.indices.tolist()]
-    if taught.domains:
-        return {taught.domains[-1]: len(set(indices))}
-    labels = dict(zip(indices, rows.tolist(), strict=True))
-    counts = Counter(labels.values())
-    return {taught.facts.classes[label]: counts[label] for label in sorted(counts)}
-
-
-@torch.no_grad()
-def _bits(setup: Setup, task: Task) -> float:
-    """Bits per byte of the task's held-out text, per token where the bytes are unknown."""
-    scoring, module = TokenScoring(task, setup.facts.num_outputs), setup.method.module
-    counts = [scoring.counts(logits_of(module(batch.x)), batch) for batch in setup.eval_loader(task, "val")]
-    return scoring.score(torch.stack(counts).sum(0)).value
+def _own(model: str | nn.Module | None, transform: Callable[[Image], Tensor] | None) -> OwnModel | None:
+    if isinstance(model, nn.Module):
+        find_classifier(model)
+        return OwnModel(model, transform)
+    if transform is not None:
+        raise ConfigError("transform is for a module of your own: a model of the package has its own preprocessing")
+    return None

@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from infssm.data import StreamFacts
+from infssm.data import PerImageRecipe, StreamFacts
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import ModelConfig
 from infssm.models import create_model, kinds_of_model, list_models
+from infssm.models.features import find_classifier
 from infssm.models.hub import HubModel, hub_model, is_hub
 from infssm.ssm.accelerate import accelerate
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+OWN = "own:"
+"""What the name of a user's own module begins with in the settings; the name of its class follows."""
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A user's own module. Its weights are stored with a learner, its code is not, so it is given again to load it.
+
+    Attributes:
+        module: as it was given; it is never changed.
+        transform: from a PIL image to model input ``[channels, height, width]``; None for that of the package, and for
+            sequences.
+    """
+
+    module: nn.Module
+    transform: Callable[[Image], Tensor] | None = None
+
+    def build(self, num_outputs: int) -> nn.Module:
+        """A copy whose classifier has so many outputs, freshly initialized."""
+        model = copy.deepcopy(self.module)
+        place = find_classifier(model)
+        like = next(model.parameters())
+        place.replace(nn.Linear(place.in_features, num_outputs, device=like.device, dtype=like.dtype))
+        return model
+
+    def recipe(self, channels: int) -> PerImageRecipe | None:
+        """The transform as a recipe, in training and in evaluation; None without one."""
+        if self.transform is None:
+            return None
+        from PIL import Image as pil
+
+        found = self.transform(pil.new("RGB" if channels == 3 else "L", (64, 64)))
+        if not isinstance(found, Tensor) or found.ndim != 3 or found.dtype != torch.float32:
+            what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(
+                f"transform must make float32 [channels, height, width] of a PIL image, and it makes {what}"
+            )
+        size = max(found.shape[1:])
+        return PerImageRecipe(self.transform, self.transform, size=size, raw_size=size)
 
 
 def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True) -> nn.Module:

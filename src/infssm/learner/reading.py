@@ -17,8 +17,9 @@ from infssm.data import FileImages, ImageFacts, PerImageRecipe, Recipe, Sequence
 from infssm.data.audio import read_sound
 from infssm.data.images import to_raw, to_rgb
 from infssm.data.npz import read_npz
+from infssm.data.sets.text import BYTES
 from infssm.data.spectra import log_energies, mel_bank
-from infssm.errors import DataError
+from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -107,6 +108,18 @@ def sound_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
     if sound.ndim != 1 or not len(sound):
         raise DataError(f"a sound must be numbers [samples], got {list(sound.shape)}")
     return _finite(sound)
+
+
+def token_input(prompt: str | Tensor, facts: SequenceFacts) -> Tensor:
+    """Text, or ids ``[tokens]`` or ``[batch, tokens]``, as ids int64 ``[batch, tokens]`` of a language model."""
+    if not isinstance(prompt, str):
+        flat = sequence_input(prompt.flatten(), facts)
+        return flat.view(prompt.shape) if prompt.ndim == 2 else flat[None]
+    if facts.width != BYTES:
+        raise ConfigError(f"the model has {facts.width} tokens of a tokenizer: encode the text, and give ids [tokens]")
+    if not prompt:
+        raise DataError("the prompt is empty: give at least one character")
+    return torch.tensor([list(prompt.encode())])
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ from infssm.data.recipes import Mixing, Recipe
 from infssm.errors import CheckpointError, ConfigError, MissingDataError
 from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig
 from infssm.learner.metrics import Measure
-from infssm.learner.modeling import any_model, build_model
+from infssm.learner.modeling import OwnModel, any_model, build_model
 from infssm.learner.scoring import scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
@@ -239,9 +239,10 @@ def make_setup(
     *,
     weights: bool = True,
     task0: Path | None = None,
+    own: OwnModel | None = None,
 ) -> Setup:
-    """Build model and method for what is known of a stream; see :func:`build`."""
-    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0)
+    """Build model and method for what is known of a stream; see :func:`build`. ``own`` is a user's own module."""
+    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0, own=own)
     return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
 
 
@@ -259,18 +260,25 @@ def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mix
 
 
 def build_learner(
-    config: RunConfig, facts: StreamFacts, device: torch.device, *, weights: bool = True, task0: Path | None = None
+    config: RunConfig,
+    facts: StreamFacts,
+    device: torch.device,
+    *,
+    weights: bool = True,
+    task0: Path | None = None,
+    own: OwnModel | None = None,
 ) -> tuple[Method, Recipe | None]:
     """The method with its model, and the recipe of its images; the data need not be there."""
     data, train = config.data, config.train
     check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
     seed_all(config.seed, "model")
-    model = build_model(config.model, facts, weights=weights)
-    recipe = transforms = None
+    model = build_model(config.model, facts, weights=weights) if own is None else own.build(facts.num_outputs)
+    recipe: Recipe | None = None
+    transforms = None
     if facts.modality.augmented:
-        own, other = getattr(model, "img_size", (None, None))  # pixels of the images that the model was made for
-        size = own if data.recipe == "deit" and own == other else None
-        recipe = make_recipe(
+        height, width = getattr(model, "img_size", (None, None))  # pixels of the images that the model was made for
+        size = height if data.recipe == "deit" and height == width else None
+        recipe = (own and own.recipe(facts.images.channels)) or make_recipe(
             data.recipe,
             facts.images,
             size=data.image_size or size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from infssm.data.sequences import ArraySequences
 from infssm.data.stream import TaskData, TaskStream
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import held_out_rows
+from infssm.learner.config.fields import DataConfig
 from infssm.learner.reading import open_image
 
 
@@ -66,7 +68,7 @@ class TaughtTask(TaskStream):
         raise ConfigError(f"joint training needs the data of all tasks, and those before {index} are no longer there")
 
 
-def as_dataset(data: Any, labels: Any = None) -> Dataset:
+def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None) -> Dataset:
     """A data set of what a user has: a name or path, samples with labels, a data set or a loader of torch.
 
     Args:
@@ -74,11 +76,14 @@ def as_dataset(data: Any, labels: Any = None) -> Dataset:
             height, width]`` or ``[n, height, width, 3]``, series ``[n, time, width]``, or a list of files, PIL images
             or arrays; or a map-style data set or a loader of torch that yields ``(x, label)``.
         labels: names or numbers, one per sample, or one for all.
+        settings: where data sets are, and the options with which text is read.
     """
     if isinstance(data, Dataset):
         return data
     if isinstance(data, (str, os.PathLike)) and labels is None:
-        return require_readable(load_dataset(os.fspath(data)))
+        name, root = os.fspath(data), None if settings is None else settings.root
+        options = settings.options if settings is not None and name.startswith("text:") else {}
+        return require_readable(load_dataset(name, root, **options))
     if isinstance(data, (str, os.PathLike)):
         data = [data]
     if labels is None:
@@ -183,21 +188,48 @@ def as_task(
     classes = (*known, *new)
     label_of = np.array([classes.index(label) for label in dataset.classes], dtype=np.int64)
     labels = label_of[dataset.labels]
-    counts = np.bincount(labels, minlength=len(classes))
+    whole = np.arange(len(labels) - dataset.num_test)  # an official test part is not taught
+    counts = np.bincount(labels[whole], minlength=len(classes))
     if few := [label for label in new if counts[classes.index(label)] < 2]:
-        raise DataError(f"{few[0]!r} has one sample: a new class needs two or more, one of them to test itself on")
-    whole = np.arange(len(labels))
-    held = held_out_rows(torch.from_numpy(labels)).numpy()
+        number = counts[classes.index(few[0])]
+        raise DataError(
+            f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs two or more, one of "
+            "them to test itself on"
+        )
+    held = held_out_rows(torch.from_numpy(labels[whole])).numpy()
     train, val, test, everything = (
         TaskData(dataset, rows, torch.from_numpy(labels[rows]))
-        for rows in (np.delete(whole, held), held, whole[:0], whole)
+        for rows in (np.delete(whole, held), held, np.arange(len(whole), len(labels)), whole)
     )
-    index = 0 if facts is None else len(facts.task_sizes)
-    fresh = len(new) == len(dataset.classes)
+    before = StreamFacts(samples, (), ()) if facts is None else facts
+    domains = (*before.domains, name) if before.domains else ()
+    fresh = len(new) == len(dataset.classes) and not domains
     block = range(len(known), len(classes)) if fresh else range(len(classes))
-    sizes = (*(() if facts is None else facts.task_sizes), len(new))
-    task = Task(index, block, index + 1, len(classes), train, val, test, class_names=classes, past=len(known))
-    return TaughtTask(task, StreamFacts(samples, classes, sizes), replace(task, train=everything))
+    sizes, index = (*before.task_sizes, len(classes) if domains else len(new)), len(before.task_sizes)
+    task = Task(
+        index,
+        block,
+        index + 1,
+        len(classes),
+        train,
+        val,
+        test,
+        class_names=classes,
+        past=len(known),
+        domain=name if domains else "",
+    )
+    return TaughtTask(task, StreamFacts(samples, classes, sizes, domains), replace(task, train=everything))
+
+
+def for_testing(dataset: Dataset, facts: StreamFacts) -> TaughtTask:
+    """A data set to test a learner on that knows all its classes: its official test part, else all of it."""
+    rows = np.arange(len(dataset) - (dataset.num_test or len(dataset)), len(dataset))
+    labels = np.zeros(len(dataset), dtype=np.int64)
+    if dataset.modality.by == "class":
+        labels = np.array([facts.classes.index(label) for label in dataset.classes])[dataset.labels]
+    none, test = (TaskData(dataset, part, torch.from_numpy(labels[part])) for part in (rows[:0], rows))
+    index, outputs = len(facts.task_sizes) - 1, facts.num_outputs
+    return TaughtTask(Task(index, range(outputs), index + 1, outputs, none, none, test), facts)
 
 
 def _domain_task(
@@ -230,10 +262,14 @@ def from_stream(task: Task, facts: StreamFacts | None) -> TaughtTask:
 
 def _check_names(known: Sequence[str], taught: Sequence[str]) -> None:
     """Refuse names that nobody could tell apart, or that are paths."""
-    spelling = {label.casefold(): label for label in known}
+
+    def spelt(label: str) -> str:
+        return unicodedata.normalize("NFKC", label).casefold()
+
+    spelling = {spelt(label): label for label in known}
     for label in taught:
         if not label.strip() or label != label.strip() or "/" in label or "\\" in label or label in (".", ".."):
             raise DataError(f"{label!r} is not a name for a class: use one without slashes or spaces around it")
-        other = spelling.setdefault(label.casefold(), label)
+        other = spelling.setdefault(spelt(label), label)
         if other != label:
-            raise DataError(f"the classes {other!r} and {label!r} differ in case alone: use one spelling")
+            raise DataError(f"the classes {other!r} and {label!r} differ in case or accents' encoding alone: use one")

@@ -1,6 +1,7 @@
 """State spaces: their Gram matrices and distances, recording them from any model, probes of other libraries' layers."""
 
 from infssm.ssm import probes as _probes  # noqa: F401  (registers the built-in probes)
+from infssm.ssm.compression import compress
 from infssm.ssm.coverage import Coverage, LayerCoverage, coverage
 from infssm.ssm.distances import describe_distance, distance, list_distances, principal_angles, register_distance
 from infssm.ssm.gramian import gram, gram_dense
@@ -22,6 +23,7 @@ __all__ = [
     "StateOptions",
     "StateRecord",
     "StateSpace",
+    "compress",
     "coverage",
     "describe_distance",
     "describe_probe",

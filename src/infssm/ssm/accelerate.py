@@ -1,4 +1,4 @@
-"""transformers' Mamba mixers on our operations: `accelerate` swaps a mixer's class for a subclass with our forward."""
+"""Mamba mixers of transformers and MambaVision on our operations: `accelerate` swaps in a subclass with our forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infssm.errors import ConfigError, NoSSMLayersError
 from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import at_least_float32, beside_checkpoint
 from infssm.ops import ScanInputs, scan, scan_ssd
-from infssm.ssm.probes import transformers_mamba, transformers_mamba2
+from infssm.ssm.probes import mambavision, transformers_mamba, transformers_mamba2
 from infssm.ssm.probes.selective import activation, convolve, masked, packing, raw_states, ssd_inputs
 
 _MAMBA = {
@@ -131,9 +131,40 @@ class FastMamba2(Fast):
         return transformers_mamba2.parameters(self, which)
 
 
+class FastMambaVision(Fast):
+    """MambaVision's mixer, whose published forward needs a GPU."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
+        """hidden_states: [batch, tokens, width] -> the same shape."""
+        out: Tensor = self.out_proj(self.mix(hidden_states, None, None, None).to(hidden_states.dtype))
+        return out
+
+    def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:  # noqa: ARG002
+        """One selective scan; the other half of the channels passes beside it."""
+        mixer: Any = self
+        x, z = mixer.in_proj(hidden).chunk(2, dim=-1)
+        inputs = mambavision.scan_inputs(self, x)._replace(D=at_least_float32(mixer.D))
+        return torch.cat([self.run_scans([inputs])[0], mambavision.same_convolution(mixer.conv1d_z, z)], dim=-1)
+
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """The parameters that the layer's probe names."""
+        return mambavision.parameters(self, which)
+
+
+def _fast_vision(cls: type[nn.Module]) -> type[nn.Module]:
+    """The fast subclass of a MambaVision mixer, whose module has a name of its own for every set of weights."""
+    key = f"{cls.__module__}.{cls.__name__}"
+    if key not in _CLASSES:
+        body = {"original": cls, "__module__": __name__, "__doc__": "MambaVision's mixer on our scan."}
+        _CLASSES[key] = type("FastMambaVisionMixer", (FastMambaVision, cls), body)
+    return _CLASSES[key]
+
+
 def fast_class(cls: type[nn.Module]) -> type[nn.Module] | None:
-    """The fast subclass of exactly this transformers class, or None (a user's own subclass is left alone)."""
+    """The fast subclass of exactly this class, or None (a user's own subclass is left alone)."""
     name = cls.__name__
+    if name == "MambaVisionMixer" and cls.__module__.endswith(("mamba_vision", "modeling_mambavision")):
+        return _fast_vision(cls)
     for base, modules in ((FastMamba, _MAMBA), (FastMamba2, _MAMBA2)):
         if modules.get(name) == cls.__module__ and name not in _CLASSES:
             body = {"original": cls, "__module__": __name__, "__doc__": f"{name} on our scan."}
@@ -153,13 +184,13 @@ def __getattr__(name: str) -> Any:
 
 
 def accelerate(model: M) -> M:
-    """Run the model's Mamba, FalconMamba, Jamba and Mamba-2 style layers on our scan and convolution, in place.
+    """Run the model's Mamba, FalconMamba, Jamba, Mamba-2 style and MambaVision layers on our scan, in place.
 
     For CPUs, where transformers loops over the tokens in Python; on other devices keep its own kernels. Outputs are
     the same (to 1e-4), in training and inference; generation steps from a cache run the original code. Packed sequences
     (``seq_idx``, ``cu_seqlens``, ``position_ids`` that restart) stay apart in layers that are told of them. States are
-    then recorded by the same scan. Parameters, ``state_dict``, ``save_pretrained`` and pickling are as before;
-    :func:`restore` undoes it.
+    then recorded by the same scan. Parameters, ``state_dict`` and ``save_pretrained`` are as before, and all but
+    MambaVision can be pickled; :func:`restore` undoes it.
     """
     swapped = 0
     for module in model.modules():
@@ -168,7 +199,8 @@ def accelerate(model: M) -> M:
             swapped += 1
     if not swapped and not any(isinstance(module, Fast) for module in model.modules()):
         raise NoSSMLayersError(
-            f"{type(model).__name__} has no transformers layer to accelerate; known: {', '.join([*_MAMBA, *_MAMBA2])}"
+            f"{type(model).__name__} has no layer to accelerate; known: {', '.join([*_MAMBA, *_MAMBA2])}, "
+            "MambaVisionMixer"
         )
     return model
 

@@ -56,7 +56,7 @@ class _Samples(NamedTuple):
 
 
 def text_folder(path: Path, *, length: int = 256, tokenizer: str | None = None) -> Dataset:
-    """A folder with one folder of text files per domain.
+    """A folder with one folder of text files per domain, or with the files of a single domain.
 
     Args:
         path: the folder; every file below a domain's folder is read, sorted by name. Without a tokenizer, files may
@@ -68,7 +68,10 @@ def text_folder(path: Path, *, length: int = 256, tokenizer: str | None = None) 
     if not path.is_dir():
         raise DataError(f"no folder {path}: give one with a folder of text files per domain")
     files: list[tuple[str, Path]] = []
-    for domain in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+    domains = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not domains and any(entry.is_file() and not entry.name.startswith(".") for entry in path.iterdir()):
+        domains = [path]
+    for domain in domains:
         below = sorted(file for file in domain.rglob("*") if file.is_file() and not file.name.startswith("."))
         if not below:
             raise DataError(f"the domain {domain} holds no files")

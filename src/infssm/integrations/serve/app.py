@@ -27,6 +27,7 @@ from infssm.integrations.serve.limits import Limits
 from infssm.integrations.serve.uploads import Sample, store
 from infssm.learner import Learner, Lesson
 from infssm.learner.events import Control, Listener
+from infssm.learner.reading import SampleLike
 
 
 class Problem(BaseModel):
@@ -103,7 +104,6 @@ def create_app(
     )
     app.add_middleware(Guard, host=host, token=token, limits=limits)
     app.add_exception_handler(RequestValidationError, _validation_problem)
-    app.add_exception_handler(Exception, _defect)
 
     @contextlib.asynccontextmanager
     async def form_of(request: Request) -> AsyncIterator[FormData]:
@@ -154,8 +154,9 @@ def create_app(
                 current = service.learner  # the one reference that this response uses
                 if not current.classes:
                     raise HTTPException(409, "the learner knows no class yet: teach it one first")
+                paths: list[SampleLike] = [sample.path for sample in samples]
                 try:
-                    found = await run_sync(current.predict, [sample.path for sample in samples], limiter=predicting)
+                    found = await run_sync(lambda: current.predict(paths), limiter=predicting)
                 except InfssmError as error:
                     raise HTTPException(422, _with_names(error, samples)) from None
         return Predictions(
@@ -253,7 +254,3 @@ async def _validation_problem(request: Request, error: Exception) -> JSONRespons
     assert isinstance(error, RequestValidationError)
     lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     return JSONResponse({"detail": "; ".join(lines)}, 422)
-
-
-async def _defect(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - a handler's signature
-    return JSONResponse({"detail": f"{type(error).__name__}: see the server's output"}, 500)

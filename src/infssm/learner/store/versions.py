@@ -145,9 +145,8 @@ class Versions:
             unfinished = path.name.endswith(".writing") and _DIGEST.match(path.name.lstrip("."))
             if unfinished or (_DIGEST.fullmatch(path.name) and path.name not in used):
                 path.unlink(missing_ok=True)
-        for path in self.folder.glob("tensors/*"):
-            with contextlib.suppress(OSError):  # not empty, or not a folder
-                path.rmdir()
+                with contextlib.suppress(OSError):  # not empty
+                    path.parent.rmdir()
 
     def _path(self, number: int) -> Path:
         return self.folder / "versions" / f"{number:06}.json"

@@ -185,7 +185,8 @@ class FittedHead(Head):
     @property
     def num_features(self) -> int:
         """Width d of the features that it is fitted to."""
-        width = self.classifier.in_features
+        width = getattr(self._trained, "in_features", None)  # a fitted module in its place need not tell
+        width = self.classifier.in_features if width is None else width
         return width if self.views is None else self.views.width(width)
 
     @property

@@ -62,7 +62,7 @@ class Gaussians(nn.Module):
         width, found = self.whiten.shape[2], features.new_zeros(len(features))
         whitens = self.whiten.expand(len(self.mean), -1, -1)
         order = labels.argsort(stable=True)
-        for label, rows in enumerate(order.split(labels.bincount(minlength=len(self.mean)).tolist())):
+        for label, rows in enumerate(torch.split(order, labels.bincount(minlength=len(self.mean)).tolist())):
             gaps = features[rows] - self.mean[label]
             for start in range(0, features.shape[1], width) if len(rows) else ():
                 model = slice(start, start + width)

@@ -74,8 +74,8 @@ def packing(hidden: Tensor, arguments: Mapping[str, Any]) -> Tensor | None:
                 raise ConfigError(f"{name} packs one row, but the batch has {batch}; give seq_idx instead")
             return seq_idx_from_cu_seqlens(lengths, tokens)
     positions = arguments.get("position_ids")
-    if not isinstance(positions, Tensor) or positions.shape != (batch, tokens):
-        return None
+    if torch.compiler.is_exporting() or not isinstance(positions, Tensor) or positions.shape != (batch, tokens):
+        return None  # an exported model takes no position_ids, so its own are those of one sequence per row
     restarts = seq_idx_from_position_ids(positions)
     return restarts if bool(restarts[:, -1].any()) else None
 

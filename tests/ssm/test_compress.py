@@ -1,0 +1,135 @@
+"""Compression: pruning a state that does nothing changes nothing, refits help, results are plain models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import infssm
+from infssm.errors import ConfigError
+from infssm.learner.export import export_model
+from infssm.models import from_pretrained
+from infssm.ssm import compression, find_mixers
+
+VIM = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "d_state": 6, "num_classes": 3}
+MODELS = {
+    "vim": ("vim_nano", VIM, lambda: torch.randn(4, 3, 16, 16)),
+    "mamba": (
+        "mamba_lm_nano", {"d_model": 16, "n_layer": 2, "d_state": 6, "vocab_size": 11},
+        lambda: torch.randint(11, (3, 12)),
+    ),
+    "mamba2": (
+        "mamba2_lm_nano", {"d_model": 32, "n_layer": 2, "d_state": 6, "headdim": 16, "ngroups": 2, "vocab_size": 11},
+        lambda: torch.randint(11, (3, 12)),
+    ),
+    "s4d": ("s4d_nano", {"d_model": 8, "n_layer": 2, "d_state": 6, "in_dim": 2}, lambda: torch.randn(3, 20, 2)),
+}  # fmt: skip
+
+
+def make(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model, options, data = MODELS[name]
+    built = infssm.create_model(model, **options).eval()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return built, data()
+
+
+def silence(model: torch.nn.Module, keep: list[int]) -> None:
+    """Take all but some states out of the output: rows of C are 0 (S4D: its coefficients)."""
+    with torch.no_grad():
+        for mixer in find_mixers(model).values():
+            n = getattr(mixer, "d_state", 3)
+            rest = [i for i in range(n) if i not in keep]
+            if hasattr(mixer, "kernel"):
+                mixer.kernel.C[:, rest] = 0
+            elif hasattr(mixer, "ngroups"):
+                rows = torch.tensor([g * n + i for g in range(mixer.ngroups) for i in rest])
+                start = 2 * mixer.d_inner + mixer.ngroups * n
+                mixer.in_proj.weight[start + rows] = 0
+                mixer.conv1d.bias[mixer.d_inner + mixer.ngroups * n + rows] = 0
+            else:
+                for layer in (mixer.x_proj, *([mixer.x_proj_b] if hasattr(mixer, "x_proj_b") else [])):
+                    layer.weight[torch.tensor(rest) + mixer.dt_rank + n] = 0
+
+
+@pytest.mark.parametrize("score", ["output", "last"])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_states_that_do_nothing_are_the_ones_to_go(name: str, score: str) -> None:
+    model, x = make(name)
+    keep = [0, 2] if name == "s4d" else [0, 3, 4]
+    silence(model, keep)
+    small = infssm.compress(model, states=4 if name == "s4d" else 3, data=[x], steps=0, score=score)
+    with torch.no_grad():
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vim", "mamba", "s4d"])
+def test_the_refit_is_no_worse_than_pruning_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make(name)
+    first = next(iter(find_mixers(model).values()))
+    seen = []
+    first.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    small = infssm.compress(model, share=0.67 if name == "s4d" else 0.5, data=[x], steps=0)
+    inner = seen[0]
+    if name == "s4d":
+        monkeypatch.setattr(torch.linalg, "solve", lambda a, b: torch.full_like(b, torch.nan))  # noqa: ARG005
+    else:
+        monkeypatch.setattr(compression._Sums, "refit", lambda _, keep: torch.zeros(len(keep), 6 - len(keep)))
+    plain = infssm.compress(model, share=0.67 if name == "s4d" else 0.5, data=[x], steps=0)
+    with torch.no_grad():
+        errors = [
+            (next(iter(find_mixers(other).values()))(inner) - first(inner)).square().mean() for other in (small, plain)
+        ]
+    assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_training_brings_the_model_back(name: str, tmp_path: Path) -> None:
+    model, x = make(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    errors = []
+    for steps in (0, 20):
+        small = infssm.compress(model, states=2, data=[(x, None)], steps=steps, rate=3e-3)
+        with torch.no_grad():
+            errors.append((small(x).softmax(-1) - model(x).softmax(-1)).square().mean())
+    assert errors[1] < errors[0]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    small.save_pretrained(tmp_path / "small")
+    loaded = from_pretrained(tmp_path / "small")
+    assert sum(p.numel() for p in loaded.parameters()) < sum(p.numel() for p in model.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(x), small(x))
+    method = infssm.attach(small, "inf-ssm-exact", weight=1.0)  # it learns on
+    for task in range(2):
+        method.begin_task(task)
+        (small(x).square().mean() + method.penalty(x)).backward()
+        method.end_task(task)
+
+
+def test_a_compressed_model_exports(tmp_path: Path) -> None:
+    model, x = make("vim")
+    small = infssm.compress(model, states=2, data=[x], steps=1)
+    assert export_model(small, x, tmp_path / "small.onnx") < 1e-4
+
+
+def test_refusals() -> None:
+    model, x = make("mamba")
+    for options, message in (
+        ({}, "give states or share"),
+        ({"states": 2, "share": 0.5}, "give states or share"),
+        ({"states": 6}, "6 of 6 states; give a number from 1 to 5"),
+        ({"share": 0.0}, "0 of 6 states"),
+        ({"states": 2, "score": "size"}, "choose 'output', 'last' or 'magnitude'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            infssm.compress(model, data=[x], **options)
+    with pytest.raises(ConfigError, match="data has no batch"):
+        infssm.compress(model, data=[], states=2)
+    with pytest.raises(ConfigError, match="must be even"):
+        infssm.compress(make("s4d")[0], data=[x], states=3)
+    with pytest.raises(ConfigError, match="not built by infssm.create_model"):
+        infssm.compress(torch.nn.Linear(2, 2), data=[x], states=3)
