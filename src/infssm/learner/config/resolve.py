@@ -21,10 +21,17 @@ def resolve(config: RunConfig) -> RunConfig:
     threads = train.threads or (1 if config.model.name.endswith("_nano") else torch.get_num_threads())
     components = parse_name(config.method.name).classes
     task0 = train.task0
+    options = method_options(config.method.name, config.method.options)
+    start_model = any(getattr(option, "start_model", False) for option in options.values())
+    if start_model and task0 not in ("train", "own"):
+        raise ConfigError(
+            f"method.start_model keeps the model before task 0, which train.task0={task0} replaces: use train.task0=own"
+        )
     if task0 == "train":  # by cross-entropy alone, unless the method needs a model of its own
-        plain = method_options(config.method.name, config.method.options).get("seq")
+        plain = options.get("seq")
         full = getattr(plain, "mask", "current") == "full"  # trains the logits of later classes, in task 0 too
-        task0 = "own" if full or any(component.own_first_task for component in components) else "plain"
+        own = full or start_model or any(component.own_first_task for component in components)
+        task0 = "own" if own else "plain"
     for component in components if config.model.classes == "grow" else ():
         if component.needs_total:
             raise ConfigError(
