@@ -43,11 +43,11 @@ def write(found: dict[str, Any], path: Path) -> None:
         "",
         "Written digits: a Vim (3 layers, width 48) on 8x8 images, accuracy on 597. Spoken digits: a Mamba (2 layers, "
         "width 48) on FSDD, 64 steps of 24 bands, accuracy on 300. Text: a Mamba language model (3 layers, width 64) "
-        "of Python's help topics, bits per byte (lower is better). All arms but the last start from the same full model "
-        "and get 80 steps on 40 batches; *from scratch* has all the steps and labels that the full model had. "
+        "of Python's help topics, bits per byte (lower is better). All arms but the last start from the full model and "
+        "get 80 steps on 40 batches; *from scratch* has all the steps and labels that the full model had. "
         "*LAST's score* is `|c b|^2 / (1 - |a|)^2` (Gwak et al. 2024), taken within each layer; *magnitude* the size "
-        "of the weights of B and C. Times are medians of processor time on one thread, 32 samples a forward, the sizes in "
-        "turn, on a machine with other work.",
+        "of the weights of B and C. Times are medians of processor time on one thread, 32 samples a forward, the sizes "
+        "in turn, on a machine with other work.",
         "",
         "Made by `python -m benchmarks.compress --data DIR`, DIR with `fsdd.tar.gz`.",
         "",

@@ -8,7 +8,7 @@ because all channels share B and C; S4D's channels have systems of their own, an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -49,7 +49,8 @@ def compress(
 
     Args:
         model: a Mamba, Vim, Mamba-2 or S4D model of infssm; it is not changed.
-        data: batches of model input, or of (input, anything). All are used to score states, and in turn for the steps.
+        data: batches of model input (a tensor or a mapping of keyword arguments), or of (input, anything). All are
+            used to score states, and in turn for the steps.
         states: states per layer to keep.
         share: share of the states to keep, instead of ``states``.
         score: ``output``, the energy above; ``last``, ``|c b|^2 / (1 - |a|)^2`` (LAST, Gwak et al. 2024);
@@ -105,6 +106,10 @@ def _check(model: Backbone, states: int | None, share: float | None, score: str)
     return found
 
 
+def _call(model: Backbone, batch: Any) -> Any:
+    return model(**batch) if isinstance(batch, Mapping) else model(batch)
+
+
 def _ways(mixer: Any) -> list[Direction]:
     return mixer.directions() if isinstance(mixer, VimMixer) else [mixer.direction]
 
@@ -125,7 +130,7 @@ def _choose(model: Backbone, size: int, batches: list[Any], score: Score) -> tup
                 layer.scan_hook = _Counter(sums[name])
             try:
                 with record_states(model, b_mode="euler", layers=rest) if rest else _nothing() as spaces:
-                    model(batch)
+                    _call(model, batch)
             finally:
                 for layer in hooked.values():
                     layer.scan_hook = None
@@ -335,10 +340,10 @@ def _approach(model: Backbone, small: Backbone, batches: list[Any], steps: int, 
         for step in range(steps):
             batch = batches[step % len(batches)]
             with torch.no_grad(), old.recording():
-                wanted = logits_of(model(batch))
+                wanted = logits_of(_call(model, batch))
                 past = [space.detach() for space in old.flat()]
             with new.recording():
-                logits = logits_of(small(batch))
+                logits = logits_of(_call(small, batch))
                 loss = F.kl_div(logits.log_softmax(-1).flatten(0, -2), wanted.log_softmax(-1).flatten(0, -2),
                                 log_target=True, reduction="batchmean")  # fmt: skip
                 drifts = [_relative(was, now) for was, now in zip(past, new.flat(), strict=True)]
