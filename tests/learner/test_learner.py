@@ -58,6 +58,7 @@ def test_classes_and_samples_of_any_number_are_added_at_any_time(tmp_path: Path)
         learner.predict(images(0))
     first = learner.learn(*digits(3, 1, count=20), name="monday")
     assert first.samples == {"digit 1": 20, "digit 3": 20}
+    assert learner.config.model.options["embed_dim"] == 16  # as given, beside the model's name
     assert 0.5 < first.score <= 1
     learner.learn(*digits(1, 7, skip=20), name="tuesday")  # more of a known class, and a new one
     learner.learn(*digits(8))

@@ -169,7 +169,7 @@ def test_bad_input_is_refused_and_the_version_before_stays(tmp_path: Path) -> No
         (empty, None, "no class folders"),
         (lone, None, "holds images"),
         (broken, None, r"bad\.png"),
-        (single, None, "has 1 sample"),
+        (single, None, "has one sample"),
         (tmp_path / "nowhere", None, "no data at"),
         (image, "Digit 1", "differ in case"),
         (image, ["cafe\u0301"] * 5 + ["caf\u00e9"] * 5, "use one"),

@@ -93,22 +93,20 @@ class Learner:
     ) -> None:
         if not 0 < unknown < 1:
             raise ConfigError(f"unknown={unknown} must lie between 0 and 1: it is a share of samples")
-        given = merge({"method": {"name": method}, "seed": seed}, dict(settings or {}))
         own, self._samples = _own(model, transform), None
-        frozen = parse_name(method).base.freezes
-        if own is not None:
-            if weights is not None:
-                raise ConfigError("a module of your own has its weights: load them into it, and leave weights out")
-            given = merge(given, {"model": {"name": f"{OWN}{type(own.module).__name__}"}})
-        elif model is not None:
-            given = merge(given, {"model": {"name": model}})
+        if own is not None and weights is not None:
+            raise ConfigError("a module of your own has its weights: load them into it, and leave weights out")
+        name = model if own is None else f"{OWN}{type(own.module).__name__}"
+        chosen = {} if name is None else {"name": name}
         if weights is not None:
-            given = merge(given, {"model": {"weights": os.fspath(weights)}})
-            if str(weights) in PACKAGED_FOR:  # nobody should have to look up what they were trained on
-                options, (channels, size) = PACKAGED_FOR[str(weights)]
-                given = merge({"model": options, "data": {"image_size": size}}, given)
-                self._samples = ImageFacts(str(weights), channels, size, size)
-        if frozen and (weights is not None or own is not None):
+            chosen["weights"] = os.fspath(weights)
+        # In this order: a name that is merged later would drop the options of the model that it replaces.
+        given = merge({"method": {"name": method}, "model": chosen, "seed": seed}, dict(settings or {}))
+        if str(weights) in PACKAGED_FOR:  # nobody should have to look up what they were trained on
+            options, (channels, size) = PACKAGED_FOR[str(weights)]
+            given = merge({"model": options, "data": {"image_size": size}}, given)
+            self._samples = ImageFacts(str(weights), channels, size, size)
+        if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
         self._given, self._unknown, self._device = given, unknown, "cpu"
         self._now = Knowledge(load_config(given), own=own)

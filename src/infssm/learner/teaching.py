@@ -193,8 +193,8 @@ def as_task(
     if few := [label for label in new if counts[classes.index(label)] < 2]:
         number = counts[classes.index(few[0])]
         raise DataError(
-            f"{few[0]!r} has {number} {'sample' if number == 1 else 'samples'} to learn from: a new class needs two or "
-            "more, one of them to test itself on"
+            f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs two or more, one of "
+            "them to test itself on"
         )
     held = held_out_rows(torch.from_numpy(labels[whole])).numpy()
     train, val, test, everything = (

@@ -100,7 +100,7 @@ def test_a_change_that_fails_leaves_the_version_before(client):
     teach(client, "zero", 0, 4)
     two = upload(STRIPES, STRIPES)
     for path, sent, says in (
-        ("learn", {"data": {"label": "one"}, "files": upload(STRIPES)}, "has one sample"),
+        ("learn", {"data": {"label": "one"}, "files": upload(STRIPES)}, "needs two or more"),
         ("learn", {"data": {"label": "ZERO"}, "files": two}, "differ in case"),
         ("learn", {"data": {"label": "../one"}, "files": two}, "not a name"),
         ("undo", {}, "no version before"),

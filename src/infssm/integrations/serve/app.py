@@ -104,7 +104,6 @@ def create_app(
     )
     app.add_middleware(Guard, host=host, token=token, limits=limits)
     app.add_exception_handler(RequestValidationError, _validation_problem)
-    app.add_exception_handler(Exception, _defect)
 
     @contextlib.asynccontextmanager
     async def form_of(request: Request) -> AsyncIterator[FormData]:
@@ -255,7 +254,3 @@ async def _validation_problem(request: Request, error: Exception) -> JSONRespons
     assert isinstance(error, RequestValidationError)
     lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     return JSONResponse({"detail": "; ".join(lines)}, 422)
-
-
-async def _defect(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - a handler's signature
-    return JSONResponse({"detail": f"{type(error).__name__}: see the server's output"}, 500)
