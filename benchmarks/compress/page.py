@@ -27,8 +27,8 @@ def write(found: dict[str, Any], path: Path) -> None:
         "",
         "`infssm.compress` prunes states by their closed-form output energy and trains the small model back towards "
         f"the large one, without labels. Half of the states cost {halved} (negative: the small model is better); the "
-        "table shows where it fails. One seed each: differences of a few tenths are noise, and where a model trained from "
-        "scratch with two states is as good as the full one, the task needs no more.",
+        "table shows where it fails. One seed each: differences of a few tenths are noise, and where a model trained "
+        "from scratch with two states is as good as the full one, the task needs no more.",
         "",
         "| task | states | " + " | ".join(ARMS) + " | forward, ms | decoding step, ms | state, bytes |",
         "|---|---|" + "---|" * (len(ARMS) + 3),
