@@ -25,8 +25,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    with contextlib.suppress(OSError):  # make the rename durable where folders can be synced (not on Windows)
-        handle = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renamed and removed files of a folder durable, where folders can be synced (not on Windows)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

@@ -21,6 +21,7 @@ import torch
 
 from infssm.learner.learner import Learner
 from infssm.learner.predict import Prediction
+from infssm.learner.store.versions import Versions
 from tests.learner.frozen import digits, frozen
 
 PRELOADED = ["tests.kills", "tests.learner.frozen", "lightning_fabric", "sklearn.datasets"]
@@ -32,8 +33,8 @@ Change = tuple[str, tuple[Any, ...]]
 def run(count: int, seed: int) -> Counter[str]:
     """Kill ``count`` processes, half of them between two writes; what was found, by change and outcome.
 
-    A process that ends before it could be killed does not count. AssertionError where a folder does not open, or where
-    its predictions are not those of a version.
+    A process that ends before it could be killed does not count. AssertionError where a folder does not open, where its
+    predictions are not those of a version, or where anything is left of a class that it has forgotten.
     """
     rng, found = np.random.default_rng(seed), Counter[str]()
     context = multiprocessing.get_context("forkserver")
@@ -57,6 +58,8 @@ def run(count: int, seed: int) -> Counter[str]:
             said = _said(learner)
             moment = "at any time" if at is None else "between two writes"
             assert said in (before, after), f"{change[0]}, killed {moment}: version {learner.version} says other things"
+            if change[0] == "forget" and said == after:
+                _check_forgotten(folder, *change[1])
             if killed:
                 found[f"{change[0]}, killed {moment}: version {'before' if said == before else 'after'}"] += 1
     return found
@@ -117,6 +120,15 @@ def _kill(context: Any, folder: Path, change: Change, at: int | None, seconds: f
     ours.close()
     assert code in (0, -signal.SIGKILL), f"{change[0]} ended with exit code {code}"
     return bool(code)
+
+
+def _check_forgotten(folder: Path, name: str) -> None:
+    """Raise where a folder that was opened again holds more than its current version, or the name of a class."""
+    number = Versions(folder).current
+    own = {"lock", "learner.json", f"versions/{number:06}.json", f"tensors/{number:06}.safetensors"}
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert files.keys() == own, f"after forgetting there are {sorted(files)}"
+    assert not [file for file, content in files.items() if name.encode() in content]
 
 
 def _said(learner: Learner) -> list[Prediction]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from torch.testing import assert_close
 import infssm
 from infssm.errors import ConfigError
 from infssm.learner.learner import Learner
-from infssm.learner.store.lock import InUseError
+from infssm.learner.store.lock import InUseError, locked
 from infssm.learner.store.versions import Versions
 from tests.learner.frozen import digits, frozen
 
@@ -32,20 +35,19 @@ def logits_by_class(learner: Learner, samples: list[np.ndarray]) -> torch.Tensor
     return logits[:, sorted(range(logits.shape[1]), key=lambda k: learner.classes[k])]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """What is stored of the current version but its number, the times of lessons and the lock.
-
-    Tensors of older versions count, too: there must be none.
-    """
+def contents(folder: Path) -> dict[str, Any]:
+    """What is stored but numbers of versions, and the times and scores of lessons. There is one version."""
     versions = Versions(folder)
-    versions.keep_only({versions.current} if folder.name == "never" else set(versions.numbers))
-    stored = versions.content(versions.current)
-    for key in ("version", "parent"):
+    (number,) = versions.numbers
+    stored = versions.content(number)
+    for key in ("version", "parent", "files"):
         del stored[key]
     for lesson in stored["history"]:
         del lesson["time"], lesson["seconds"], lesson["score"]
-    tensors = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("tensors/*/*")}
-    return tensors | {"content": repr(stored).encode()}
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    tensors = f"tensors/{number:06}.safetensors"
+    assert names - {"lock"} == {"learner.json", f"versions/{number:06}.json", tensors}
+    return {"content": stored, "tensors": (folder / tensors).read_bytes()}
 
 
 # 1. Nobody announces anything.
@@ -133,15 +135,38 @@ def test_what_is_stored_after_forgetting_is_that_of_a_learner_that_never_saw_the
             learner.learn(*digits(*classes), name="last" if number == len(lessons) - 1 else f"lesson {number}")
     saw = Learner.load(tmp_path / "saw")
     assert saw.forget("digit 2", "digit 4") == "nothing computed from them remains"
-    assert contents(tmp_path / "saw") == contents(tmp_path / "never")
-    assert Versions(tmp_path / "saw").numbers == [saw.version]
+    never = Learner.load(tmp_path / "never")
+    never.publish(tmp_path / "alone", never.config)
+    assert contents(tmp_path / "saw") == contents(tmp_path / "alone")
     text = b"".join(path.read_bytes() for path in (tmp_path / "saw").rglob("*") if path.is_file())
     assert b"digit 2" not in text
-    never = Learner.load(tmp_path / "never")
     assert Learner.load(tmp_path / "saw").predict(images(0, 2)) == never.predict(images(0, 2))
     for learner in (saw, never):  # and it goes on in the same way
         learner.learn(*digits(7), name="after")
     assert saw.predict(images(0, 7)) == never.predict(images(0, 7))
+
+
+def test_a_removal_that_was_interrupted_is_finished_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "learner"
+    learner = frozen(folder=folder)
+    learner.learn(*digits(0, 1, 2))
+    (folder / "versions" / ".000009.json.7.writing").write_text("digit 2")  # of a process that was killed earlier
+    with monkeypatch.context() as patch:
+        patch.setattr(Versions, "_remove_others", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            learner.forget("digit 2")
+    assert Versions(folder).numbers == [1, 2]
+    with locked(folder):  # who cannot change the folder can read it
+        assert Learner.load(folder).classes == ("digit 0", "digit 1")
+    assert Versions(folder).numbers == [1, 2]
+    opened = Learner.load(folder)
+    opened.publish(tmp_path / "alone", opened.config)
+    assert contents(folder) == contents(tmp_path / "alone")
+    assert json.loads((folder / "learner.json").read_text()) == {"format": 1, "version": 2}
+    learner.learn(*digits(3))  # the one that was interrupted goes on from what is stored
+    assert learner.classes == ("digit 0", "digit 1", "digit 3")
 
 
 def test_ranpac_says_why_it_cannot_forget() -> None:

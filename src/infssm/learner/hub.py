@@ -97,7 +97,7 @@ class HubLearner(_OnHub):
         device: where to compute, if a folder is given.
     """
 
-    _files: ClassVar[list[str]] = [POINTER, "versions/*.json", "tensors/*/*"]
+    _files: ClassVar[list[str]] = [POINTER, "versions/*.json", "tensors/*.safetensors"]
 
     def __init__(self, learner: Learner | str | os.PathLike[str], *, device: str = "cpu") -> None:
         self.learner = learner if isinstance(learner, Learner) else Learner.load(learner, device=device)

@@ -47,9 +47,6 @@ from infssm.ssm import unwrap
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_KEPT = 20
-"""Versions that are kept: the current one and those before it."""
-
 
 class Learner:
     """A model that can be taught new classes, and more of known ones, at any time.
@@ -108,6 +105,8 @@ class Learner:
             self._samples = ImageFacts(str(weights), channels, size, size)
         if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
+        if "classes" not in given["model"]:
+            given = merge(given, {"model": {"classes": "grow"}})
         self._given, self._unknown, self._device = given, unknown, "cpu"
         self._now = Knowledge(load_config(given), own=own)
         self.folder = None if folder is None else _free(Path(folder))
@@ -135,6 +134,7 @@ class Learner:
         learner.folder, learner._device, learner._unknown = Path(folder), device, 0.05
         versions = Versions(learner.folder)
         if versions.exists:
+            versions.finish_removal()
             learner._open(versions, versions.current if version is None else version)
         elif version is not None:
             raise ConfigError(f"{folder} is a run that was taught nothing since: it has no versions")
@@ -434,7 +434,6 @@ class Learner:
         if not only and not versions.exists and self._now.method is not None:  # a run, to which undo returns
             parent = self._now.write(versions, unknown=self._unknown, parent=0)
         number = now.write(versions, unknown=self._unknown, parent=parent)
-        versions.keep_only({number} if only else set(versions.lineage(number)[:_KEPT]))
         self._now = replace(now, version=number, parent=parent)
 
 

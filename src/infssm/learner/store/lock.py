@@ -29,8 +29,11 @@ class InUseError(ConfigError):
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Be the only process that works in ``folder``, which exists; InUseError where another one does."""
+def locked(folder: Path, then: str | None = None) -> Iterator[None]:
+    """Be the only process that works in ``folder``, which exists; InUseError where another one does.
+
+    ``then`` is what to do once that process is done; a run is resumed by default.
+    """
     path = folder.resolve() / names.LOCK
     lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False)
     with contextlib.ExitStack() as stack:
@@ -42,9 +45,10 @@ def locked(folder: Path) -> Iterator[None]:
                     raise
                 stack.enter_context(SoftFileLock(path.with_suffix(".held"), timeout=0, thread_local=False))
         except Timeout as refusal:
+            then = then or f"continue with `infssm resume {folder}`"
             raise InUseError(
-                f"{folder} is in use by {_holder(path)}: wait for it or stop it, then continue with `infssm resume "
-                f"{folder}` (if that process is gone, delete {refusal.lock_file})"
+                f"{folder} is in use by {_holder(path)}: wait for it or stop it, then {then} (if that process is gone, "
+                f"delete {refusal.lock_file})"
             ) from None
         except OSError as error:
             with explained(path):
