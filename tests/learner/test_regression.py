@@ -105,6 +105,25 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
             MeasuredSeries(np.zeros((2, 5, 1)), targets)
 
 
+def test_own_series_with_targets(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(20, 6, 2)), "target": np.arange(20) / 4, "domain": np.arange(20) % 2}
+    np.savez(tmp_path / "own.npz", test=np.arange(20) < 6, **arrays)
+    dataset = load_dataset(str(tmp_path / "own.npz"))
+    samples = dataset.samples
+    assert isinstance(samples, MeasuredSeries)
+    assert (dataset.modality, dataset.num_test) == (REGRESSION, 6)
+    for index, target in enumerate(samples.targets):  # the test part comes last, each series with its target
+        np.testing.assert_allclose(samples.sequence(index), arrays["x"][int(4 * target)], rtol=1e-6)
+    for key, wrong, message in [("target", ["a"] * 20, "numbers"), ("target", np.zeros(3), "belong together")]:
+        np.savez(tmp_path / "wrong.npz", **arrays | {key: wrong})
+        with pytest.raises(DataError, match=message):
+            load_dataset(str(tmp_path / "wrong.npz"))
+    np.savez(tmp_path / "wrong.npz", x=arrays["x"], target=arrays["target"])
+    with pytest.raises(DataError, match="lacks domain"):
+        load_dataset(str(tmp_path / "wrong.npz"))
+
+
 def test_replayed_series_keep_their_targets() -> None:
     """The buffer keeps fractions, and each stays with its series, of any length."""
     model = create_model("mamba_nano", in_dim=1, num_classes=1, d_model=8, n_layer=1)
