@@ -20,7 +20,7 @@ from infssm.bench.running import run
 from infssm.learner.config.load import load_config, merge
 
 STREAMS = {"digits": "digits/5-task/seq", "speech": "speech-digits/classes/seq"}
-RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SEEDS = (0, 10, 100)
 ARMS: dict[str, dict[str, Any]] = {
     "plain training (`seq`)": {"name": "seq"},

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import infssm
+import infssm.models
 from infssm.bench.running import run
 from infssm.cli.app import invoke
 from infssm.data import ArrayImages, Dataset
@@ -153,3 +154,16 @@ def test_own_code_is_imported_by_every_command_that_builds(
     assert "Traceback" not in said
     assert invoke(["list", "models", "--import", str(tmp_path / "none.py")]) == 2
     sys.modules.pop("striped_code")
+
+
+def test_a_run_is_compressed(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8), np.uint8)).save(tmp_path / "photos" / name)
+    call = ["compress", str(digits), str(tmp_path / "photos"), "--out", str(tmp_path / "small"), "--steps", "2"]
+    assert invoke(call) == 2  # neither --states nor --share
+    assert invoke([*call, "--states", "2"]) == 0
+    assert "parameters instead of" in capsys.readouterr().out
+    small = infssm.models.from_pretrained(tmp_path / "small")
+    assert small(infssm.load(digits).transform([tmp_path / "photos" / "a.png"])).isfinite().all()
+    assert invoke([*call, "--states", "2"]) == 2  # the folder exists

@@ -22,7 +22,7 @@ from tests.learner.sequences import config as sequence_config
 from tests.learner.sequences import sound_folder, text_folder
 from tests.learner.tiny import tiny_config
 
-ONE_EPOCH = {"train": {"epochs": 1, "select_best": False}}
+ONE_EPOCH = {"train": {"epochs": 1, "select_best": False}, "model": {"classes": "grow"}}
 PRELOADED = [__name__, "lightning_fabric", "sklearn.datasets"]
 
 
@@ -85,7 +85,9 @@ def test_text_by_domains(tmp_path: Path) -> None:
 
 
 def test_sounds(tmp_path: Path) -> None:
-    config = sequence_config(str(sound_folder(tmp_path)), tmp_path / "runs", "frozen+gda", data={"by": "class"})
+    config = sequence_config(
+        str(sound_folder(tmp_path)), tmp_path / "runs", "frozen+gda", data={"by": "class"}, model={"classes": "grow"}
+    )
     learner, result = taught(tmp_path / "learner", config), run(config, quiet=True)
     assert_same(learner, result)
     wave = torch.randn(500).clamp(-1, 1)

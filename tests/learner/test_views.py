@@ -8,11 +8,13 @@ from safetensors.torch import load_file
 
 from infssm.bench.running import run
 from infssm.data import load_dataset
+from infssm.errors import ConfigError
 from infssm.learner.evaluate import evaluate_run
 from infssm.learner.export import TOLERANCE, export_classifier
 from infssm.learner.hub import HubClassifier
 from infssm.learner.predict import load_classifier as load
 from infssm.learner.result import Result
+from tests.compare import identical
 from tests.learner.tiny import assert_same, tiny_config
 
 ALL = {"mean_token": True, "mirror": True, "first_model": True}
@@ -57,3 +59,16 @@ def test_another_run_starts_from_its_first_task(trained: Path, tmp_path: Path) -
     once, twice = (run(tiny_config(tmp_path / name, "gda", ALL, **start), quiet=True) for name in ("a", "b"))
     assert_same(once, twice)
     run(tiny_config(tmp_path / "seq", "seq", **start), quiet=True)
+
+
+def test_first_session_adaptation_trains_task_0_itself_and_keeps_what_was_before(trained: Path, tmp_path: Path) -> None:
+    weights = {"model": {"weights": str(trained / "checkpoints" / "task_00.safetensors")}}
+    config = tiny_config(tmp_path, "frozen+ncm", {"start_model": True}, **weights)
+    found = run(config, quiet=True)
+    assert found.config.train.task0 == "own"
+    own, given = load_file(found.weights), load_file(weights["model"]["weights"])
+    key = "layers.0.mixer.in_proj.weight"
+    assert identical(own[f"head.views.first.{key}"], given[key])
+    assert not identical(own[key], given[key]), "task 0 was trained"
+    with pytest.raises(ConfigError, match="use train\\.task0=own"):
+        run(tiny_config(tmp_path, "frozen+ncm", {"start_model": True}, train={"task0": "plain"}), quiet=True)

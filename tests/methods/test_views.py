@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from infssm.learner.loop import weights_of
 from infssm.learner.setup import load_weights
 from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_methods, parse_name
 from infssm.methods.core.build import components
-from infssm.models.features import training_weights
+from infssm.models.features import features, training_weights
 from tests.methods import toys
 from tests.methods.toys import CLASSES, FOR_IMAGES, TASKS
 
@@ -167,7 +168,7 @@ def test_the_second_model_learns_and_the_first_stays(head: str) -> None:
     assert any(not torch.equal(method.module.state_dict()[key], value) for key, value in first.items())
 
 
-@pytest.mark.parametrize("options", [{"first_model": True}, ALL], ids=["first", "all"])
+@pytest.mark.parametrize("options", [{"first_model": True}, {"start_model": True}, ALL], ids=["first", "start", "all"])
 @pytest.mark.parametrize("head", FITTED)
 def test_going_on_from_a_checkpoint_is_going_on(head: str, options: dict[str, bool]) -> None:
     method = start(f"lwf-f+{head}", **options)
@@ -251,7 +252,28 @@ def test_a_model_trained_elsewhere_is_the_first() -> None:
     assert same(method.head.state_dict()["first"], before)
 
 
-@pytest.mark.parametrize("option", ["mean_token", "mirror", "first_model"])
+def test_the_model_before_the_first_task_is_kept_and_its_features_come_first() -> None:
+    method = start("ncm", start_model=True)
+    before = copy.deepcopy(method.module)
+    run(method, TASKS[0])
+    run(method, TASKS[1])
+    kept = method.head.state_dict()["first"]
+    assert same(kept, {k: v for k, v in before.state_dict().items() if not k.startswith("head.")})
+    x = batch(TASKS[1]).x
+    method.module.eval()
+    means = method.head.fitted_module.means
+    scores = method.module(x)
+    method.head.withdraw()
+    rows = torch.cat([features(before.eval(), x), features(method.module, x)], dim=1)
+    expected = nn.functional.normalize(rows, dim=1) @ means.T
+    torch.testing.assert_close(scores[:, :4], expected[:, :4], rtol=1e-6, atol=1e-7)
+    with pytest.raises(ConfigError, match=r"begin with begin_task\(0\), or use first_model"):
+        start("ncm", start_model=True).begin_task(TASKS[1])
+    with pytest.raises(ConfigError, match="choose first_model or start_model"):
+        start("ncm", start_model=True, first_model=True)
+
+
+@pytest.mark.parametrize("option", ["mean_token", "mirror", "first_model", "start_model"])
 def test_it_is_for_images(option: str) -> None:
     model = toys.model("s4d_nano")
     with pytest.raises(ConfigError, match=f"gda: {option} is for images, and the samples are series"):

@@ -121,11 +121,11 @@ def test_a_layer_without_decay_is_finite():
 
 def test_refusals():
     old, new = low_rank(3, 1), low_rank(3, 1, seed=1)
-    with pytest.raises(ConfigError, match="needs poles.*space.to_poles"):
+    with pytest.raises(ConfigError, match=r"needs poles.*space.to_poles"):
         distance(old, new, kind="martin")
     with pytest.raises(ConfigError, match="frequencies=7; give an even number"):
         distance(old, new, kind="output", frequencies=7)
-    with pytest.raises(ConfigError, match="new.b is None"):
+    with pytest.raises(ConfigError, match=r"new.b is None"):
         distance(old, StateSpace(new.a, new.c, u=new.u, v=new.v), kind="output")
     diagonal = StateSpace(old.a, old.c, old.b)
     with pytest.raises(ConfigError, match="soft_normalize=False"):

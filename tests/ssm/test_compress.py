@@ -131,5 +131,5 @@ def test_refusals() -> None:
         infssm.compress(model, data=[], states=2)
     with pytest.raises(ConfigError, match="must be even"):
         infssm.compress(make("s4d")[0], data=[x], states=3)
-    with pytest.raises(ConfigError, match="not built by infssm.create_model"):
+    with pytest.raises(ConfigError, match=r"not built by infssm.create_model"):
         infssm.compress(torch.nn.Linear(2, 2), data=[x], states=3)

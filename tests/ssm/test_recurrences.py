@@ -78,7 +78,7 @@ def kimi(name: str, cls: str, monkeypatch: pytest.MonkeyPatch, **config: Any) ->
     rule, seen = spy(monkeypatch, module, "chunk_kimi_delta_attention")
 
     def respond(token: int) -> Tensor:
-        q, k, v = (repeated(x, token) for x in seen["args"])
+        q, k, _ = (repeated(x, token) for x in seen["args"])
         options = seen["kwargs"] | {x: repeated(seen["kwargs"][x], token) for x in ("g", "beta")}
         return rule(q, k, impulse(seen["args"][2]), **options)[0][..., 0]
 
@@ -145,7 +145,7 @@ def minimax(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, tuple[Any, ...], Resp
     x = torch.randn(2, TOKENS, WIDTH).double()
 
     def respond(token: int) -> Tensor:
-        q, k, v = repeated(activated[-1], token).unflatten(-1, (2, -1)).chunk(3, -1)
+        q, k, _ = repeated(activated[-1], token).unflatten(-1, (2, -1)).chunk(3, -1)
         held = torch.cat([q, k, impulse(activated[-1]).unflatten(-1, (2, -1)).chunk(3, -1)[2]], -1).flatten(2)
         with monkeypatch.context() as patch:
             patch.setattr(layer.act_fn, "forward", lambda _: held)
@@ -263,12 +263,12 @@ def test_options_of_selective_layers_are_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_lfm2_is_refused_with_what_to_use_instead() -> None:
     layer, _ = make("lfm2", "Lfm2ShortConv", 0, conv_L_cache=3, conv_bias=False, layer_types=["conv"])
-    with record_states(layer), pytest.raises(ConfigError, match="three tokens.*use lwf-f or lwf"):
+    with record_states(layer), pytest.raises(ConfigError, match=r"three tokens.*use lwf-f or lwf"):
         layer(torch.randn(1, 4, WIDTH).double())
 
 
 @pytest.mark.parametrize(("module", "cls"), [("models.ttt", "TTTLinear"), ("xlstm.blocks.slstm.layer", "sLSTMLayer")])
 def test_nonlinear_states_are_refused(module: str, cls: str) -> None:
     layer = type(cls, (nn.Linear,), {"__module__": module})(2, 2)
-    with record_states(layer), pytest.raises(ConfigError, match="nonlinear function of it.*use lwf-f or lwf"):
+    with record_states(layer), pytest.raises(ConfigError, match=r"nonlinear function of it.*use lwf-f or lwf"):
         layer(torch.ones(1, 2))

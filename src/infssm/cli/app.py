@@ -14,6 +14,7 @@ from rich.text import Text
 from infssm._registry import shorten
 from infssm.cli import (
     bench,
+    compress,
     data,
     doctor,
     evaluate,
@@ -48,6 +49,7 @@ app.command("sweep")(sweep.command)
 app.command("resume")(resume.command)
 app.command("eval")(evaluate.command)
 app.command("export")(export.command)
+app.command("compress")(compress.command)
 app.command("predict")(predict.command)
 app.command("serve")(serve.command)
 app.command("report")(report.command)

@@ -30,8 +30,8 @@ def open_model(folder: str | os.PathLike[str]) -> nn.Module:
     if (path / "config.json").is_file():
         torchvision()
         transformers: Any = require("transformers", install="pip install 'infssm[hf]'")
-        found = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
-        return found
+        whole: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+        return whole
     from infssm.learner.predict import load_classifier
 
     return load_classifier(path).model

@@ -57,7 +57,7 @@ def export_onnx(
     if tokens and example.ndim != 2:
         raise ConfigError(f"token numbers have shape {list(example.shape)}, expected [n, time]")
     portable = accelerate(copy.deepcopy(model).eval().float().cpu())
-    config = getattr(portable, "config", None)
+    config: Any = getattr(portable, "config", None)
     if hasattr(config, "_attn_implementation"):
         config._attn_implementation = "eager"  # the others choose by the values of a mask, which a file cannot do
     wrapped = _Logits(portable, {"use_cache": False} if tokens else {})

@@ -106,6 +106,8 @@ class Learner:
             self._samples = ImageFacts(str(weights), channels, size, size)
         if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
+        if "classes" not in given["model"]:
+            given = merge(given, {"model": {"classes": "grow"}})
         self._given, self._unknown, self._device = given, unknown, "cpu"
         self._now = Knowledge(load_config(given), own=own)
         self._before: Knowledge | None = None  # of a learner in memory, for undo

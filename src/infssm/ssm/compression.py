@@ -8,7 +8,7 @@ because all channels share B and C; S4D's channels have systems of their own, an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -49,7 +49,8 @@ def compress(
 
     Args:
         model: a Mamba, Vim, Mamba-2 or S4D model of infssm; it is not changed.
-        data: batches of model input, or of (input, anything). All are used to score states, and in turn for the steps.
+        data: batches of model input (a tensor or a mapping of keyword arguments), or of (input, anything). All are
+            used to score states, and in turn for the steps.
         states: states per layer to keep.
         share: share of the states to keep, instead of ``states``.
         score: ``output``, the energy above; ``last``, ``|c b|^2 / (1 - |a|)^2`` (LAST, Gwak et al. 2024);
@@ -59,6 +60,10 @@ def compress(
         progress: called with a line of text before each stage.
     """
     source = unwrap(model)
+    if not isinstance(source, Backbone) or source.model_name is None:
+        raise ConfigError(
+            f"compress: {type(source).__name__} was not built by infssm.create_model, so no smaller model can be built"
+        )
     size = _check(source, states, share, score)
     batches = [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in data]
     if not batches:
@@ -78,14 +83,10 @@ def compress(
     return small.train(training)
 
 
-def _check(model: nn.Module, states: int | None, share: float | None, score: str) -> int:
+def _check(model: Backbone, states: int | None, share: float | None, score: str) -> int:
     """The number of states to keep; raises where the model or the options do not allow it."""
     if score not in ("output", "last", "magnitude"):
         raise ConfigError(f"compress: score={score!r}; choose 'output', 'last' or 'magnitude'")
-    if not isinstance(model, Backbone) or model.model_name is None:
-        raise ConfigError(
-            f"compress: {type(model).__name__} was not built by infssm.create_model, so no smaller model can be built"
-        )
     sizes = set()
     for name, mixer in find_mixers(model).items():
         if isinstance(mixer, S4DMixer):
@@ -105,6 +106,10 @@ def _check(model: nn.Module, states: int | None, share: float | None, score: str
     return found
 
 
+def _call(model: Backbone, batch: Any) -> Any:
+    return model(**batch) if isinstance(batch, Mapping) else model(batch)
+
+
 def _ways(mixer: Any) -> list[Direction]:
     return mixer.directions() if isinstance(mixer, VimMixer) else [mixer.direction]
 
@@ -121,15 +126,14 @@ def _choose(model: Backbone, size: int, batches: list[Any], score: Score) -> tup
     rest = [name for name in mixers if name not in hooked]
     with torch.no_grad():
         for batch in batches:
-            for name, mixer in hooked.items():
-                counter = _Counter(sums[name])
-                mixer.scan_hook = counter
+            for name, layer in hooked.items():
+                layer.scan_hook = _Counter(sums[name])
             try:
                 with record_states(model, b_mode="euler", layers=rest) if rest else _nothing() as spaces:
-                    model(batch)
+                    _call(model, batch)
             finally:
-                for mixer in hooked.values():
-                    mixer.scan_hook = None
+                for layer in hooked.values():
+                    layer.scan_hook = None
             for name in rest:
                 if isinstance(mixers[name], Mamba2Mixer):
                     assert spaces is not None
@@ -189,7 +193,8 @@ class _Sums:
         right = target.mT.flatten()
         ridge = 1e-6 * left.diagonal().mean().clamp_min(torch.finfo(left.dtype).tiny)
         solved = torch.linalg.solve(left + ridge * torch.eye(len(left), dtype=left.dtype), right)
-        return solved.view(len(keep), len(rest))
+        found: Tensor = solved.view(len(keep), len(rest))
+        return found
 
 
 class _Counter:
@@ -220,9 +225,11 @@ def _add_scalar(sums: list[_Sums], space: StateSpace) -> None:
         sums.append(_Sums())
     assert space.b is not None
     gain = (space.c * space.b).square()
-    grouped = (lambda x: x) if gain.ndim == 4 else (lambda x: x.unsqueeze(2))
-    sums[0].output = sums[0].output + grouped(gain / (1 - space.a.square())).sum((0, 1)).double()
-    sums[0].last = sums[0].last + grouped(gain / (1 - space.a).square()).sum((0, 1)).double()
+    output, last = gain / (1 - space.a.square()), gain / (1 - space.a).square()
+    if gain.ndim == 3:  # one group
+        output, last = output.unsqueeze(2), last.unsqueeze(2)
+    sums[0].output = sums[0].output + output.sum((0, 1)).double()
+    sums[0].last = sums[0].last + last.sum((0, 1)).double()
 
 
 def _kernel_score(mixer: S4DMixer, score: Score) -> Tensor:
@@ -236,15 +243,19 @@ def _kernel_score(mixer: S4DMixer, score: Score) -> Tensor:
 
 
 def _weight_score(way: Direction) -> Tensor:
-    _, b, c = way.x_proj.weight.detach().split([way.dt_proj.in_features, *[way.A_log.shape[1]] * 2])
-    return b.norm(dim=1) * c.norm(dim=1)
+    _, b, c = torch.split(way.x_proj.weight.detach(), [way.dt_proj.in_features, *[way.A_log.shape[1]] * 2])
+    return _lengths(b) * _lengths(c)
 
 
 def _weights_of_mamba2(mixer: Mamba2Mixer) -> Tensor:
     start, width = 2 * mixer.d_inner, mixer.ngroups * mixer.d_state
-    rows = mixer.in_proj.weight.detach()[start : start + 2 * width].norm(dim=1)
-    b, c = rows.view(2, mixer.ngroups, mixer.d_state)
+    rows = _lengths(mixer.in_proj.weight.detach()[start : start + 2 * width])
+    b, c = rows.view(2, mixer.ngroups, mixer.d_state).unbind(0)
     return b * c
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    return rows.square().sum(1).sqrt()
 
 
 def _best(score: Tensor, k: int) -> Tensor:
@@ -280,7 +291,7 @@ def _smaller(model: Backbone, size: int, keep: Kept, refits: Kept) -> Backbone:
 
 def _pruned_rows(way: Direction, keep: Tensor, refit: Tensor) -> Tensor:
     n = way.A_log.shape[1]
-    low, b, c = way.x_proj.weight.detach().split([way.dt_proj.in_features, n, n])
+    low, b, c = torch.split(way.x_proj.weight.detach(), [way.dt_proj.in_features, n, n])
     rest = [i for i in range(n) if i not in set(keep.tolist())]
     return torch.cat([low, b[keep], c[keep] + refit.to(c.dtype) @ c[rest]])
 
@@ -329,15 +340,15 @@ def _approach(model: Backbone, small: Backbone, batches: list[Any], steps: int, 
         for step in range(steps):
             batch = batches[step % len(batches)]
             with torch.no_grad(), old.recording():
-                wanted = logits_of(model(batch))
+                wanted = logits_of(_call(model, batch))
                 past = [space.detach() for space in old.flat()]
             with new.recording():
-                logits = logits_of(small(batch))
+                logits = logits_of(_call(small, batch))
                 loss = F.kl_div(logits.log_softmax(-1).flatten(0, -2), wanted.log_softmax(-1).flatten(0, -2),
                                 log_target=True, reduction="batchmean")  # fmt: skip
                 drifts = [_relative(was, now) for was, now in zip(past, new.flat(), strict=True)]
             optimizer.zero_grad()
-            (loss + torch.stack(drifts).mean()).backward()
+            (loss + torch.stack(drifts).mean()).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
     old.clear()

@@ -143,10 +143,13 @@ def _alike(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:
         old, new = old.map(lambda x: x.to(widest)), new.map(lambda x: x.to(widest))
     if old.c.shape[:-1] != new.c.shape[:-1]:
         lead = torch.broadcast_shapes(old.c.shape[:-1], new.c.shape[:-1])  # type: ignore[no-untyped-call]
-        old, new = (
-            space.map(lambda x, first=space.c.ndim - 1: x.expand(*lead, *x.shape[first:])) for space in (old, new)
-        )
+        old, new = (_expanded(space, lead) for space in (old, new))
     return old, new
+
+
+def _expanded(space: StateSpace, lead: torch.Size) -> StateSpace:
+    own = space.c.ndim - 1
+    return space.map(lambda x: x.expand(*lead, *x.shape[own:]))
 
 
 def _same_size(old: StateSpace, new: StateSpace) -> tuple[StateSpace, StateSpace]:

@@ -78,8 +78,8 @@ def test_settings_of_later_tasks_do_not_change_task_0() -> None:
 
 def test_methods_that_train_task_0_themselves() -> None:
     assert task0(["method=si,lucir,clfd,l2p-r,seq+ucl"]) == [None] * 5
-    assert task0(["method=er,ewc,joint,frozen+gda"]) == [0] * 4
-    assert task0(["method=er,der", "model.classes=null,all"]) == [0, 1, 1]  # der has outputs for all classes
+    assert task0(["method=er,der,ewc,joint,frozen+gda"]) == [0] * 5
+    assert task0(["method=er,ewc", "model.classes=all,grow"]) == [0, 1, 0, 1]  # other outputs, another task-0 model
     assert task0(["method=seq,ewc", "train.task0=somewhere.safetensors"]) == [None] * 2
     assert task0(["method=er", "train.task0=own"]) == [None]
     assert task0(["method={name: seq, mask: full}"]) == [None]

@@ -111,10 +111,9 @@ class ModelConfig(Section):
     """model: see `infssm list models`; or hf: and a folder or name of a language model of transformers"""
     weights: PathText | None = None
     """file or name of pre-trained weights (release: public ImageNet-1k Vim)"""
-    classes: Literal["grow", "all"] | None = None
-    """outputs of the classifier. 'grow': of the classes met so far, more with every task, without knowledge
-    of what will come; 'all': of every class of the stream from the start (release, Mammoth); null: 'grow', or 'all' for
-    methods that must know the total"""
+    classes: Literal["all", "grow"] = "all"
+    """outputs of the classifier. 'all': of every class of the stream from the start (release, Mammoth); 'grow': of the
+    classes met so far, more with every task, without knowledge of what will come, as a Learner has them"""
     options: dict[str, Any] = {}
     """constructor options of the model, such as depth"""
 

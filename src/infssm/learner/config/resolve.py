@@ -12,7 +12,7 @@ from infssm.methods import method_options, parse_name
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Decide what a configuration leaves to the machine and the method: threads, precision, task 0, outputs.
+    """Decide what a configuration leaves to the machine and the method: threads, precision, task 0.
 
     Sums depend on the number of threads in their last digits, so it must not depend on what else is running: models
     called ``..._nano`` get one, in which they are fastest, others all that torch has here.
@@ -21,18 +21,25 @@ def resolve(config: RunConfig) -> RunConfig:
     threads = train.threads or (1 if config.model.name.endswith("_nano") else torch.get_num_threads())
     components = parse_name(config.method.name).classes
     task0 = train.task0
+    options = method_options(config.method.name, config.method.options)
+    start_model = any(getattr(option, "start_model", False) for option in options.values())
+    if start_model and task0 not in ("train", "own"):
+        raise ConfigError(
+            f"method.start_model keeps the model before task 0, which train.task0={task0} replaces: use train.task0=own"
+        )
     if task0 == "train":  # by cross-entropy alone, unless the method needs a model of its own
-        plain = method_options(config.method.name, config.method.options).get("seq")
+        plain = options.get("seq")
         full = getattr(plain, "mask", "current") == "full"  # trains the logits of later classes, in task 0 too
-        task0 = "own" if full or any(component.own_first_task for component in components) else "plain"
-    reasons = [(component.name, component.needs_total) for component in components if component.needs_total]
-    if config.model.classes == "grow" and reasons:
-        name, reason = reasons[0]
-        raise ConfigError(f"model.classes=grow: {name} must know all classes beforehand, since {reason}")
-    classes = config.model.classes or ("all" if reasons else "grow")
+        own = full or start_model or any(component.own_first_task for component in components)
+        task0 = "own" if own else "plain"
+    for component in components if config.model.classes == "grow" else ():
+        if component.needs_total:
+            raise ConfigError(
+                f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
+                "another method, or use it with `infssm run` and model.classes=all"
+            )
     changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
-    model = config.model.model_copy(update={"classes": classes})
-    return config.model_copy(update={"train": train.model_copy(update=changes), "model": model})
+    return config.model_copy(update={"train": train.model_copy(update=changes)})
 
 
 def task0_config(config: RunConfig) -> RunConfig:

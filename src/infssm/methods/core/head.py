@@ -65,8 +65,11 @@ class Head(Component, ABC):
         """
         return None
 
-    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
-        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``."""
+    def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``.
+
+        Each by the head as it would be without that one image, where it is fitted to it.
+        """
         distances = self.distances(features)
         return None if distances is None else distances.gather(1, labels[:, None])[:, 0]
 
@@ -206,15 +209,25 @@ class FittedHead(Head):
         check_views(config, context, cls.name)
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """A model that was trained elsewhere is the first task's."""
-        if self.views is not None and self.views.first is None and task.index > 0:
+        """Keep the model before the first task, where it is one of the views.
+
+        A model that was trained elsewhere is the first task's; what it was before is not known.
+        """
+        if self.views is None or self.views.first is not None:
+            return
+        if self.views.config.start_model and task.index > 0:
+            raise ConfigError(
+                f"{self.name}: start_model is the model before the first task, and this is task {task.index}: begin "
+                "with begin_task(0), or use first_model"
+            )
+        if self.views.config.start_model or task.index > 0:
             self.views.keep(unwrap(self.context.module))
 
     @torch.no_grad()
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Fit; the method installs what was fitted once the old model is copied."""
         loader = require_loader(loader, self.name, "is fitted to features of the task's images, without augmentation")
-        if self.views is not None and task.index == 0:
+        if self.views is not None and self.views.config.first_model and task.index == 0:
             self.views.keep(unwrap(self.context.module))
         rows = Features(self.context, loader, old=self.needs_old, views=self.views)
         with torch.autocast(self.context.device.type, enabled=False):

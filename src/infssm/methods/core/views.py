@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
@@ -39,10 +39,29 @@ class FittedConfig(ComponentConfig):
         description="images: features are also those of the model as the first task left it, a frozen copy beside the "
         "one that goes on learning; likelihoods of both are averaged (lda, gda)",
     )
+    start_model: bool = Field(
+        False,
+        description="images: features are also those of the model before the first task, such as its pre-trained "
+        "weights, in the place of first_model; with frozen+ncm the first-session adaptation of APER",
+    )
+
+    @model_validator(mode="after")
+    def _one_copy(self) -> FittedConfig:
+        if self.first_model and self.start_model:
+            raise ValueError("choose first_model or start_model: one copy of the model is kept")
+        return self
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether a copy of the model as it was is one of the views."""
+        return self.first_model or self.start_model
 
 
 class Views(nn.Module):
-    """Features of images ``[b, models · tokens · d]`` for a fitted head; ``first`` is the first task's model."""
+    """Features of images ``[b, models · tokens · d]`` for a fitted head.
+
+    ``first`` is the first task's model, or with ``start_model`` the one before it.
+    """
 
     first: nn.Module | None
 
@@ -54,14 +73,14 @@ class Views(nn.Module):
     @classmethod
     def of(cls, config: ComponentConfig) -> Views | None:
         """The views that a head's options ask for; None where it uses the features of the trained classifier."""
-        if isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.first_model):
+        if isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.keeps_model):
             return cls(config)
         return None
 
     @property
     def models(self) -> int:
-        """Number of models; each gives an equal part of the features, the first task's model first."""
-        return 1 + self.config.first_model
+        """Number of models; each gives an equal part of the features, the copy first."""
+        return 1 + self.config.keeps_model
 
     def width(self, features: int) -> int:
         """Width of all features, where the trained classifier is given ``features``."""
@@ -69,7 +88,7 @@ class Views(nn.Module):
 
     def forward(self, model: Any, x: Tensor) -> Tensor:
         """Features of ``x: [b, c, h, w]`` under the current ``model``, after those of the first task's."""
-        models = [self.first, model] if self.config.first_model else [model]
+        models = [self.first, model] if self.config.keeps_model else [model]
         sides = [x.flip(-1), x] if self.config.mirror else [x]  # the image last: states that are recorded are of it
         views = [torch.cat([self._tokens(one, side) for one in models], dim=1) for side in sides]
         return sum(views[1:], start=views[0]) / len(views)
@@ -80,15 +99,15 @@ class Views(nn.Module):
         return torch.cat([pooled, features.mean(dim=1)], dim=1) if self.config.mean_token else pooled
 
     def keep(self, model: nn.Module) -> None:
-        """Keep a frozen copy of ``model`` as the first task's, where the options ask for one."""
-        if self.config.first_model:
+        """Keep a frozen copy of ``model`` beside the one that learns, where the options ask for one."""
+        if self.config.keeps_model:
             self.first = copy.deepcopy(model)
             find_classifier(self.first).replace(nn.Identity())
             self.first.eval().requires_grad_(False)
 
     def restore(self, model: nn.Module, first: Mapping[str, Tensor] | None) -> None:
         """Restore the first task's model, built like ``model``, from these tensors; none without them."""
-        if not first or not self.config.first_model:
+        if not first or not self.config.keeps_model:
             self.first = None
             return
         self.keep(model)

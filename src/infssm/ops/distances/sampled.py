@@ -118,9 +118,12 @@ def _transfer(system: System, y: Tensor) -> Tensor:
     direct, read, write, loop = torch.split(sums, [1, rank, rank, rank * rank], dim=-1)
     if rank == 1:
         return (direct + back * read * write / (1 - back * loop)).squeeze(-1)
-    inside = torch.eye(rank, dtype=sums.dtype, device=y.device) - back.unsqueeze(-1) * loop.unflatten(-1, (rank, rank))
+    inside = torch.eye(rank, dtype=sums.dtype, device=y.device) - back.unsqueeze(-1) * torch.unflatten(
+        loop, -1, (rank, rank)
+    )
     solved = torch.linalg.solve(inside, write.unsqueeze(-1)).squeeze(-1)
-    return direct.squeeze(-1) + back.squeeze(-1) * (read * solved).sum(-1)
+    found: Tensor = direct.squeeze(-1) + back.squeeze(-1) * (read * solved).sum(-1)
+    return found
 
 
 def _resolvent(r: Tensor, y: Tensor, x: Tensor) -> Tensor:

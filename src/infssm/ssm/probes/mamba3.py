@@ -41,7 +41,7 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
         raise ConfigError("Mamba-3 records its own discretisation; use b_mode='raw' and include_dt_bias=True")
     if (cache := inputs.kwargs.get("inference_params")) is not None and cache.seqlen_offset > 0:
         raise ConfigError("states cannot be recorded while generating; call the model without inference_params")
-    hidden = inputs.args[0] if inputs.args else inputs.kwargs.get("u", inputs.kwargs.get("hidden_states"))
+    hidden: Any = inputs.args[0] if inputs.args else inputs.kwargs.get("u", inputs.kwargs.get("hidden_states"))
     rank, groups, n, heads = mixer.mimo_rank if mixer.is_mimo else 1, mixer.num_bc_heads, mixer.d_state, mixer.nheads
     sizes = [groups * n * rank, groups * n * rank, heads, heads, heads, mixer.num_rope_angles]
     projected = project(mixer.in_proj, hidden, slice(2 * mixer.d_inner, None))

@@ -34,4 +34,5 @@ def rotated(
         poles.append(extra[0] + 0j)
         rows.append(extra[1] + 0j)
         columns.append(torch.ones_like(rows[-1]))
-    return StateSpace(*(torch.cat(parts, dim=-1) for parts in (poles, rows, columns)), mask)
+    a, c, b = (torch.cat(parts, dim=-1) for parts in (poles, rows, columns))
+    return StateSpace(a, c, b, mask)

@@ -1,0 +1,1 @@
+"""Fewer states: what compression costs, beside other scores and a small model from scratch."""
