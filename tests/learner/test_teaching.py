@@ -235,7 +235,7 @@ def test_commands_on_a_learner_and_on_a_run(tmp_path: Path) -> None:
     first, second = image_folder(tmp_path / "first", 0, 1), image_folder(tmp_path / "second", 2)
     settings = ["model=vim_nano", "model.options.embed_dim=16", "model.options.depth=1", "train.epochs=1"]
     assert "learnt first: 12 samples" in invoke("learn", tmp_path / "learner", first, *settings)
-    invoke("learn", tmp_path / "learner", second / "digit 2", "--label", "two", "--quiet")
+    invoke("learn", tmp_path / "learner", second / "digit 2", "--label", "two", "--quiet", *settings)  # the same
     assert "0, digit 1, two" in invoke("show", tmp_path / "learner")
     assert "forgot digit 0" in invoke("forget", tmp_path / "learner", "digit 0", "--keep-versions")
     assert json.loads(invoke("show", tmp_path / "learner", "--json"))["classes"] == ["digit 1", "two"]

@@ -51,19 +51,19 @@ def learn(
     - `infssm learn my-lm text:manuals/french`
     """
     from infssm.errors import ConfigError
-    from infssm.learner.config.load import parse_overrides
+    from infssm.learner.config.load import load_config, merge, parse_overrides, to_dict
     from infssm.learner.display import choose_screen
     from infssm.learner.learner import Learner
     from infssm.learner.store.directory import RunDirectory
     from infssm.learner.store.versions import Versions
 
-    given = parse_overrides(overrides or ())
     if Versions(folder).exists or RunDirectory(folder).is_run:
-        if given:
-            raise ConfigError(f"{folder} has its settings already: leave {overrides[0] if overrides else ''} out")
         learner = Learner.load(folder)
+        for setting in overrides or ():  # the same command may be given every day
+            if load_config(merge(to_dict(learner.config), parse_overrides([setting]))) != learner.config:
+                raise ConfigError(f"{folder} has other settings already: leave {setting} out")
     else:
-        learner = new_learner(folder, given)
+        learner = new_learner(folder, parse_overrides(overrides or ()))
     samples: Any = data
     if label is not None:
         samples = sorted(path for path in Path(data).rglob("*") if path.is_file() and not path.name.startswith("."))
