@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.data import ImageFacts, SequenceFacts, Task, in_bands
+from infssm.data.sets.text import open_tokenizer
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import held_out_scores
 from infssm.learner.config.fields import RunConfig
@@ -108,6 +109,7 @@ class Learner:
             given = merge(given, {"model": {"classes": "grow"}})
         self._given, self._unknown, self._device = given, unknown, "cpu"
         self._now = Knowledge(load_config(given), own=own)
+        self._before: Knowledge | None = None  # of a learner in memory, for undo
         self.folder = None if folder is None else _free(Path(folder))
 
     @classmethod
@@ -151,7 +153,9 @@ class Learner:
     @property
     def previous(self) -> int:
         """Number of the version that :meth:`undo` goes back to; 0 for none."""
-        return 0 if self.folder is None else self._now.parent
+        if self.folder is None:
+            return 0 if self._before is None else self._before.version
+        return self._now.parent
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -312,7 +316,8 @@ class Learner:
         """Continue a text with a language model, in constant time per token; the prompt is part of the result.
 
         Args:
-            prompt: text, where the tokens are bytes; or ids ``[tokens]`` or ``[batch, tokens]``.
+            prompt: text, or ids ``[tokens]`` or ``[batch, tokens]``. Text is encoded as that of training was: as bytes,
+                or by the tokenizer file in the settings, which must still be there.
             length: tokens to generate.
             temperature: divides the logits; 0 takes the most probable token.
             top_p: sample among the most probable tokens that together have this probability.
@@ -321,9 +326,13 @@ class Learner:
         method, facts = self._now.taught()
         if self._now.has_classes or not isinstance(facts.samples, SequenceFacts):
             raise ConfigError(f"{self.modality} have classes: a language model generates, use predict")
-        ids = token_input(prompt, facts.samples)
+        path = self.config.data.options.get("tokenizer") if isinstance(prompt, str) else None
+        tokenizer = None if path is None else open_tokenizer(path)
+        ids = token_input(prompt, facts.samples, tokenizer)
         draws = None if seed is None else torch.Generator().manual_seed(seed)
         found = generate(unwrap(method.module), ids, length, temperature, top_p, draws).cpu()
+        if tokenizer is not None:
+            return str(tokenizer.decode(found[0].tolist()))
         if isinstance(prompt, str):
             return bytes(found[0].tolist()).decode("utf-8", "replace")
         return found if prompt.ndim == 2 else found[0]
@@ -390,24 +399,35 @@ class Learner:
                 now = now.without(name, unknown=self._unknown)
             self._change(now, only=not keep_versions)
         if self.folder is not None and RunDirectory(self.folder).is_run:
-            return "removed from the learner; the files of the run it continues (weights, checkpoints) still hold them"
+            return (
+                "removed from the learner, but the files of the run it continues (weights, checkpoints) still hold them"
+            )
         if now.trained:
-            return "removed from the head, the statistics and the buffers; the weights were trained on samples of them"
+            return (
+                "removed from head, statistics and buffers, but the weights of the model were trained on their samples"
+            )
         return "nothing computed from them remains"
 
     def undo(self) -> None:
-        """Go back to the version before the last change."""
+        """Go back to the version before the last change; in memory, once."""
         with self._alone():
-            if self.folder is None or not self.previous:
-                raise ConfigError("there is no version before this one to go back to")
-            versions, before = Versions(self.folder), self.previous
+            before = self.previous
+            if not before:
+                raise ConfigError(
+                    "there is no version before this one to go back to: it is the first, or forget removed those before"
+                )
+            if self.folder is None:
+                assert self._before is not None
+                self._now, self._before = self._before, None
+                return
+            versions = Versions(self.folder)
             self._open(versions, before)
             versions.point_to(before)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the learner to a folder, where changes are written from now on."""
         self._now.taught()
-        self.folder = _free(Path(folder))
+        self.folder, self._before = _free(Path(folder)), None
         with self._alone():
             self._change(self._now, only=True)
 
@@ -434,6 +454,7 @@ class Learner:
     def _change(self, now: Knowledge, *, only: bool = False) -> None:
         """Store what is known now as a new version and take it over; ``only`` removes the versions before."""
         if self.folder is None:
+            self._before = None if only else self._now
             self._now = replace(now, version=self._now.version + 1)
             return
         versions, parent = Versions(self.folder), 0 if only else self._now.version
