@@ -19,6 +19,7 @@ from infssm.learner.learner import Learner
 from infssm.learner.store.lock import InUseError, locked
 from infssm.learner.store.versions import Versions
 from tests.learner.frozen import digits, frozen
+from tests.learner.test_lock import hold
 
 HEADS = ["ncm", "lda", "gda", "ranpac"]
 SMALL = {"ranpac": {"method": {"width": 64}}}
@@ -266,11 +267,15 @@ def test_two_writers_are_kept_apart_and_see_each_others_changes(tmp_path: Path) 
     two.learn(*digits(2))
     one.learn(*digits(3))
     assert one.classes == ("digit 0", "digit 1", "digit 2", "digit 3")
-    with Versions(tmp_path / "learner").lock():
+    with hold(tmp_path / "learner") as process:
         for change in (lambda: two.learn(*digits(4)), lambda: two.forget("digit 0"), two.undo):
-            with pytest.raises(InUseError):
+            with pytest.raises(InUseError, match=f"in use by process {process.pid} .*then try again"):
                 change()
+        assert two.predict(images(0)) == Learner.load(tmp_path / "learner", version=two.version).predict(images(0))
+        process.kill()
     assert Learner.load(tmp_path / "learner").version == one.version
+    two.learn(*digits(4))
+    assert two.classes == (*one.classes, "digit 4")
 
 
 def test_memory_and_folders(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def learn(
 ) -> None:
     """Teach a learner new classes, more samples of known ones, or both.
 
-    The old data are not needed. By default the backbone is frozen (pre-trained weights with `model.weights=`, else
-    trained by the first lesson) and a head of class statistics learns, which forgets nothing; `method=` chooses
-    another. A run of `infssm run` can be taught more in the same way. Whatever goes wrong, the version before stays.
+    The old data are not needed. By default the backbone is frozen and a head of class statistics learns, which forgets
+    nothing. For images the backbone has weights that come with infssm, for sounds and series the first lesson trains
+    it; `model=`, `model.weights=` and `method=` choose others. A run of `infssm run` can be taught more in the same way. Whatever goes wrong, the version before stays.
 
     Examples:
 

@@ -63,7 +63,8 @@ class Learner:
     it had never been there. With a method that trains the backbone, each lesson is a task as in ``infssm run``.
 
     Args:
-        model: name of a model; None chooses one that fits the first data. Or a module of your own, with a classifier
+        model: name of a model; None chooses one that fits the first data, for a frozen backbone on images one with
+            weights that come with infssm. Or a module of your own, with a classifier
             named ``head``, ``classifier``, ``score`` or ``fc``, which is replaced by one of the classes taught. The
             folder holds its weights, not its code: give the module again to :meth:`load`.
         transform: of a module of your own, from a PIL image to its input ``[channels, height, width]``.
@@ -99,10 +100,8 @@ class Learner:
             chosen["weights"] = os.fspath(weights)
         # In this order: a name that is merged later would drop the options of the model that it replaces.
         given = merge({"method": {"name": method}, "model": chosen, "seed": seed}, dict(settings or {}))
-        if str(weights) in PACKAGED_FOR:  # nobody should have to look up what they were trained on
-            options, (channels, size) = PACKAGED_FOR[str(weights)]
-            given = merge({"model": options, "data": {"image_size": size}}, given)
-            self._samples = ImageFacts(str(weights), channels, size, size)
+        if str(weights) in PACKAGED_FOR:
+            given, self._samples = _with_packaged(given, str(weights))
         if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
         if "classes" not in given["model"]:
@@ -239,9 +238,16 @@ class Learner:
             name = Path(data).name.rpartition(":")[2] if path else f"lesson {len(self.history) + 1}"
         samples = (self._samples or dataset.facts) if facts is None else facts.samples
         if facts is None:
-            model = self._given.get("model", {})
-            chosen = {} if "name" in model else model_settings(dataset)
-            config = resolve(load_config(merge(chosen, self._given)))
+            given = self._given
+            freezes, open_choice = parse_name(given["method"]["name"]).base.freezes, "name" not in given["model"]
+            if open_choice and freezes and "weights" not in given["model"] and isinstance(dataset.facts, ImageFacts):
+                # A backbone that stays frozen should have seen more than the few images of a first lesson.
+                tiny = dataset.facts.channels == 1 and (dataset.facts.height or 32) <= 16  # as the letters of omniglot
+                given, samples = _with_packaged(given, "omniglot" if tiny else "cifar100-base")
+                given = merge({"train": {"task0": "skip"}}, given)
+            elif open_choice:
+                given = merge(model_settings(dataset), given)
+            config = resolve(load_config(given))
             if isinstance(samples, SequenceFacts):
                 samples = in_bands(dataset, config.data.bands).facts
         dataset = fitting(dataset, samples, self._now.recipe)
@@ -456,6 +462,13 @@ def load(
     if task is None and Versions(Path(folder)).exists:
         return Learner.load(folder, device=device, **own)
     return load_classifier(folder, task=task, device=device)
+
+
+def _with_packaged(given: dict[str, Any], weights: str) -> tuple[dict[str, Any], ImageFacts]:
+    """Settings with weights that come with infssm, the model that they are for, and what its images are like."""
+    model, (channels, size) = PACKAGED_FOR[weights]
+    packaged = {"model": {**model, "weights": weights}, "data": {"image_size": size}}
+    return merge(packaged, given), ImageFacts(weights, channels, size, size)
 
 
 def _free(folder: Path) -> Path:
