@@ -172,13 +172,18 @@ class Knowledge:
         place = f".{find_classifier(unwrap(method.module)).name}."
         for tensors in filter(None, (weights, state["old"])):
             for key, value in tensors.items():
-                if place in f".{key}" and len(value) == len(facts.classes):
+                if place in f".{key}" and value.ndim and len(value) == len(facts.classes):
                     tensors[key] = torch.cat([value[:label], value[label + 1 :]])
         past = sum(fewer.task_sizes[:-1])
         block = [past if fewer.task_sizes[-1] else 0, len(fewer.classes)]
         state["task"] = {"index": len(fewer.task_sizes) - 1, "classes": block, "past": past}
         grown, recipe = _opened(self.config, fewer, device, weights, {**state, "head": None}, self.own)
-        lessons = [replace(one, samples={k: n for k, n in one.samples.items() if k != name}) for one in self.history]
+        lessons, before = [], True
+        for one in self.history:
+            before = before and name not in one.samples
+            others = {k: n for k, n in one.samples.items() if k != name}
+            # From the lesson that taught the class on, accuracies depend on it.
+            lessons.append(replace(one, samples=others, score=one.score if before else None))
         held_out = None if self.held_out is None else self.held_out.without(label)
         rest = replace(
             self, facts=fewer, method=grown, recipe=recipe, history=tuple(one for one in lessons if one.samples)
