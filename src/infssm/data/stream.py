@@ -15,6 +15,7 @@ from torch import Tensor
 from infssm._registry import suggest
 from infssm.data.dataset import Dataset, Indices
 from infssm.data.facts import StreamFacts
+from infssm.data.sequences import MeasuredSeries
 from infssm.data.split import Split
 from infssm.errors import ConfigError, DataError
 
@@ -26,7 +27,7 @@ class TaskData:
     Attributes:
         dataset: where the images are.
         indices: int64 [n] data set indices.
-        labels: int64 [n] stream labels of those images.
+        labels: int64 [n] stream labels of those images; of regression their targets, float32 [n].
     """
 
     dataset: Dataset
@@ -99,7 +100,7 @@ class TaskStream:
         self.split = split
         self.by = by
         if dataset.modality.by == "domain" and by == "class":
-            raise ConfigError(f"{dataset.name} is text without classes: make tasks by domain")
+            raise ConfigError(f"{dataset.name} has no classes: make tasks by domain")
         names, group_of = dataset.classes, dataset.labels
         if by == "domain":
             if dataset.domain_of is None:
@@ -171,7 +172,9 @@ class TaskStream:
             mine = indices[(places >= group.start) & (places < group.stop)]
             if not len(mine) and name != "val":
                 raise DataError(f"task {index} of {self.dataset.name} has no {name} images")
-            parts[name] = TaskData(self.dataset, mine, torch.from_numpy(self._labels[mine]))
+            samples = self.dataset.samples
+            targets = samples.targets if isinstance(samples, MeasuredSeries) else self._labels
+            parts[name] = TaskData(self.dataset, mine, torch.from_numpy(targets[mine]))
         classes = group if self.by == "class" else range(self.num_classes)
         return Task(
             index,

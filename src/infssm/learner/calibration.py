@@ -1,7 +1,9 @@
-"""Probabilities that can be trusted, and samples unlike every class: both are set on held-out samples.
+"""Probabilities that can be trusted, and samples unlike every class: both are set on samples that are left out.
 
-A part of each class's samples is held out. Their features, never the samples, are kept, so that the calibration can be
-computed again whenever classes are added or forgotten: it follows from the head and these features alone.
+Features of some samples of each class, never the samples, are kept, so that the calibration can be computed again
+whenever classes are added or forgotten: it follows from the head and these features alone. A fitted head can do without
+any of the samples that it was fitted to. What was trained cannot, so of a lesson that trains only samples are kept that
+were held out of training.
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ import torch
 from torch import Tensor
 
 from infssm.methods import FittedHead, Head
+from infssm.methods.heads.statistical import StatisticalHead
 from infssm.models.features import output_layer
 from infssm.ssm import unwrap
 
 LIMIT = 32
-"""Held-out samples that are kept of each class."""
+"""Samples of each class whose features are kept."""
 _EVERY = 5
+"""One in so many samples of a class is held out of training, and left out of the head that probabilities are set on."""
 _ENOUGH = 1024
 """Held-out samples, of all classes together, that set the temperature: the time of a lesson must not grow with the
 square of the number of classes, and one number needs no more."""
-_PRIOR = 4
-"""Held-out samples of a class that its mean distance must have to count as much as the mean of all classes."""
+_PRIOR = 16
+"""Samples of a class that its mean distance must have to count as much as the mean of all classes."""
 
 
 def held_out_rows(labels: Tensor) -> Tensor:
@@ -37,6 +41,12 @@ def held_out_rows(labels: Tensor) -> Tensor:
     for own in _by_class(labels):
         chosen = own[_EVERY - 1 :: _EVERY] if len(own) >= _EVERY else own[1:][-1:]
         rows.append(_spread(chosen))
+    return torch.cat(rows).sort().values if rows else labels.new_empty(0)
+
+
+def kept_rows(labels: Tensor) -> Tensor:
+    """Which of the samples of a lesson without training to keep features of: at most 32 of each class, ascending."""
+    rows = [_spread(own) for own in _by_class(labels)]
     return torch.cat(rows).sort().values if rows else labels.new_empty(0)
 
 
@@ -54,7 +64,7 @@ def _by_class(labels: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Features of held-out samples, at most 32 of each class.
+    """Features of samples that a head can be examined on, at most 32 of each class.
 
     Attributes:
         features: float32 [m, d], transformed as those that the head takes statistics of.
@@ -130,8 +140,8 @@ class Calibration:
         Args:
             logits: [m, K] by a head that was not fitted to these samples; ``-inf`` for classes without samples.
             labels: [m].
-            own: squared distances ``[n]`` of held-out samples to their own classes, and these classes ``[n]``; None
-                where the head measures no distances.
+            own: squared distances ``[n]`` of samples to their own classes, each left out of the fit, and these classes
+                ``[n]``; None where the head measures no distances.
             unknown: the share of a class's own samples that may be called unknown.
         """
         usable = logits.gather(1, labels[:, None])[:, 0].isfinite()
@@ -149,19 +159,20 @@ class Calibration:
         return (logits.double() / self.temperature).softmax(dim=1)
 
     def unlikeness(self, logits: Tensor, distances: Tensor | None) -> Tensor:
-        """How unlike its predicted class each sample is, float64 [b]: above 1 it is unknown.
+        """How unlike every class each sample is, float64 [b]: above 1 it is unknown.
 
-        The distance to the predicted class divided by the threshold of that class.
+        The least distance to a class, divided by the threshold of that class. So a class's own samples are called
+        unknown as seldom as its threshold says, whether their class is predicted or another one.
         """
         thresholds = self.thresholds.to(logits.device)
         if distances is None:
             found: Tensor = 1 - self.probabilities(logits).amax(dim=1)
             return found / thresholds.clamp(min=torch.finfo(torch.float64).tiny)
-        predicted = logits.argmax(dim=1)
-        return distances.double().gather(1, predicted[:, None])[:, 0] / thresholds[predicted]
+        ratios = distances.double() / thresholds.to(distances.device)
+        return ratios.nan_to_num(nan=torch.inf).amin(dim=1)  # inf / inf: a class without samples, nothing to set it on
 
     def known(self, logits: Tensor, distances: Tensor | None) -> Tensor:
-        """Which samples are like the class that is predicted for them: bool [b]."""
+        """Which samples are like some class: bool [b]."""
         return self.unlikeness(logits, distances) <= 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,35 +186,43 @@ class Calibration:
 
 
 @torch.no_grad()
-def held_out_scores(head: Head, held: HeldOut, rows: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Logits ``[m, K]`` and distances ``[m, K]`` of held-out samples by a head that was not fitted to any of them.
+def held_out_scores(head: Head, held: HeldOut, among: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Logits ``[m, K]`` and distances ``[m, K]`` of samples by a head that was fitted to none of them, and their rows.
 
-    Of some of them where ``rows`` tells which: all samples against all classes take time that grows with the square of
-    the number of classes.
+    Only of samples of the classes ``among``, where given: all samples against all classes take time that grows with the
+    square of the number of classes.
     """
-    left = _left_out(head, held)
-    features = held.features if rows is None else held.features[rows]
-    return _logits(left, features), left.distances(features.to(head.context.device))
+    left, rows = _left_out(head, held)
+    if among is not None:
+        rows = rows[torch.isin(held.labels[rows], among)]
+    features = held.features[rows]
+    return _logits(left, features), left.distances(features.to(head.context.device)), rows
 
 
 @torch.no_grad()
 def calibrate(head: Head, held: HeldOut, unknown: float = 0.05) -> Calibration:
-    """The calibration that follows from a head and the held-out samples; the head does not change."""
-    left, device = _left_out(head, held), head.context.device
-    rows = _spread(torch.arange(len(held.labels)), _ENOUGH)
-    logits = _logits(left, held.features[rows])
-    distances = left.own_distances(held.features.to(device), held.labels.to(device))
+    """The calibration that follows from a head and the kept samples; the head does not change."""
+    device = head.context.device
+    left, rows = _left_out(head, held)
+    rows = _spread(rows, _ENOUGH)
+    distances = head.left_out_distances(held.features.to(device), held.labels.to(device))
     own = None if distances is None else (distances, held.labels)
-    return Calibration.fit(logits, held.labels[rows].to(device), own, unknown)
+    return Calibration.fit(_logits(left, held.features[rows]), held.labels[rows].to(device), own, unknown)
 
 
-def _left_out(head: Head, held: HeldOut) -> Head:
-    """The head as it would be without the held-out samples.
+def _left_out(head: Head, held: HeldOut) -> tuple[Head, Tensor]:
+    """The head as it would be without some of the kept samples, and which: up to a fifth of each class.
 
-    A fitted head may have been fitted to all samples: they are removed from its statistics, exactly, and the head that
-    follows from the rest is returned. The classifier of a trained head must have been trained without them.
+    A fitted head may have been fitted to all samples: some are removed from its statistics, exactly, and the head that
+    follows from the rest is returned. The classifier of a trained head was trained without any of them.
     """
-    return head.leaving_out(held.features, held.labels) if isinstance(head, FittedHead) else head
+    rows = torch.arange(len(held.labels))
+    if not isinstance(head, StatisticalHead):
+        return head, rows
+    count = head.statistics[0].count.long().tolist()
+    chosen = [_spread(own, max(1, count[label] // _EVERY)) for label, own in enumerate(_by_class(held.labels))]
+    rows = torch.cat(chosen) if chosen else rows
+    return head.leaving_out(held.features[rows], held.labels[rows]), rows
 
 
 def _logits(head: Head, features: Tensor) -> Tensor:
@@ -242,30 +261,22 @@ def _temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _thresholds(own: Tensor, labels: Tensor, num_classes: int, unknown: float) -> Tensor:
-    """Thresholds ``[K]`` from the distances ``own: [m]`` of held-out samples to their own classes.
+    """Thresholds ``[K]`` from the distances ``own: [m]`` of samples to their own classes, each left out of the fit.
 
-    A quantile 1 - u of fewer than 1/u samples is little more than their maximum, so classes share what they have in
-    common. With n samples of class c, mean distance m_c over them and m over all classes, and quantiles q_c of the
-    class and q of all classes of distances divided by the mean of their class,
+    A quantile 1 - u of fewer than 1/u samples is no more than their maximum, so classes share the shape of the tail and
+    differ in scale. With n samples of class c, mean distance m_c over them and m over all classes,
 
-        threshold_c = (n m_c + 4 m) / (n + 4) · (n q_c + q/u) / (n + 1/u).
+        threshold_c = s_c q,    s_c = (n m_c + 16 m) / (n + 16),
 
-    The scale of a class is known from a few samples, the shape of its tail from about 1/u.
+    where q is the quantile of all distances, each divided by the scale of its class as it would be without that sample:
+    a new sample has no part in it either.
     """
     if len(own) == 0:
         return torch.full((num_classes,), torch.inf, dtype=torch.float64)
-    counts = labels.bincount(minlength=num_classes).double()
-    everywhere = own.mean()
-    means = torch.zeros(num_classes, dtype=torch.float64).index_add_(0, labels, own)
-    means = (means + _PRIOR * everywhere) / (counts + _PRIOR)
-    relative = own / means[labels].clamp(min=torch.finfo(torch.float64).tiny)
-    shared = _quantile(relative, unknown)
-    tails = shared.repeat(num_classes)
-    for label, rows in enumerate(_by_class(labels)):
-        if len(rows):
-            tails[label] = _quantile(relative[rows], unknown)
-    needed = 1 / unknown
-    return means * (counts * tails + needed * shared) / (counts + needed)
+    counts = labels.bincount(minlength=num_classes) + _PRIOR
+    sums = torch.full((num_classes,), _PRIOR * float(own.mean()), dtype=torch.float64).index_add_(0, labels, own)
+    others = (sums[labels] - own) / (counts[labels] - 1)
+    return sums / counts * _quantile(own / others.clamp(min=torch.finfo(torch.float64).tiny), unknown)
 
 
 def _quantile(values: Tensor, unknown: float) -> Tensor:

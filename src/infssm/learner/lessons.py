@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from infssm._seeding import seed_all
-from infssm.data import Task
+from infssm.data import Task, TaskData
 from infssm.data.loader import Part
 from infssm.errors import ConfigError
-from infssm.learner.calibration import HeldOut, held_out_scores
+from infssm.learner.calibration import HeldOut, held_out_scores, kept_rows
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.resolve import task0_config
 from infssm.learner.devices import launch
@@ -105,10 +105,13 @@ def examine(now: Knowledge, setup: Setup, taught: TaughtTask, unknown: float) ->
         held_out = None  # features of earlier lessons are those of another backbone
     if taught.everything is None or not len(task.val):
         return now.calibrated(held_out, unknown=unknown), None
+    if head.fitted and not (setup.epochs(task.index) or (task.index == 0 and now.trained)):
+        whole = taught.everything.train  # nothing was trained on them, and a fitted head can do without any of them
+        kept = kept_rows(whole.labels)
+        task = replace(task, val=TaskData(whole.dataset, whole.indices[kept.numpy()], whole.labels[kept]))
     rows, labels = now.features_of(setup.eval_loader(task, "val"))
     held_out = (held_out or HeldOut.empty(rows.shape[1])).after_task(head, rows, labels)
-    asked = torch.isin(held_out.labels, labels)
-    logits, _ = held_out_scores(head, held_out, asked)
+    logits, _, asked = held_out_scores(head, held_out, labels)
     right = logits.cpu().argmax(1) == held_out.labels[asked]
     return now.calibrated(held_out, unknown=unknown), float(right.double().mean())
 

@@ -25,14 +25,14 @@ from infssm.learner.devices import average_gradients
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.learner.events import Control, EpochDone, Listener, Note, StepDone, TaskBegan, TaskEnded
 from infssm.learner.log import Log
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, RMSE, Confusion
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.learner.optim.schedule import learning_rate
 from infssm.learner.saving.checkpoint import load_checkpoint
 from infssm.learner.saving.progress import Progress, load_method, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
-from infssm.learner.scoring import Bits, scoring_of
+from infssm.learner.scoring import Bits, Errors, scoring_of
 from infssm.learner.setup import Setup
 from infssm.learner.signals import Interrupted
 from infssm.learner.store import names
@@ -240,6 +240,7 @@ class Loop:
                 measure.key: values,
                 **({"task_accuracy": inside} if inside else {}),
                 **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
+                **({"r2": [s.r2 for s in row if isinstance(s, Errors)]} if measure == RMSE else {}),
                 "aa": progress.matrix.aa,
                 **({"chosen": chosen} if (chosen := setup.method.automatic_options()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,

@@ -132,6 +132,8 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch without CUDA asserts
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
+    if facts.modality.scoring == "numbers":
+        raise ConfigError(f"{directory.path} predicts numbers, which has no classes: test it with `infssm eval`")
     if not SCORINGS[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
     method, recipe = build_learner(config, known_facts(config, facts, last), place, weights=False)

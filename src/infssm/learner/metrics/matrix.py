@@ -109,7 +109,7 @@ class AccuracyMatrix:
 
     Args:
         num_tasks: tasks in the stream.
-        measure: what the values are; accuracy, or bits of language.
+        measure: what the values are; accuracy, bits of language, or RMSE of regression.
 
     Of language, the values are bits per byte of the text, which different tokenizers can be compared by, and
     ``samples`` counts bytes. The matrix also holds the number of their tokens, which gives bits per token.
@@ -264,7 +264,7 @@ class AccuracyMatrix:
             "til_aia": til.aia,
             "til_fm": til.fm("code"),
             "til_bwt": til.bwt,
-            **({} if self.measure == ACCURACY else {"bits_per_token": self.bits_per_token}),
+            **({"bits_per_token": self.bits_per_token} if self.measure.unit == "bits" else {}),
         } | ({"fwt": self.fwt, "newest": self.newest} if self.of_domains else {})
 
     def _stored(self) -> dict[str, Matrix]:

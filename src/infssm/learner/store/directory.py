@@ -76,7 +76,7 @@ class RunDirectory:
         if not run.is_run:
             raise ConfigError(
                 f"{path} is not a run directory: it has no {names.MARKER} (give the folder that holds it, "
-                "or start a run with `infssm run`)"
+                "or start a run with `infssm run`, a learner with `infssm learn`)"
             )
         return run
 

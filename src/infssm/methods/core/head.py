@@ -65,8 +65,11 @@ class Head(Component, ABC):
         """
         return None
 
-    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
-        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``."""
+    def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``.
+
+        Each by the head as it would be without that one image, where it is fitted to it.
+        """
         distances = self.distances(features)
         return None if distances is None else distances.gather(1, labels[:, None])[:, 0]
 

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from infssm.methods.heads.class_statistics import ClassStatistics, cholesky, shrunk
 
+_ROUNDING = 1e-9
+"""Least share of a distance that is taken for more than rounding, where only one feature varies in its direction."""
+
 
 class Gaussians(nn.Module):
     """Scores ``offset_c - ½|whiten_c (f - mean_c)|²``: log densities of class Gaussians up to a constant.
@@ -54,21 +57,6 @@ class Gaussians(nn.Module):
             distances.append(torch.cat(parts))
         return torch.stack(distances).sum(dim=0).T
 
-    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Squared Mahalanobis distances ``[b]`` of ``features: [b, m·d]`` to the class of each one's ``labels: [b]``.
-
-        As :meth:`distances` at those places, in the time of one class instead of all.
-        """
-        width, found = self.whiten.shape[2], features.new_zeros(len(features))
-        whitens = self.whiten.expand(len(self.mean), -1, -1)
-        order = labels.argsort(stable=True)
-        for label, rows in enumerate(torch.split(order, labels.bincount(minlength=len(self.mean)).tolist())):
-            gaps = features[rows] - self.mean[label]
-            for start in range(0, features.shape[1], width) if len(rows) else ():
-                model = slice(start, start + width)
-                found[rows] += (gaps[:, model] @ whitens[label, model].mT).square().sum(dim=1)
-        return found
-
 
 def gaussian_classifier(statistics: ClassStatistics, alpha: float, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """Quadratic discriminant analysis with equal priors and class covariances ``(1-β)Σ_c + βΣ̄``, shrunk by α.
@@ -88,6 +76,36 @@ def gaussian_classifier(statistics: ClassStatistics, alpha: float, beta: float) 
             found, offset[label] = _whitening(shrunk(own, alpha))
             whiten[label] = found
     return statistics.mean, whiten, offset.masked_fill(~statistics.seen, -torch.inf)
+
+
+def left_out_distances(
+    statistics: ClassStatistics, features: Tensor, labels: Tensor, alpha: float, beta: float
+) -> Tensor:
+    """Squared distances ``[m]`` of ``features: [m, d]`` to their classes ``labels: [m]``, each left out of the fit.
+
+    The features are some of those that the statistics are of. With n of them in class c, N in all and δ = f - μ_c, the
+    mean without f is further away by the factor n / (n-1), and S, the covariance of :func:`gaussian_classifier`, loses
+    the share of f, ``w δδᵀ`` with ``w = (1-α)((1-β) / (n-1) + β n / ((n-1)N))``. By Sherman and Morrison the distance
+    is then ``(n / (n-1))² q / (1 - wq)`` with ``q = δᵀS⁻¹δ``: no feature needs a covariance of its own. What S is
+    divided by and its share of the identity stay, because the distances are compared with those by S. ``inf`` where the
+    class has no other feature.
+    """
+    beta = 1.0 if statistics.triangles is None else beta
+    pooled, total = statistics.pooled, statistics.count.sum()
+    factor = cholesky(shrunk(pooled, alpha))
+    found = torch.full((len(features),), torch.inf, dtype=torch.float64, device=features.device)
+    for label, rows in enumerate(torch.split(labels.argsort(stable=True), labels.bincount().tolist())):
+        count = statistics.count[label]
+        if not len(rows) or count < 2:
+            continue
+        if beta < 1:
+            factor = cholesky(shrunk((1 - beta) * statistics.covariance(label) + beta * pooled, alpha))
+        gaps = (features[rows].double() - statistics.mean[label]).T
+        within = torch.linalg.solve_triangular(factor, gaps, upper=False).square().sum(dim=0)
+        weight = (1 - alpha) * (1 - beta + beta * count / total) / (count - 1)
+        rest = (1 - weight * within).clamp(min=_ROUNDING)
+        found[rows] = (count / (count - 1)) ** 2 * within / rest
+    return found
 
 
 def averaged(models: Sequence[tuple[Tensor, Tensor, Tensor]], log_prior: Tensor) -> Gaussians:

@@ -15,7 +15,7 @@ from infssm.methods.core.head import FeatureBatch, Features, FittedHead
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
 from infssm.methods.heads.drift import Drift, MapDrift, MeanDrift
-from infssm.methods.heads.gaussians import Gaussians, averaged, gaussian_classifier
+from infssm.methods.heads.gaussians import Gaussians, averaged, gaussian_classifier, left_out_distances
 
 LARGE = 2**26
 """Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep the pooled one alone."""
@@ -133,11 +133,15 @@ class StatisticalHead(FittedHead):
         return found.masked_fill(~self.statistics[0].seen.to(found.device), torch.inf)
 
     @torch.no_grad()
-    def own_distances(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Squared Mahalanobis distances ``[m]`` of transformed ``features: [m, d]`` to the classes ``labels: [m]``."""
-        gaussians = self.gaussians()
-        found = gaussians.own_distances(features.to(gaussians.mean), labels)
-        return found.masked_fill(~self.statistics[0].seen.to(found.device)[labels], torch.inf)
+    def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor:
+        """See :func:`~infssm.methods.heads.gaussians.left_out_distances`; of several models the mean."""
+        alpha, beta = getattr(self.config, "alpha", _ALPHA), getattr(self.config, "beta", 1.0)
+        parts = features.to(self.context.device).chunk(self.num_models, dim=1)
+        found = [
+            left_out_distances(statistics, part, labels.to(part.device), alpha, beta)
+            for statistics, part in zip(self.statistics, parts, strict=True)
+        ]
+        return torch.stack(found).mean(dim=0)
 
     @torch.no_grad()
     def leaving_out(self, features: Tensor, labels: Tensor) -> StatisticalHead:
