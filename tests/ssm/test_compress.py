@@ -111,7 +111,7 @@ def test_training_brings_the_model_back(name: str, tmp_path: Path) -> None:
 
 
 def test_a_compressed_model_exports(tmp_path: Path) -> None:
-    """Traced, which is what ONNX needs too; that ONNX has every operation is checked for models of all sizes."""
+    """As a torch program: the trace that ONNX starts from too. Writing a Vim as ONNX is checked in test_export.py."""
     torch.manual_seed(0)
     model, x = infssm.create_model("vim_nano", **VIM | {"depth": 1}).eval(), torch.randn(4, 3, 16, 16)
     small = infssm.compress(model, states=2, data=[x], steps=1)
