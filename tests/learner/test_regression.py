@@ -57,6 +57,7 @@ def test_errors_are_those_of_numpy_whatever_the_batches(tmp_path: Path) -> None:
         ("si", {}),
         ("mas", {}),
         ("frozen", {}),
+        ("nullspace", {}),
         ("inf-ssm-exact", {"measure_at": 2}),
     ],
 )

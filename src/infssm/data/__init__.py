@@ -26,7 +26,7 @@ from infssm.data.sequences import ArraySequences, MeasuredSeries, Sequences, Sou
 from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, few_shots, make_split
-from infssm.data.stream import Task, TaskData, TaskStream
+from infssm.data.stream import Task, TaskData, TaskStream, in_stream_order
 
 __all__ = [
     "Archive",
@@ -65,6 +65,7 @@ __all__ = [
     "few_shots",
     "find_unreadable",
     "in_bands",
+    "in_stream_order",
     "list_datasets",
     "list_recipes",
     "load_dataset",

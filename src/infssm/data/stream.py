@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from infssm._registry import suggest
+from infssm._seeding import generator
 from infssm.data.dataset import Dataset, Indices
 from infssm.data.facts import StreamFacts
 from infssm.data.sequences import MeasuredSeries
@@ -111,6 +112,8 @@ class TaskStream:
         )
         self.num_tasks = len(division)
         order: Indices = np.array([group for task in division for group in task], dtype=np.int64)
+        self._order = order
+        """Labels of the classes, or numbers of the domains, in stream order."""
         place_of = np.full(len(names), -1, dtype=np.int64)
         place_of[order] = np.arange(len(order))
         self._places = place_of[group_of]
@@ -165,6 +168,10 @@ class TaskStream:
         """Task ``index`` with the images of all tasks up to it: what joint training sees."""
         return self._task(index, range(self._groups[index].stop))
 
+    def merged(self) -> TaskStream:
+        """All tasks as one, for a stream whose boundaries are not told; its samples stay in the order of the split."""
+        return TaskStream(self.dataset, self.split, tasks=[self._order.tolist()], by=self.by)
+
     def _task(self, index: int, group: range) -> Task:
         parts = {}
         for name, indices in (("train", self.split.train), ("val", self.split.val), ("test", self.split.test)):
@@ -187,6 +194,19 @@ class TaskStream:
             class_names=self.class_names[: classes.stop],
             domain=self.domains[index] if self.domains else "",
         )
+
+
+def in_stream_order(stream: TaskStream, blur: float, seed: int) -> Split:
+    """The split of a stream with its training samples in the order of the tasks, shuffled inside each.
+
+    A share ``blur`` of them is at a random place instead, so that tasks have no sharp boundaries.
+    """
+    rng = generator(seed, "online")
+    parts = [task.train.indices for task in stream]
+    place = torch.cat([task + torch.rand(len(part), generator=rng) for task, part in enumerate(parts)])
+    moved = torch.rand(len(place), generator=rng) < blur
+    place = torch.where(moved, len(parts) * torch.rand(len(place), generator=rng), place)
+    return replace(stream.split, train=np.concatenate(parts)[place.argsort(stable=True).numpy()])
 
 
 def divide_classes(

@@ -143,6 +143,8 @@ class Knowledge:
     def of_run(cls, run: RunDirectory, device: str) -> Knowledge:
         """What a run learnt in the tasks that it finished."""
         config, facts = load_config(run.config()), StreamFacts.from_json(run.stream())
+        # Lessons have boundaries, whatever the stream of the run was like.
+        config = config.model_copy(update={"data": config.data.model_copy(update={"online": False, "blur": 0.0})})
         if facts.modality.scoring == "numbers":
             raise ConfigError(f"{run.path} predicts numbers, and a learner knows classes or text: use `infssm eval`")
         saved, _ = load_newest(run.last_checkpoint)

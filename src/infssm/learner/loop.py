@@ -38,6 +38,7 @@ from infssm.learner.signals import Interrupted
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import train_step
+from infssm.ssm import logits_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -139,6 +140,8 @@ class Loop:
             done = progress.position.step / steps
             lr = learning_rate(train, task.index, epoch, epochs=epochs, progress=done)
             set_learning_rate(optimizer, lr)
+            if setup.config.data.online:
+                self.test_batch(batch)
             terms = self.step(batch, task, optimizer)
             progress.position.step += 1
             progress.position.at += 1
@@ -155,6 +158,18 @@ class Loop:
                     at = progress.position.at
                     self.listen(StepDone(at, task.index, task.num_tasks, epoch, epochs, values, speed))
             self.stop_if_asked(optimizer)
+
+    @torch.no_grad()
+    def test_batch(self, batch: Batch) -> None:
+        """Classify a batch of an online stream among all classes, before it is trained on."""
+        module, batch = self.setup.method.module, batch.to(self.fabric.device)
+        module.eval()
+        with self.fabric.autocast():
+            logits = logits_of(module(**x) if isinstance(x := batch.inputs, Mapping) else module(x))
+        module.train()
+        right = int((logits.argmax(1) == batch.y).sum())
+        self.progress.matrix.add_online(right, len(batch))
+        self.write({"kind": "online", "step": self.progress.position.step, "right": right, "samples": len(batch)})
 
     def step(self, batch: Batch, task: Task, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Forward, backward, update: the weighted loss terms of the step."""
@@ -263,6 +278,8 @@ class Loop:
         part = "validation " if self.setup.config.data.evaluate == "val" else ""
         shown = " ".join(f"{100 * v:.1f}" if measure == ACCURACY else measure.show(v) for v in values)
         mean = f"AA {100 * aa:.2f} %" if measure == ACCURACY else f"mean {measure.show(aa)}"
+        if self.setup.config.data.online:
+            mean += f", along the stream {100 * self.progress.matrix.online:.2f} %"
         self.listen(Note(f"task {task.index + 1} done: {part}{measure.title} per task {shown}, {mean}"))
         if chosen:
             options = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())

@@ -177,6 +177,8 @@ def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list
         tiles.append((f"forward transfer, {measure.change}", measure.show(values["fwt"])))
     else:
         tiles.append(("task-incremental AA, %", measure.show(values["til_aa"])))
+    if "online" in values:
+        tiles = [tiles[0], ("along the stream, %", measure.show(values["online"]))]
     speeds = [line["images_per_s"] for line in metrics if line["kind"] == "epoch"]
     if speeds:
         tiles.append(

@@ -32,6 +32,8 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
     aa, aia, fm = ("AA", "AIA", "FM") if measure == ACCURACY else (measure.unit, "all tasks", "forgets")
     found: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
     if measure == ACCURACY and not all("fwt" in row.measures for row in rows):
+        if all("online" in row.measures for row in rows):
+            return {"aa": found["aa"], "online": ("along", max)}
         return found | {"til_aa": ("task-inc. AA", max)}
     found |= {"newest": ("newest", better), "fwt": ("FWT", max)}
     # Where bytes are the tokens, bits per token are bits per byte.
@@ -55,6 +57,11 @@ def note(rows: Sequence[Row]) -> str:
             "last one; all tasks: its mean over the tasks' ends; forgets: bits that a task lost since its best; "
             "newest: each task after its own training; FWT: bits better than guessing just before its own training; "
             "per token: the same text in bits per token. Mean ± sample standard deviation over seeds."
+        )
+    if "online" in columns(rows):
+        return (
+            "Percent; mean ± sample standard deviation over seeds. AA: accuracy on the test samples of all classes "
+            "after the stream; along: accuracy on each batch before it was trained on, the area under that curve."
         )
     inside = "task-inc. AA: decided inside each image's own task."
     domains = "newest: each task after its own training, FWT: points better than guessing just before it."

@@ -38,6 +38,7 @@ class ER(StreamReplay):
     """
 
     name = "er"
+    online: ClassVar[bool] = True
     supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = ERConfig
     config: ERConfig

@@ -20,6 +20,7 @@ class Frozen(Seq):
     """Trains all of the model on the first task and only its classifier on later ones: the features stay."""
 
     name = "frozen"
+    online: ClassVar[bool] = False
     freezes: ClassVar[bool] = True
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002

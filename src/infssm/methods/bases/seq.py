@@ -25,6 +25,7 @@ class Seq(Base):
     """Plain training on one task after another, nothing held: what forgets, and the base of every regularizer."""
 
     name = "seq"
+    online: ClassVar[bool] = True
     Config: ClassVar[type[ComponentConfig]] = SeqConfig
     supported_data: ClassVar[frozenset[str]] = ALL_DATA
     config: SeqConfig

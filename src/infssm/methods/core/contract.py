@@ -67,6 +67,8 @@ class Component:
     """Kinds of data it works on: names of modalities; :data:`ALL_DATA` is all of them."""
     supports_domains: ClassVar[bool] = True
     """Whether tasks may be new domains of the same classes."""
+    online: ClassVar[bool] = False
+    """Whether it works on a stream whose boundaries between tasks are not told: nothing happens where tasks meet."""
     needs_total: ClassVar[str | None] = None
     """Why it must know all classes before the first task; None where classes may be added at any time."""
 
