@@ -36,7 +36,8 @@ def learn(
 
     The old data are not needed. By default the backbone is frozen and a head of class statistics learns, which forgets
     nothing. For images the backbone has weights that come with infssm, for sounds and series the first lesson trains
-    it; `model=`, `model.weights=` and `method=` choose others. A run of `infssm run` can be taught more in the same way. Whatever goes wrong, the version before stays.
+    it; `model=`, `model.weights=` and `method=` choose others. A run of `infssm run` can be taught more in the same
+    way. Whatever goes wrong, the version before stays.
 
     Examples:
 

@@ -19,7 +19,7 @@ from infssm.learner.predict import Prediction
 from infssm.learner.saving.checkpoint import load_newest
 from infssm.learner.saving.progress import Position
 from infssm.learner.scoring import SCORINGS
-from infssm.learner.setup import build_learner, known_facts
+from infssm.learner.setup import build_method_and_recipe, known_facts
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
 from infssm.methods import Method
@@ -282,7 +282,7 @@ def _opened(
     own: OwnModel | None = None,
 ) -> tuple[Method, Recipe | None]:
     """Method and recipe with a stored state, ready to predict."""
-    method, recipe = build_learner(config, facts, torch.device(device), weights=False, own=own)
+    method, recipe = build_method_and_recipe(config, facts, torch.device(device), weights=False, own=own)
     method.grow_from(state, {**method.module.state_dict(), **weights})
     if isinstance(method.head, FittedHead):
         method.head.refit()

@@ -22,7 +22,7 @@ from infssm.data.sets.text import open_tokenizer
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import held_out_scores
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.config.fitting import model_settings
+from infssm.learner.config.fitting import settings_for, with_packaged
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.config.resolve import resolve
 from infssm.learner.evaluate import Evaluation
@@ -102,7 +102,7 @@ class Learner:
         # In this order: a name that is merged later would drop the options of the model that it replaces.
         given = merge({"method": {"name": method}, "model": chosen, "seed": seed}, dict(settings or {}))
         if str(weights) in PACKAGED_FOR:
-            given, self._samples = _with_packaged(given, str(weights))
+            given, self._samples = with_packaged(given, str(weights))
         if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
         if "classes" not in given["model"]:
@@ -242,15 +242,8 @@ class Learner:
             name = Path(data).name.rpartition(":")[2] if path else f"lesson {len(self.history) + 1}"
         samples = (self._samples or dataset.facts) if facts is None else facts.samples
         if facts is None:
-            given = self._given
-            freezes, open_choice = parse_name(given["method"]["name"]).base.freezes, "name" not in given["model"]
-            if open_choice and freezes and "weights" not in given["model"] and isinstance(dataset.facts, ImageFacts):
-                # A backbone that stays frozen should have seen more than the few images of a first lesson.
-                tiny = dataset.facts.channels == 1 and (dataset.facts.height or 32) <= 16  # as the letters of omniglot
-                given, samples = _with_packaged(given, "omniglot" if tiny else "cifar100-base")
-                given = merge({"train": {"task0": "skip"}}, given)
-            elif open_choice:
-                given = merge(model_settings(dataset), given)
+            given, pretrained = settings_for(dataset, self._given)
+            samples = pretrained or samples
             config = resolve(load_config(given))
             if isinstance(samples, SequenceFacts):
                 samples = in_bands(dataset, config.data.bands).facts
@@ -483,13 +476,6 @@ def load(
     if task is None and Versions(Path(folder)).exists:
         return Learner.load(folder, device=device, **own)
     return load_classifier(folder, task=task, device=device)
-
-
-def _with_packaged(given: dict[str, Any], weights: str) -> tuple[dict[str, Any], ImageFacts]:
-    """Settings with weights that come with infssm, the model that they are for, and what its images are like."""
-    model, (channels, size) = PACKAGED_FOR[weights]
-    packaged = {"model": {**model, "weights": weights}, "data": {"image_size": size}}
-    return merge(packaged, given), ImageFacts(weights, channels, size, size)
 
 
 def _free(folder: Path) -> Path:

@@ -74,7 +74,7 @@ class Setup:
         if facts.num_outputs == self.facts.num_outputs:
             return replace(self, facts=facts)
         old = self.method
-        method, recipe = build_learner(self.config, facts, old.context.device, weights=False)
+        method, recipe = build_method_and_recipe(self.config, facts, old.context.device, weights=False)
         method.grow_from(old.state_dict(), old.module.state_dict())
         return replace(self, facts=facts, method=method, recipe=recipe, mixing=_mixing(self.config, facts, recipe))
 
@@ -247,12 +247,12 @@ def make_setup(
     own: OwnModel | None = None,
 ) -> Setup:
     """Build model and method for what is known of a stream; see :func:`build`. ``own`` is a user's own module."""
-    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0, own=own)
+    method, recipe = build_method_and_recipe(config, facts, device, weights=weights, task0=task0, own=own)
     return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
 
 
 def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
-    """What a method may know of a stream once ``task`` has arrived: all of it with outputs for all classes."""
+    """The stream up to ``task``; the whole stream if ``model.classes`` is 'all'."""
     known = facts.up_to(task)
     # A single class of token sequences would read as language, which has no classes.
     return facts if config.model.classes == "all" or known.modality is not facts.modality else known
@@ -264,7 +264,7 @@ def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mix
     return make_mixing(facts.num_outputs, config.train.mixing, label_smoothing=config.train.label_smoothing)
 
 
-def build_learner(
+def build_method_and_recipe(
     config: RunConfig,
     facts: StreamFacts,
     device: torch.device,
