@@ -133,7 +133,7 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
     if facts.modality.scoring == "numbers":
-        raise ConfigError(f"{directory.path} predicts numbers, which has no classes: test it with `infssm eval`")
+        raise ConfigError(f"{directory.path} predicts numbers instead of classes: test it with `infssm eval`")
     if not SCORINGS[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
     method, recipe = build_method_and_recipe(config, known_facts(config, facts, last), place, weights=False)
