@@ -1,8 +1,8 @@
 """`Modality`: everything that differs between images, series, tokens and language.
 
 Runs ask the modality instead of testing which kind of data they have; the Learner's reading, prediction and export
-know images, sounds and series by class. A new kind of data is a subclass, registered with :func:`register_modality`, and a class of samples whose ``kind`` it names; ``like`` lets it
-use the methods and models of a kind that exists.
+know images, sounds and series by class. A new kind of data is a subclass, registered with :func:`register_modality`,
+and a class of samples whose ``kind`` it names; ``like`` lets it use the methods and models of a kind that exists.
 """
 
 from __future__ import annotations
