@@ -13,6 +13,7 @@ help:     ## show this list
 $(STAMP): EXTRA = dev
 $(VENV)/.installed-bench: EXTRA = bench
 $(STAMP) $(VENV)/.installed-bench: pyproject.toml constraints/dev.txt $(NATIVE)
+	@echo installing and compiling: a few minutes
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt -e '.[$(EXTRA)]'
 	touch $@

@@ -1,7 +1,10 @@
 """The examples of README and docs run as a user would run them, and the generated tables are current."""
 
 import importlib.util
+import multiprocessing
+import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from tests.learner.tiny import tiny_config
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS_THE_NETWORK = ("data fetch",)
+PRELOADED = [__name__, "lightning_fabric", "sklearn.datasets"]
 TAKES_MINUTES = ("bench", "study latency", "study distance-speed")
 
 
@@ -34,14 +38,28 @@ def _commands(page: Path) -> list[str]:
 COMMANDS = [(page, command) for page in PAGES for command in _commands(page)]
 
 
+def _execute(script: Path, errors: Path) -> None:
+    """Run a script in its folder, what it prints as an error written to a file."""
+    os.chdir(script.parent)
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    runpy.run_path(str(script), run_name="__main__")
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p, "python")], ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_page_is_a_script(page, tmp_path):
     if page.name == "README.md":  # the only one that uses photos which it does not make
         make_photos(tmp_path)
     script = tmp_path / "script.py"
     script.write_text("\n".join(_blocks(page, "python")), "utf-8")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    # A new process for each page, forked by one that has imported what takes seconds, but neither transformers nor
+    # torchvision: a page must import these in the right order itself.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=_execute, args=(script, tmp_path / "errors"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "errors").read_text("utf-8")
 
 
 def make_photos(folder: Path) -> None:

@@ -94,7 +94,7 @@ def statistics(kept: Kept, *, drift: bool = True, ridge: float = 0.05) -> ClassS
         if found is not None and old is not None and drift:
             motion = MapDrift(width, ridge=ridge)
             motion.add(old, new)
-            found = found.moved(*motion.solve())
+            found = found.transformed_by(*motion.solve())
         found = sums.statistics() if found is None else found.merged(sums.statistics())
     assert found is not None
     return found

@@ -19,7 +19,8 @@ class Batch:
     Attributes:
         x: images float32 [n, channels, height, width], augmented and mixed; or sequences float32 [n, time, width], or
             tokens int64 [n, time], padded with zeros.
-        y: int64 [n] stream labels; of language the next token of every step, int64 [n, time], see :func:`next_tokens`.
+        y: int64 [n] stream labels; of language the next token of every step, int64 [n, time], see :func:`next_tokens`;
+            of regression the numbers to predict, float32 [n].
         soft: float32 [n, classes] soft targets, where mixing or label smoothing is on.
         raw: uint8 [n, channels, height, width] before augmentation, where asked for.
         index: int64 [n] data set indices.

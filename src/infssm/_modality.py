@@ -1,8 +1,8 @@
 """`Modality`: everything that differs between images, series, tokens and language.
 
-The rest of the package asks the modality instead of testing which kind of data it has. A new kind of data is a
-subclass, registered with :func:`register_modality`, and a class of samples whose ``kind`` it names; ``like`` lets it
-use the methods and models of a kind that exists.
+Runs ask the modality instead of testing which kind of data they have; the Learner's reading, prediction and export
+know images, sounds and series by class. A new kind of data is a subclass, registered with :func:`register_modality`,
+and a class of samples whose ``kind`` it names; ``like`` lets it use the methods and models of a kind that exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Modality(ABC):
         word: what samples are called in output and errors.
         like: name of a modality whose models and methods work on this one, too; None for its own alone.
         augmented: whether samples become model input through a recipe (resizing, normalisation, augmentation).
-        scoring: how a model is measured, a key of ``infssm.learner.scoring.SCORINGS``: ``classes`` or ``tokens``.
+        scoring: how a model is measured, a key of ``infssm.learner.scoring.SCORINGS``: ``classes``, ``tokens`` or
+            ``numbers``.
         by: what makes tasks unless the user says so.
         input_option: option of models that takes the samples' size, see :meth:`model_options`.
         field: field of replay buffers that holds the samples, see ``infssm.methods.replay.buffer.FIELDS``.
@@ -149,6 +150,29 @@ class _Series(Sequential):
     }
 
 
+class _Regression(_Series):
+    """Series with a number each in the place of a class: the model has one output, and tasks are domains."""
+
+    name = "regression"
+    kinds = frozenset({"measured"})
+    scoring = "numbers"
+    by: ClassVar[Literal["class", "domain"]] = "domain"
+
+    @property
+    def stored_fields(self) -> tuple[str, ...]:
+        """The series, their lengths and targets; buffers divide by labels, which are all 0."""
+        return (*super().stored_fields, "target")
+
+    def rows(self, batch: Any, method: str) -> dict[str, Tensor]:
+        """Padded series with their lengths and targets ``[n]``."""
+        none = torch.zeros_like(batch.y, dtype=torch.int64)
+        return super().rows(batch, method) | {"label": none, "target": batch.y}
+
+    def join(self, batch: Any, stored: Mapping[str, Tensor], augment: Augment) -> Batch:
+        """All series padded to the longest of them, targets in the place of labels."""
+        return super().join(batch, {**stored, "label": stored["target"]}, augment)
+
+
 class _Tokens(Sequential):
     """Tokens with classes, such as texts by topic."""
 
@@ -205,7 +229,9 @@ def register_modality(modality: Modality) -> Modality:
     return modality
 
 
-IMAGES, SERIES, TOKENS, LANGUAGE = map(register_modality, (_Images(), _Series(), _Tokens(), _Language()))
+IMAGES, SERIES, TOKENS, LANGUAGE, REGRESSION = map(
+    register_modality, (_Images(), _Series(), _Tokens(), _Language(), _Regression())
+)
 
 
 def modality_named(name: str) -> Modality:

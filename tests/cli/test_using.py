@@ -49,6 +49,8 @@ def test_a_folder_is_classified_and_a_bad_file_is_named(
     assert "1 could not be classified" in said.err
     (tmp_path / "empty").mkdir()
     assert invoke(["predict", str(digits), str(tmp_path / "empty")]) == 2
+    assert invoke(["predict", str(digits), str(tmp_path / "none")]) == 3
+    assert "there is no file or folder" in capsys.readouterr().err
 
 
 def test_files_of_series_are_classified(waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -299,6 +299,7 @@ def test_the_sentence_says_what_the_numbers_mean() -> None:
     old = torch.rand(100, 5, generator=rng) + 1
     assert "look like what was taught" in shift(old, torch.rand(50, 5, generator=rng) + 1).sentence
     assert "are unlike what was taught" in shift(old, torch.rand(50, 5, generator=rng) + 2).sentence
+    assert "too few to tell" in shift(old[:6], torch.full((1, 5), 99.0)).sentence
     assert "taught already" in shift(old, torch.rand(50, 5, generator=rng)).sentence
     with pytest.raises(DataError, match="nothing to compare"):
         shift(old, torch.empty(0, 5))

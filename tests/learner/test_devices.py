@@ -137,7 +137,10 @@ def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
             assert value != 0, (method, name)
             assert got_terms[name] == pytest.approx(value, rel=TOLERANCE, abs=1e-7), (method, name)
         assert len(got) == len(expected)
-        assert len(got) == 2 if parse_name(method).base.freezes else len(got) > 10  # weight and bias of the classifier
+        if parse_name(method).base.freezes:
+            assert len(got) == 2  # weight and bias of the classifier
+        else:
+            assert len(got) > (5 if "nullspace" in method else 10)  # which trains a few matrices of each layer
         for a, b in zip(got, expected, strict=True):
             assert (a - b).norm() <= TOLERANCE * b.norm(), method
 

@@ -26,8 +26,9 @@ from infssm.learner.export import TOLERANCE, check_export, export_classifier, ex
 from infssm.learner.portable import LogEnergies, with_recurrent_s4d
 from infssm.learner.predict import TrainedClassifier
 from infssm.models.s4d import S4DMixer
+from tests.learner.frozen import digits, frozen
 from tests.learner.sequences import config, series_file, sound_folder
-from tests.learner.taught import digit_files, taught
+from tests.learner.taught import digit_files
 from tests.learner.tiny import tiny_config
 from tests.models.small import SMALL
 
@@ -210,7 +211,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["frozen+gda", "frozen+ncm"])
 def test_an_exported_learner_says_what_it_predicts(method: str, tmp_path: Path) -> None:
     """Calibrated probabilities and unknown samples, by distances of the scores (gda) and by others (ncm)."""
-    taught(tmp_path / "mine", method=method)
+    frozen(method, folder=tmp_path / "mine").learn(*digits(0, 1, 2, 3, 4, count=40))
     target, folder = tmp_path / "model.onnx", digit_files(tmp_path / "photos", classes=7, count=4)
     done = CliRunner().invoke(app, ["export", str(tmp_path / "mine"), "-o", str(target)])
     assert done.exit_code == 0, done.output

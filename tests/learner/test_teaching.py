@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -102,6 +105,25 @@ def test_language_learns_domains_with_bits_per_byte(tmp_path: Path) -> None:
     for wrong, words in (("", "empty"), (torch.tensor([999]), "from 0 to")):
         with pytest.raises(DataError, match=words):
             learner.generate(wrong, 3)
+
+
+def test_a_language_model_of_tokens_continues_text(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"?": 0, "the": 1, "quick": 2, "fox": 3}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("the quick fox " * 100)
+    options = {"length": 16, "tokenizer": str(tmp_path / "words.json")}
+    settings = {"model": {"options": {"d_model": 16, "n_layer": 1}}, "data": {"options": options}, "train": TRAIN}
+    learner = Learner("mamba_lm_nano", method="seq", settings=settings)
+    learner.learn(f"text:{tmp_path / 'texts'}")
+    ids = learner.generate(torch.tensor([1, 2]), 4, temperature=0).tolist()
+    assert learner.generate("the quick", 4, temperature=0) == words.decode(ids)
+    with pytest.raises(DataError, match="at least one token"):
+        learner.generate(" ", 4)
+    (tmp_path / "words.json").unlink()
+    with pytest.raises(DataError, match="no such file"):
+        learner.generate("the quick", 4)
 
 
 # Modules of a user's own.
@@ -213,11 +235,11 @@ def test_commands_on_a_learner_and_on_a_run(tmp_path: Path) -> None:
     first, second = image_folder(tmp_path / "first", 0, 1), image_folder(tmp_path / "second", 2)
     settings = ["model=vim_nano", "model.options.embed_dim=16", "model.options.depth=1", "train.epochs=1"]
     assert "learnt first: 12 samples" in invoke("learn", tmp_path / "learner", first, *settings)
-    invoke("learn", tmp_path / "learner", second / "digit 2", "--label", "two", "--quiet")
+    invoke("learn", tmp_path / "learner", second / "digit 2", "--label", "two", "--quiet", *settings)  # the same
     assert "0, digit 1, two" in invoke("show", tmp_path / "learner")
     assert "forgot digit 0" in invoke("forget", tmp_path / "learner", "digit 0", "--keep-versions")
     assert json.loads(invoke("show", tmp_path / "learner", "--json"))["classes"] == ["digit 1", "two"]
-    assert "version 2 again" in invoke("undo", tmp_path / "learner")
+    assert "knows 3 classes again (version 2)" in invoke("undo", tmp_path / "learner")
     result = CliRunner().invoke(app, ["learn", str(tmp_path / "learner"), str(second), "seed=3"])
     assert isinstance(result.exception, ConfigError)
     found = run(tiny_config(tmp_path / "runs", "er"), quiet=True)

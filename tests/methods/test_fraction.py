@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Method, attach, build_method
-from infssm.methods.core.context import share, take_rows
+from infssm.methods.core.context import num_rows, take_rows
 from infssm.ssm import OldModel
 from tests.methods import toys
 from tests.methods.test_conformance import batch, begin, optimizer_of, run, start, step
@@ -175,9 +175,9 @@ def test_states_that_do_not_depend_on_the_input_stay(old_inputs: list[Any]) -> N
 
 
 def test_shares_and_rows() -> None:
-    assert [share(0.25, n) for n in (1, 4, 5, 8)] == [1, 1, 2, 2]
-    assert share(1.0, 7) == 7
-    assert share(0.55, 100) == 55, "55.00000000000001 rows are 55"
+    assert [num_rows(0.25, n) for n in (1, 4, 5, 8)] == [1, 1, 2, 2]
+    assert num_rows(1.0, 7) == 7
+    assert num_rows(0.55, 100) == 55, "55.00000000000001 rows are 55"
     values = {"x": torch.arange(6).view(3, 2), "flag": True, "table": torch.zeros(4), "scale": torch.tensor(2.0)}
     taken = take_rows(values, torch.tensor([2, 0]), 3)
     assert taken["x"].tolist() == [[4, 5], [0, 1]]

@@ -372,8 +372,11 @@ class Mamba3(Layer):
         return x
 
     def rule(self, **args: Tensor) -> Tensor:
-        """Each rank by itself, as its systems are recorded: [batch, tokens, heads, rank, value channels]."""
-        q, v = args["q"], args["v"].unsqueeze(-2)  # the same value for every rank
+        """What every rank of q reads of every rank of k: [batch, tokens, heads, rank^2, value channels].
+
+        The layer's memory is the sum over ranks of k; it is kept apart here, since the value is the same for all.
+        """
+        q, v = args["q"], args["v"].unsqueeze(-2)
         memory = torch.zeros(*q[:, 0].shape, v.shape[-1], dtype=q.dtype)
         angle, previous, outputs = torch.zeros_like(args["turn"][:, 0]), torch.zeros_like(memory), []
         for t in range(q.shape[1]):
@@ -382,7 +385,7 @@ class Mamba3(Layer):
             new = self.rotate(args["k"][:, t], angle).unsqueeze(-1) * v[:, t].unsqueeze(-2)
             memory = alpha * memory + (1 - lam) * step * alpha * previous + lam * step * new
             previous = new
-            outputs.append((self.rotate(q[:, t], angle).unsqueeze(-1) * memory).sum(-2))
+            outputs.append(torch.einsum("bhrn,bhsnv->bhrsv", self.rotate(q[:, t], angle), memory).flatten(2, 3))
         found = torch.stack(outputs, dim=1)
         return found if self.is_mimo else found.squeeze(3)
 

@@ -89,12 +89,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make(family: str, *, seed: int = 0) -> Any:
+def make(family: str, *, seed: int = 0, **changes: Any) -> Any:
     """A random ForCausalLM of the family; every parameter is given noise so that no bias or norm is trivial."""
     model_type, prefix, options = FAMILIES[family]
     torchvision()  # transformers imports it, and the two wheels may not fit together
     transformers = importlib.import_module("transformers")
-    config = getattr(transformers, f"{prefix}Config")(**{**_BASE, **options})
+    config = getattr(transformers, f"{prefix}Config")(**{**_BASE, **options, **changes})
     torch.manual_seed(seed)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     with torch.no_grad():

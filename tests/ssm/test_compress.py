@@ -111,9 +111,23 @@ def test_training_brings_the_model_back(name: str, tmp_path: Path) -> None:
 
 
 def test_a_compressed_model_exports(tmp_path: Path) -> None:
-    model, x = make("vim")
+    """As a torch program: the trace that ONNX starts from too. Writing a Vim as ONNX is checked in test_export.py."""
+    torch.manual_seed(0)
+    model, x = infssm.create_model("vim_nano", **VIM | {"depth": 1}).eval(), torch.randn(4, 3, 16, 16)
     small = infssm.compress(model, states=2, data=[x], steps=1)
-    assert export_model(small, x, tmp_path / "small.onnx") < 1e-4
+    assert export_model(small, x, tmp_path / "small.pt2", "torch") < 1e-4
+
+
+@pytest.mark.parametrize("score", ["output", "last"])
+def test_a_channel_whose_steps_underflow_does_not_decide(score: str) -> None:
+    model, x = make("mamba")
+    silence(model, [0, 3, 4])
+    with torch.no_grad():
+        for mixer in find_mixers(model).values():
+            mixer.dt_proj.bias[0] = -200.0
+    small = infssm.compress(model, states=3, data=[x], steps=0, score=score)
+    with torch.no_grad():
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_refusals() -> None:
@@ -123,6 +137,7 @@ def test_refusals() -> None:
         ({"states": 2, "share": 0.5}, "give states or share"),
         ({"states": 6}, "6 of 6 states; give a number from 1 to 5"),
         ({"share": 0.0}, "0 of 6 states"),
+        ({"states": 2, "steps": -1}, "give 0 or more"),
         ({"states": 2, "score": "size"}, "choose 'output', 'last' or 'magnitude'"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -1,8 +1,8 @@
 """`Experiment`: one run with every setting decided before it is hashed.
 
-A setting has its value from one of five sources, the later ones first: this machine (:func:`resolve`, only what is left
-open), the command line, a config file, a preset (of a benchmark, or the one that fits the data), the defaults of
-:class:`~infssm.learner.config.RunConfig`. The result is stored in ``config.yaml``, and nothing changes it afterwards:
+Settings are taken, in order of precedence, from: 1. the command line, 2. a config file, 3. a preset (of a benchmark, or
+the one that fits the data), 4. the defaults of :class:`~infssm.learner.config.RunConfig`; what is still open is then
+decided for this machine (:func:`resolve`). The result is stored in ``config.yaml``, and nothing changes it afterwards:
 the same settings have the same hash and give the same weights, alone or in a grid, on one process or many.
 """
 
@@ -23,7 +23,7 @@ from infssm.learner.store.names import TASK0
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """One run to carry out. Two experiments are the same only if they are one object.
+    """One run to carry out. Compared by identity (``eq=False``): its settings hold dictionaries and cannot be hashed.
 
     Attributes:
         config: all settings; see :func:`resolve`.
@@ -73,10 +73,10 @@ class Experiment:
 
 
 def make_plan(configs: Iterable[RunConfig]) -> list[Experiment]:
-    """Experiments of configurations; those that come to the same are carried out once."""
-    unlike = {experiment.path: experiment for experiment in map(Experiment.of, configs)}
-    found = list(unlike.values())
-    return [Experiment(e.config, label) for e, label in zip(found, _labels([e.config for e in found]), strict=True)]
+    """Experiments of configurations; duplicates (equal path) are dropped."""
+    by_path = {experiment.path: experiment for experiment in map(Experiment.of, configs)}
+    settings = [experiment.config for experiment in by_path.values()]
+    return [Experiment(config, label) for config, label in zip(settings, _labels(settings), strict=True)]
 
 
 def _labels(configs: list[RunConfig]) -> list[str]:

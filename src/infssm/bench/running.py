@@ -34,6 +34,7 @@ from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.env import environment
 from infssm.learner.store.lock import InUseError
+from infssm.methods import check_suits
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -134,6 +135,8 @@ def _train(
     config = experiment.config
     if stream is None:
         stream = load_stream(config, Split.load(run.split_path) if saved is not None else None)
+    # Before task 0 is trained, which other methods may share.
+    check_suits(config.method.name, stream.facts.modality.name, domains=bool(stream.facts.domains))
     first = None if saved is not None else _ensure_task0(fabric, experiment, run, stream, listen, control)
     setup = build(
         config,

@@ -34,8 +34,8 @@ from infssm.errors import InfssmError
 
 app = typer.Typer(
     name="infssm",
-    help="Train state space models on one task after another with less forgetting, and measure it.",
-    epilog="Start with `infssm run`: five methods on five tasks of digits, a table and a report in under a minute.",
+    help="Teach state space models new classes at any time with less forgetting, and measure methods that do.",
+    epilog="Start with `infssm run`: five methods on five tasks of digits, a table and a report in a few minutes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

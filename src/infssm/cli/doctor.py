@@ -23,8 +23,9 @@ _OPTIONAL = {  # distribution: (module to import, extra that installs it)
     "mlflow": ("mlflow", "mlflow"),
 }
 _WRONG_WHEEL = (
-    "made for another torch; infssm works with it, other libraries after infssm.integrations.mend_torchvision(). "
-    "To mend it for good, reinstall torch and torchvision together: https://pytorch.org/get-started"
+    "works in infssm, although it was made for another torch. For other libraries, call "
+    "infssm.integrations.mend_torchvision() before they import it, or reinstall torch and torchvision together: "
+    "https://pytorch.org/get-started"
 )
 
 

@@ -42,7 +42,7 @@ def command(
     """
     from infssm._files import write_text
     from infssm.learner.evaluate import Prediction, evaluate_run
-    from infssm.learner.scoring import Bits
+    from infssm.learner.scoring import Bits, Errors
     from infssm.learner.store.directory import RunDirectory
     from infssm.learner.store.versions import Versions
 
@@ -72,6 +72,8 @@ def command(
     shown = f"AA {100 * mean:.2f} %"
     if isinstance(rows[0], Bits):
         shown = f"mean {mean:.3f} bits per {'byte' if rows[0].bytes else 'token'}"
+    elif isinstance(rows[0], Errors):
+        shown = f"mean RMSE {mean:.3f}"
     validation = RunDirectory(run).config()["data"].get("evaluate") == "val"
     typer.echo(f"{shown}, on validation data" if validation else shown)
     if predictions is not None:
@@ -113,6 +115,8 @@ def _line(row: Any) -> str:
         per_byte = f"{row.bits_per_byte:.3f} bits per byte, " if row.bytes else ""
         counts = f"{row.tokens:,} tokens" + (f", {row.bytes:,} bytes" if row.bytes else "")
         return f"{per_byte}{row.bits_per_token:.3f} bits per token, perplexity {row.perplexity:.2f}   ({counts})"
+    if hasattr(row, "rmse"):
+        return f"RMSE {row.rmse:.3f}, R² {row.r2:.3f}   ({row.samples:,} samples)"
     return (
         f"{100 * row.class_incremental:6.2f} %   inside the task {100 * row.task_incremental:6.2f} %"
         f"   ({row.images} images)"

@@ -34,9 +34,10 @@ def learn(
 ) -> None:
     """Teach a learner new classes, more samples of known ones, or both.
 
-    The old data are not needed. By default the backbone is frozen (pre-trained weights with `model.weights=`, else
-    trained by the first lesson) and a head of class statistics learns, which forgets nothing; `method=` chooses
-    another. A run of `infssm run` can be taught more in the same way. Whatever goes wrong, the version before stays.
+    The old data are not needed. By default the backbone is frozen and a head of class statistics learns, which forgets
+    nothing. For images the backbone has weights that come with infssm, for sounds and series the first lesson trains
+    it; `model=`, `model.weights=` and `method=` choose others. A run of `infssm run` can be taught more in the same
+    way. Whatever goes wrong, the version before stays.
 
     Examples:
 
@@ -51,19 +52,19 @@ def learn(
     - `infssm learn my-lm text:manuals/french`
     """
     from infssm.errors import ConfigError
-    from infssm.learner.config.load import parse_overrides
+    from infssm.learner.config.load import load_config, merge, parse_overrides, to_dict
     from infssm.learner.display import choose_screen
     from infssm.learner.learner import Learner
     from infssm.learner.store.directory import RunDirectory
     from infssm.learner.store.versions import Versions
 
-    given = parse_overrides(overrides or ())
     if Versions(folder).exists or RunDirectory(folder).is_run:
-        if given:
-            raise ConfigError(f"{folder} has its settings already: leave {overrides[0] if overrides else ''} out")
         learner = Learner.load(folder)
+        for setting in overrides or ():  # the same command may be given every day
+            if load_config(merge(to_dict(learner.config), parse_overrides([setting]))) != learner.config:
+                raise ConfigError(f"{folder} has other settings already: leave {setting} out")
     else:
-        learner = new_learner(folder, given)
+        learner = new_learner(folder, parse_overrides(overrides or ()))
     samples: Any = data
     if label is not None:
         samples = sorted(path for path in Path(data).rglob("*") if path.is_file() and not path.name.startswith("."))
@@ -76,7 +77,7 @@ def learn(
     typer.echo(
         f"learnt {lesson.name}: {total} samples of {_few(list(lesson.samples))} in {lesson.seconds:.1f} s{score}"
     )
-    typer.echo(f"{folder} knows {len(learner.classes)} classes (version {learner.version})")
+    typer.echo(f"{folder} {_known(learner)} (version {learner.version})")
 
 
 def new_learner(folder: Path, given: dict[str, Any]) -> Learner:
@@ -112,7 +113,8 @@ def forget(
 
     learner = Learner.load(folder)
     remains = learner.forget(*classes, keep_versions=keep_versions)
-    typer.echo(f"forgot {_few(classes)}: {remains}; {len(learner.classes)} classes left (version {learner.version})")
+    typer.echo(f"forgot {_few(classes)}: {remains}")
+    typer.echo(f"{folder} {_known(learner)} (version {learner.version})")
 
 
 def undo(folder: Folder) -> None:
@@ -126,7 +128,7 @@ def undo(folder: Folder) -> None:
 
     learner = Learner.load(folder)
     learner.undo()
-    typer.echo(f"{folder} is at version {learner.version} again: {len(learner.classes)} classes")
+    typer.echo(f"{folder} {_known(learner)} again (version {learner.version})")
 
 
 def show(
@@ -154,12 +156,18 @@ def show(
         typer.echo(json.dumps(values))
         return
     typer.echo(f"{folder}: {learner.config.method.name} on {learner.config.model.name}, version {learner.version}")
-    word = "domains" if learner.modality == "language" else "classes"
-    typer.echo(f"knows {len(learner.classes)} {word}: {', '.join(learner.classes)}")
+    typer.echo(f"{_known(learner)}: {', '.join(learner.classes)}")
     for lesson in learner.history:
         score = "" if lesson.score is None else f", {_score(learner, lesson.score)} on samples held out"
         counts = ", ".join(f"{label} ({n})" if n else label for label, n in lesson.samples.items())
-        typer.echo(f"  {lesson.time or '-'}  {lesson.name}: {counts}{score}")
+        when = lesson.time.replace("T", " ").replace("+00:00", " UTC") or "-"
+        typer.echo(f"  {when}  {lesson.name}: {counts}{score}")
+
+
+def _known(learner: Learner) -> str:
+    one, many = ("domain", "domains") if learner.modality == "language" else ("class", "classes")
+    count = len(learner.classes)
+    return f"knows {count} {one if count == 1 else many}"
 
 
 def _score(learner: Learner, value: float) -> str:

@@ -69,7 +69,7 @@ def command(
 
 
 def _samples(facts: ImageFacts | SequenceFacts, paths: list[Path]) -> Iterator[tuple[str, Any]]:
-    """Names and samples, file by file; in the place of a sample the error that names a file of series."""
+    """Names and samples, file by file; in the place of a sample the error that names its file."""
     from infssm.data import ImageFacts, audio, images
     from infssm.learner.reading import read_series
 
@@ -78,6 +78,9 @@ def _samples(facts: ImageFacts | SequenceFacts, paths: list[Path]) -> Iterator[t
     if series:
         endings = frozenset({".npy", ".npz", ".csv"})
     for path in paths:
+        if not path.exists():
+            yield str(path), DataError(f"there is no file or folder {path}")
+            continue
         files = [path]
         if path.is_dir():
             files = sorted(f for f in path.rglob("*") if f.suffix.lower() in endings and f.is_file())

@@ -22,7 +22,10 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     for benchmark in comparison.benchmarks:
         rows = comparison.of(benchmark)
         best = best_cells(rows)
-        table = Table(title=escape(benchmark), box=box.SIMPLE_HEAD, title_justify="left")
+        # Narrow enough for the main job's table on 80 columns.
+        table = Table(
+            title=escape(benchmark), box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=True, pad_edge=False
+        )
         table.add_column("method", overflow="fold")  # names give way, numbers never
         table.add_column("seeds", justify="right")
         shown, measure = columns(rows), rows[0].measure

@@ -22,11 +22,11 @@ from infssm.data.recipes import (
     strong_recipe,
 )
 from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
-from infssm.data.sequences import ArraySequences, Sequences, SoundFiles, Tokens
+from infssm.data.sequences import ArraySequences, MeasuredSeries, Sequences, SoundFiles, Tokens
 from infssm.data.sets.synthetic import write_synthetic
 from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, few_shots, make_split
-from infssm.data.stream import Task, TaskData, TaskStream
+from infssm.data.stream import Task, TaskData, TaskStream, in_stream_order
 
 __all__ = [
     "Archive",
@@ -40,6 +40,7 @@ __all__ = [
     "ImageFacts",
     "ImageLoader",
     "LightRecipe",
+    "MeasuredSeries",
     "Mixing",
     "Modality",
     "PerImageRecipe",
@@ -64,6 +65,7 @@ __all__ = [
     "few_shots",
     "find_unreadable",
     "in_bands",
+    "in_stream_order",
     "list_datasets",
     "list_recipes",
     "load_dataset",

@@ -198,6 +198,7 @@ def make_loader(
     num_workers: int | None = 0,
     drop_last: bool = False,
     skip_batches: int = 0,
+    in_order: bool = False,
     share: Share = ALONE,
     with_raw: bool = False,
 ) -> ImageLoader:
@@ -217,10 +218,11 @@ def make_loader(
             many as there are cores, where there is enough to do.
         drop_last: leave out a smaller last batch, unless it is the only one.
         skip_batches: start after so many batches, to go on inside an epoch.
+        in_order: every sample once, in the order of the task's indices, as a stream brings them.
         share: which of how many processes this is.
         with_raw: also yield the images before augmentation.
     """
-    data, shuffle = _part(task, split, batch_size, shuffle)
+    data, shuffle = _part(task, split, batch_size, False if in_order else shuffle)
     if mixing is not None:
         if not shuffle:
             raise ConfigError("mixing is for shuffled training batches")
@@ -275,6 +277,7 @@ def make_sequence_loader(
     shuffle: bool | None = None,
     drop_last: bool = False,
     skip_batches: int = 0,
+    in_order: bool = False,
     share: Share = ALONE,
 ) -> SequenceLoader:
     """Batches of one epoch over one part of a task whose samples are sequences.
@@ -282,13 +285,13 @@ def make_sequence_loader(
     Arguments are those of :func:`make_loader`. Shuffled batches hold sequences of similar lengths; without shuffling
     every sample comes exactly once, shortest first.
     """
-    data, shuffle = _part(task, split, batch_size, shuffle)
+    data, shuffle = _part(task, split, batch_size, False if in_order else shuffle)
     lengths = data.dataset.sequences.lengths[data.indices]
     if shuffle:
         order = bucketed_order(lengths, batch_size * share.world, generator(seed, task.index, split, epoch, "shuffle"))
         slots = train_slots(len(data), batch_size, share, pairs=False, drop_last=drop_last)
     else:
-        order = np.argsort(lengths, kind="stable")
+        order = np.arange(len(data)) if in_order else np.argsort(lengths, kind="stable")
         slots = eval_slots(len(data), batch_size, share)
     return SequenceLoader(data, slots, skip_batches, order)
 

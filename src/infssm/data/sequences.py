@@ -88,6 +88,29 @@ class ArraySequences(Sequences):
         return digest.hexdigest()[:16]
 
 
+class MeasuredSeries(ArraySequences):
+    """Series in memory with a number each, which a model learns to predict.
+
+    Args:
+        values: see :class:`ArraySequences`, as ``lengths``.
+        targets: [n] numbers; converted to float32. Give them about unit scale: the loss is their mean squared error.
+        lengths: see above.
+    """
+
+    kind: str = "measured"
+
+    def __init__(self, values: NDArray[Any], targets: NDArray[Any], lengths: NDArray[Any] | None = None) -> None:
+        super().__init__(values, lengths)
+        with np.errstate(over="ignore"):  # as for the values
+            self.targets: NDArray[np.float32] = np.asarray(targets).astype(np.float32)
+        if self.targets.shape != (len(self),) or not np.isfinite(self.targets).all():
+            raise DataError(f"targets must be finite numbers [{len(self)}], one for each series")
+
+    def fingerprint(self) -> str:
+        """Digest of the series and of their targets."""
+        return hashlib.sha256(super().fingerprint().encode() + self.targets.tobytes()).hexdigest()[:16]
+
+
 def token_type(vocabulary: int) -> type[np.integer[Any]]:
     """The smallest type that holds every token of a vocabulary."""
     return np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.int32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from infssm._registry import suggest
+from infssm._seeding import generator
 from infssm.data.dataset import Dataset, Indices
 from infssm.data.facts import StreamFacts
+from infssm.data.sequences import MeasuredSeries
 from infssm.data.split import Split
 from infssm.errors import ConfigError, DataError
 
@@ -26,7 +28,7 @@ class TaskData:
     Attributes:
         dataset: where the images are.
         indices: int64 [n] data set indices.
-        labels: int64 [n] stream labels of those images.
+        labels: int64 [n] stream labels of those images; of regression their targets, float32 [n].
     """
 
     dataset: Dataset
@@ -99,7 +101,7 @@ class TaskStream:
         self.split = split
         self.by = by
         if dataset.modality.by == "domain" and by == "class":
-            raise ConfigError(f"{dataset.name} is text without classes: make tasks by domain")
+            raise ConfigError(f"{dataset.name} has no classes: make tasks by domain")
         names, group_of = dataset.classes, dataset.labels
         if by == "domain":
             if dataset.domain_of is None:
@@ -110,6 +112,8 @@ class TaskStream:
         )
         self.num_tasks = len(division)
         order: Indices = np.array([group for task in division for group in task], dtype=np.int64)
+        self._order = order
+        """Labels of the classes, or numbers of the domains, in stream order."""
         place_of = np.full(len(names), -1, dtype=np.int64)
         place_of[order] = np.arange(len(order))
         self._places = place_of[group_of]
@@ -164,6 +168,10 @@ class TaskStream:
         """Task ``index`` with the images of all tasks up to it: what joint training sees."""
         return self._task(index, range(self._groups[index].stop))
 
+    def merged(self) -> TaskStream:
+        """All tasks as one, for a stream whose boundaries are not told; its samples stay in the order of the split."""
+        return TaskStream(self.dataset, self.split, tasks=[self._order.tolist()], by=self.by)
+
     def _task(self, index: int, group: range) -> Task:
         parts = {}
         for name, indices in (("train", self.split.train), ("val", self.split.val), ("test", self.split.test)):
@@ -171,7 +179,9 @@ class TaskStream:
             mine = indices[(places >= group.start) & (places < group.stop)]
             if not len(mine) and name != "val":
                 raise DataError(f"task {index} of {self.dataset.name} has no {name} images")
-            parts[name] = TaskData(self.dataset, mine, torch.from_numpy(self._labels[mine]))
+            samples = self.dataset.samples
+            targets = samples.targets if isinstance(samples, MeasuredSeries) else self._labels
+            parts[name] = TaskData(self.dataset, mine, torch.from_numpy(targets[mine]))
         classes = group if self.by == "class" else range(self.num_classes)
         return Task(
             index,
@@ -184,6 +194,19 @@ class TaskStream:
             class_names=self.class_names[: classes.stop],
             domain=self.domains[index] if self.domains else "",
         )
+
+
+def in_stream_order(stream: TaskStream, blur: float, seed: int) -> Split:
+    """The split of a stream with its training samples in the order of the tasks, shuffled inside each.
+
+    A share ``blur`` of them is at a random place instead, so that tasks have no sharp boundaries.
+    """
+    rng = generator(seed, "online")
+    parts = [task.train.indices for task in stream]
+    place = torch.cat([task + torch.rand(len(part), generator=rng) for task, part in enumerate(parts)])
+    moved = torch.rand(len(place), generator=rng) < blur
+    place = torch.where(moved, len(parts) * torch.rand(len(place), generator=rng), place)
+    return replace(stream.split, train=np.concatenate(parts)[place.argsort(stable=True).numpy()])
 
 
 def divide_classes(

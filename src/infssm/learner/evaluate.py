@@ -17,7 +17,7 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
 from infssm.learner.metrics import Confusion
-from infssm.learner.scoring import Accuracy, Bits, Score, scoring_of
+from infssm.learner.scoring import Accuracy, Bits, NumberScoring, Score, scoring_of
 from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
@@ -155,7 +155,8 @@ def _evaluate_saved(
     if predictions is None:
         return evaluate_seen(fabric, setup, task)
     if not scoring_of(setup.stream).has_classes:
-        raise ConfigError(f"{run.path} is a language model, which predicts tokens: only classes can be listed")
+        what = "numbers" if scoring_of(setup.stream) is NumberScoring else "tokens"
+        raise ConfigError(f"{run.path} predicts {what}: only classes can be listed")
     names = setup.stream.class_names
     files = getattr(setup.stream.dataset.samples, "paths", None)
 

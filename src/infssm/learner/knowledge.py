@@ -19,7 +19,7 @@ from infssm.learner.predict import Prediction
 from infssm.learner.saving.checkpoint import load_newest
 from infssm.learner.saving.progress import Position
 from infssm.learner.scoring import SCORINGS
-from infssm.learner.setup import build_learner, known_facts
+from infssm.learner.setup import build_method_and_recipe, known_facts
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
 from infssm.methods import Method
@@ -143,6 +143,10 @@ class Knowledge:
     def of_run(cls, run: RunDirectory, device: str) -> Knowledge:
         """What a run learnt in the tasks that it finished."""
         config, facts = load_config(run.config()), StreamFacts.from_json(run.stream())
+        # Lessons have boundaries, whatever the stream of the run was like.
+        config = config.model_copy(update={"data": config.data.model_copy(update={"online": False, "blur": 0.0})})
+        if facts.modality.scoring == "numbers":
+            raise ConfigError(f"{run.path} predicts numbers, and a learner knows classes or text: use `infssm eval`")
         saved, _ = load_newest(run.last_checkpoint)
         position = Position(**saved["position"])
         if position.begun or not position.task:
@@ -168,13 +172,18 @@ class Knowledge:
         place = f".{find_classifier(unwrap(method.module)).name}."
         for tensors in filter(None, (weights, state["old"])):
             for key, value in tensors.items():
-                if place in f".{key}" and len(value) == len(facts.classes):
+                if place in f".{key}" and value.ndim and len(value) == len(facts.classes):
                     tensors[key] = torch.cat([value[:label], value[label + 1 :]])
         past = sum(fewer.task_sizes[:-1])
         block = [past if fewer.task_sizes[-1] else 0, len(fewer.classes)]
         state["task"] = {"index": len(fewer.task_sizes) - 1, "classes": block, "past": past}
         grown, recipe = _opened(self.config, fewer, device, weights, {**state, "head": None}, self.own)
-        lessons = [replace(one, samples={k: n for k, n in one.samples.items() if k != name}) for one in self.history]
+        lessons, before = [], True
+        for one in self.history:
+            before = before and name not in one.samples
+            others = {k: n for k, n in one.samples.items() if k != name}
+            # From the lesson that taught the class on, accuracies depend on it.
+            lessons.append(replace(one, samples=others, score=one.score if before else None))
         held_out = None if self.held_out is None else self.held_out.without(label)
         rest = replace(
             self, facts=fewer, method=grown, recipe=recipe, history=tuple(one for one in lessons if one.samples)
@@ -273,7 +282,7 @@ def _opened(
     own: OwnModel | None = None,
 ) -> tuple[Method, Recipe | None]:
     """Method and recipe with a stored state, ready to predict."""
-    method, recipe = build_learner(config, facts, torch.device(device), weights=False, own=own)
+    method, recipe = build_method_and_recipe(config, facts, torch.device(device), weights=False, own=own)
     method.grow_from(state, {**method.module.state_dict(), **weights})
     if isinstance(method.head, FittedHead):
         method.head.refit()

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from infssm.data import ImageFacts, SequenceFacts, Task, in_bands
+from infssm.data.sets.text import open_tokenizer
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import held_out_scores
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.config.fitting import model_settings
+from infssm.learner.config.fitting import settings_for, with_packaged
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.config.resolve import resolve
 from infssm.learner.evaluate import Evaluation
@@ -63,7 +64,8 @@ class Learner:
     it had never been there. With a method that trains the backbone, each lesson is a task as in ``infssm run``.
 
     Args:
-        model: name of a model; None chooses one that fits the first data. Or a module of your own, with a classifier
+        model: name of a model; None chooses one that fits the first data, for a frozen backbone on images one with
+            weights that come with infssm. Or a module of your own, with a classifier
             named ``head``, ``classifier``, ``score`` or ``fc``, which is replaced by one of the classes taught. The
             folder holds its weights, not its code: give the module again to :meth:`load`.
         transform: of a module of your own, from a PIL image to its input ``[channels, height, width]``.
@@ -99,16 +101,15 @@ class Learner:
             chosen["weights"] = os.fspath(weights)
         # In this order: a name that is merged later would drop the options of the model that it replaces.
         given = merge({"method": {"name": method}, "model": chosen, "seed": seed}, dict(settings or {}))
-        if str(weights) in PACKAGED_FOR:  # nobody should have to look up what they were trained on
-            options, (channels, size) = PACKAGED_FOR[str(weights)]
-            given = merge({"model": options, "data": {"image_size": size}}, given)
-            self._samples = ImageFacts(str(weights), channels, size, size)
+        if str(weights) in PACKAGED_FOR:
+            given, self._samples = with_packaged(given, str(weights))
         if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
         if "classes" not in given["model"]:
             given = merge(given, {"model": {"classes": "grow"}})
         self._given, self._unknown, self._device = given, unknown, "cpu"
         self._now = Knowledge(load_config(given), own=own)
+        self._before: Knowledge | None = None  # of a learner in memory, for undo
         self.folder = None if folder is None else _free(Path(folder))
 
     @classmethod
@@ -152,7 +153,9 @@ class Learner:
     @property
     def previous(self) -> int:
         """Number of the version that :meth:`undo` goes back to; 0 for none."""
-        return 0 if self.folder is None else self._now.parent
+        if self.folder is None:
+            return 0 if self._before is None else self._before.version
+        return self._now.parent
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -239,9 +242,9 @@ class Learner:
             name = Path(data).name.rpartition(":")[2] if path else f"lesson {len(self.history) + 1}"
         samples = (self._samples or dataset.facts) if facts is None else facts.samples
         if facts is None:
-            model = self._given.get("model", {})
-            chosen = {} if "name" in model else model_settings(dataset)
-            config = resolve(load_config(merge(chosen, self._given)))
+            given, pretrained = settings_for(dataset, self._given)
+            samples = pretrained or samples
+            config = resolve(load_config(given))
             if isinstance(samples, SequenceFacts):
                 samples = in_bands(dataset, config.data.bands).facts
         dataset = fitting(dataset, samples, self._now.recipe)
@@ -306,7 +309,8 @@ class Learner:
         """Continue a text with a language model, in constant time per token; the prompt is part of the result.
 
         Args:
-            prompt: text, where the tokens are bytes; or ids ``[tokens]`` or ``[batch, tokens]``.
+            prompt: text, or ids ``[tokens]`` or ``[batch, tokens]``. Text is encoded as that of training was: as bytes,
+                or by the tokenizer file in the settings, which must still be there.
             length: tokens to generate.
             temperature: divides the logits; 0 takes the most probable token.
             top_p: sample among the most probable tokens that together have this probability.
@@ -315,9 +319,13 @@ class Learner:
         method, facts = self._now.taught()
         if self._now.has_classes or not isinstance(facts.samples, SequenceFacts):
             raise ConfigError(f"{self.modality} have classes: a language model generates, use predict")
-        ids = token_input(prompt, facts.samples)
+        path = self.config.data.options.get("tokenizer") if isinstance(prompt, str) else None
+        tokenizer = None if path is None else open_tokenizer(path)
+        ids = token_input(prompt, facts.samples, tokenizer)
         draws = None if seed is None else torch.Generator().manual_seed(seed)
         found = generate(unwrap(method.module), ids, length, temperature, top_p, draws).cpu()
+        if tokenizer is not None:
+            return str(tokenizer.decode(found[0].tolist()))
         if isinstance(prompt, str):
             return bytes(found[0].tolist()).decode("utf-8", "replace")
         return found if prompt.ndim == 2 else found[0]
@@ -384,24 +392,35 @@ class Learner:
                 now = now.without(name, unknown=self._unknown)
             self._change(now, only=not keep_versions)
         if self.folder is not None and RunDirectory(self.folder).is_run:
-            return "removed from the learner; the files of the run it continues (weights, checkpoints) still hold them"
+            return (
+                "removed from the learner, but the files of the run it continues (weights, checkpoints) still hold them"
+            )
         if now.trained:
-            return "removed from the head, the statistics and the buffers; the weights were trained on samples of them"
+            return (
+                "removed from head, statistics and buffers, but the weights of the model were trained on their samples"
+            )
         return "nothing computed from them remains"
 
     def undo(self) -> None:
-        """Go back to the version before the last change."""
+        """Go back to the version before the last change; in memory, once."""
         with self._alone():
-            if self.folder is None or not self.previous:
-                raise ConfigError("there is no version before this one to go back to")
-            versions, before = Versions(self.folder), self.previous
+            before = self.previous
+            if not before:
+                raise ConfigError(
+                    "there is no version before this one to go back to: it is the first, or forget removed those before"
+                )
+            if self.folder is None:
+                assert self._before is not None
+                self._now, self._before = self._before, None
+                return
+            versions = Versions(self.folder)
             self._open(versions, before)
             versions.point_to(before)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the learner to a folder, where changes are written from now on."""
         self._now.taught()
-        self.folder = _free(Path(folder))
+        self.folder, self._before = _free(Path(folder)), None
         with self._alone():
             self._change(self._now, only=True)
 
@@ -428,6 +447,7 @@ class Learner:
     def _change(self, now: Knowledge, *, only: bool = False) -> None:
         """Store what is known now as a new version and take it over; ``only`` removes the versions before."""
         if self.folder is None:
+            self._before = None if only else self._now
             self._now = replace(now, version=self._now.version + 1)
             return
         versions, parent = Versions(self.folder), 0 if only else self._now.version

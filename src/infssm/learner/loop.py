@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +25,20 @@ from infssm.learner.devices import average_gradients
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.learner.events import Control, EpochDone, Listener, Note, StepDone, TaskBegan, TaskEnded
 from infssm.learner.log import Log
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, RMSE, Confusion
 from infssm.learner.optim.guard import diagnose, health
 from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
 from infssm.learner.optim.schedule import learning_rate
 from infssm.learner.saving.checkpoint import load_checkpoint
 from infssm.learner.saving.progress import Progress, load_method, save_best, save_progress
 from infssm.learner.saving.rng import set_rng_state
-from infssm.learner.scoring import Bits, scoring_of
+from infssm.learner.scoring import Bits, Errors, scoring_of
 from infssm.learner.setup import Setup
 from infssm.learner.signals import Interrupted
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import train_step
+from infssm.ssm import logits_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -63,8 +64,8 @@ class Loop:
         self.reported = -_REPORT_EVERY
         self.started = time.monotonic()
         self.images = 0
-        self.named: deque[str | None] = deque(maxlen=2)
-        self._note_best()
+        best = self.progress.position.best
+        self.best_files_in_use: deque[str | None] = deque([best["file"] if best else None], maxlen=2)
 
     def train(self) -> None:
         """Train all tasks that are left."""
@@ -79,7 +80,7 @@ class Loop:
             if epochs := self.setup.epochs(task.index):
                 self.train_task(task, epochs)
             else:
-                self.save(None)  # a run has a checkpoint before it has a model
+                self.save(None)  # resume needs a checkpoint before `end_task` writes weights
             self.end_task(task)
 
     def train_task0(self) -> None:
@@ -139,6 +140,8 @@ class Loop:
             done = progress.position.step / steps
             lr = learning_rate(train, task.index, epoch, epochs=epochs, progress=done)
             set_learning_rate(optimizer, lr)
+            if setup.config.data.online:
+                self.test_batch(batch)
             terms = self.step(batch, task, optimizer)
             progress.position.step += 1
             progress.position.at += 1
@@ -155,6 +158,18 @@ class Loop:
                     at = progress.position.at
                     self.listen(StepDone(at, task.index, task.num_tasks, epoch, epochs, values, speed))
             self.stop_if_asked(optimizer)
+
+    @torch.no_grad()
+    def test_batch(self, batch: Batch) -> None:
+        """Classify a batch of an online stream among all classes, before it is trained on."""
+        module, batch = self.setup.method.module, batch.to(self.fabric.device)
+        module.eval()
+        with self.fabric.autocast():
+            logits = logits_of(module(**x) if isinstance(x := batch.inputs, Mapping) else module(x))
+        module.train()
+        right = int((logits.argmax(1) == batch.y).sum())
+        self.progress.matrix.add_online(right, len(batch))
+        self.write({"kind": "online", "step": self.progress.position.step, "right": right, "samples": len(batch)})
 
     def step(self, batch: Batch, task: Task, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Forward, backward, update: the weighted loss terms of the step."""
@@ -222,7 +237,9 @@ class Loop:
         row = evaluate_seen(self.fabric, setup, task.index, confusion)
         if confusion is not None:
             confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
-        measure, values, inside = setup.measure, [s.value for s in row], [s.inside for s in row if s.inside is not None]
+        measure = setup.measure
+        values = [s.value for s in row]
+        inside = [s.inside for s in row if s.inside is not None]
         ahead = evaluate_ahead(self.fabric, setup, task.index)
         bits = [s for s in row if isinstance(s, Bits)]
         progress.matrix.update(
@@ -240,43 +257,53 @@ class Loop:
                 measure.key: values,
                 **({"task_accuracy": inside} if inside else {}),
                 **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
+                **({"r2": [s.r2 for s in row if isinstance(s, Errors)]} if measure == RMSE else {}),
                 "aa": progress.matrix.aa,
                 **({"chosen": chosen} if (chosen := setup.method.automatic_options()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,
                 "seconds": progress.position.seconds,
             }
         )
-        part = "validation " if setup.config.data.evaluate == "val" else ""
+        self.report_task(task, values, chosen)
+        progress.next_task()
+        if self.fabric.is_global_zero:
+            self.write_task(task, confusion)
+        self.save(None)
+        self.listen(TaskEnded(task.index, progress.matrix.aa))
+        self.stop_if_asked(None, saved=True)
+
+    def report_task(self, task: Task, values: Sequence[float], chosen: Mapping[str, float]) -> None:
+        """Tell the listener what was measured of each task so far, and what the method chose automatically."""
+        measure, aa = self.setup.measure, self.progress.matrix.aa
+        part = "validation " if self.setup.config.data.evaluate == "val" else ""
         shown = " ".join(f"{100 * v:.1f}" if measure == ACCURACY else measure.show(v) for v in values)
-        mean = (
-            f"AA {100 * progress.matrix.aa:.2f} %"
-            if measure == ACCURACY
-            else f"mean {measure.show(progress.matrix.aa)}"
-        )
+        mean = f"AA {100 * aa:.2f} %" if measure == ACCURACY else f"mean {measure.show(aa)}"
+        if self.setup.config.data.online:
+            mean += f", along the stream {100 * self.progress.matrix.online:.2f} %"
         self.listen(Note(f"task {task.index + 1} done: {part}{measure.title} per task {shown}, {mean}"))
         if chosen:
             options = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
             self.listen(Note(f"  chosen automatically: {options}"))
-        progress.next_task()
-        if self.fabric.is_global_zero:
-            self.run.write_text(names.MATRIX, progress.matrix.to_csv())
-            if confusion is not None:
-                sizes = (setup.stream.num_classes,) if setup.stream.domains else setup.stream.task_sizes
-                found = Confusion.of(confusion.tolist(), setup.stream.class_names, sizes)
-                self.run.write_json(names.CONFUSION, found.to_json())
-            self.run.write_weights(task.index, weights_of(setup.method.weights()))
-        self.save(None)
-        self.listen(TaskEnded(task.index, progress.matrix.aa))
-        self.stop_if_asked(None, saved=True)
+
+    def write_task(self, task: Task, confusion: Tensor | None) -> None:
+        """Write the matrix, the confusions ``[seen, seen]`` and the weights after a task."""
+        setup = self.setup
+        self.run.write_text(names.MATRIX, self.progress.matrix.to_csv())
+        if confusion is not None:
+            sizes = (setup.stream.num_classes,) if setup.stream.domains else setup.stream.task_sizes
+            found = Confusion.of(confusion.tolist(), setup.stream.class_names, sizes)
+            self.run.write_json(names.CONFUSION, found.to_json())
+        self.run.write_weights(task.index, weights_of(setup.method.weights()))
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
         self.progress.optimizer = None if optimizer is None else optimizer.state_dict()
         if self.log is not None:
             save_progress(self.run, self.setup, self.progress, self.log)
-            self._note_best()
+            best = self.progress.position.best
+            self.best_files_in_use.append(best["file"] if best else None)
             for path in names.best_files(self.run.path):
-                if path.name not in self.named:
+                if path.name not in self.best_files_in_use:
                     path.unlink(missing_ok=True)
         self.fabric.barrier()
 
@@ -296,10 +323,6 @@ class Loop:
         """Append a line to the log, on process 0."""
         if self.log is not None:
             self.log.write(line | {"at": self.progress.position.at})
-
-    def _note_best(self) -> None:
-        best = self.progress.position.best
-        self.named.append(best["file"] if best else None)
 
 
 def weights_of(tensors: Mapping[str, Tensor]) -> bytes:

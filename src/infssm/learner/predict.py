@@ -15,7 +15,7 @@ from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.reading import SampleLike, model_input, padded, sequence_input
 from infssm.learner.scoring import SCORINGS
-from infssm.learner.setup import build_learner, known_facts, load_weights
+from infssm.learner.setup import build_method_and_recipe, known_facts, load_weights
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 
@@ -132,9 +132,11 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch without CUDA asserts
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
+    if facts.modality.scoring == "numbers":
+        raise ConfigError(f"{directory.path} predicts numbers instead of classes: test it with `infssm eval`")
     if not SCORINGS[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
-    method, recipe = build_learner(config, known_facts(config, facts, last), place, weights=False)
+    method, recipe = build_method_and_recipe(config, known_facts(config, facts, last), place, weights=False)
     load_weights(method, directory.weights_path(last))
     known = facts.classes[: facts.seen(last)]
     if len(set(known)) < len(known):

@@ -110,16 +110,20 @@ def sound_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
     return _finite(sound)
 
 
-def token_input(prompt: str | Tensor, facts: SequenceFacts) -> Tensor:
-    """Text, or ids ``[tokens]`` or ``[batch, tokens]``, as ids int64 ``[batch, tokens]`` of a language model."""
+def token_input(prompt: str | Tensor, facts: SequenceFacts, tokenizer: Any = None) -> Tensor:
+    """Text, or ids ``[tokens]`` or ``[batch, tokens]``, as ids int64 ``[batch, tokens]`` of a language model.
+
+    ``tokenizer`` is that of the training text; None where its bytes are the tokens.
+    """
     if not isinstance(prompt, str):
         flat = sequence_input(prompt.flatten(), facts)
         return flat.view(prompt.shape) if prompt.ndim == 2 else flat[None]
-    if facts.width != BYTES:
+    if tokenizer is None and facts.width != BYTES:
         raise ConfigError(f"the model has {facts.width} tokens of a tokenizer: encode the text, and give ids [tokens]")
-    if not prompt:
-        raise DataError("the prompt is empty: give at least one character")
-    return torch.tensor([list(prompt.encode())])
+    ids = list(prompt.encode()) if tokenizer is None else tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not ids:
+        raise DataError("the prompt is empty: give at least one token")
+    return sequence_input(torch.tensor(ids), facts)[None]
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is counted when a model is tested: right answers of classes, bits of language."""
+"""What is counted when a model is tested: right answers of classes, bits of language, errors of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from infssm._batch import IGNORED
 from infssm.data import Batch, Dataset, Task, TaskStream, Tokens
 from infssm.data.loader import Part
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE, Measure
 
 
 class Accuracy(NamedTuple):
@@ -75,7 +75,32 @@ class Bits(NamedTuple):
         return self.bytes or self.tokens
 
 
-Score = Accuracy | Bits
+class Errors(NamedTuple):
+    """How far predicted numbers are from their targets.
+
+    Attributes:
+        rmse: root of the mean squared error.
+        r2: share of the targets' variance that is explained, ``1 - mean squared error / variance``; 1 is perfect, 0 is
+            the mean of the targets, less is worse than that. NaN where the targets do not vary.
+        samples: what it was measured on.
+    """
+
+    rmse: float
+    r2: float
+    samples: int
+
+    @property
+    def value(self) -> float:
+        """What the matrix holds."""
+        return self.rmse
+
+    @property
+    def inside(self) -> float | None:
+        """Numbers are not decided inside a task."""
+        return None
+
+
+Score = Accuracy | Bits | Errors
 
 
 class Scoring(ABC):
@@ -186,7 +211,38 @@ class TokenScoring(Scoring):
         return [bits * (float(predicted[mine].sum()) / max(1, int(text_bytes[mine].sum()))) for mine in indices]
 
 
-SCORINGS: dict[str, type[Scoring]] = {"classes": ClassScoring, "tokens": TokenScoring}
+class NumberScoring(Scoring):
+    """Squared errors of predicted numbers, and the moments of their targets."""
+
+    size = 4
+    has_classes = False
+
+    def counts(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Samples, sum of squared errors, sum of targets and of their squares."""
+        y = batch.y.double()
+        errors = logits[:, 0].double() - y
+        return torch.stack([y.new_tensor(len(y)), errors.square().sum(), y.sum(), y.square().sum()])
+
+    def score(self, counts: Tensor) -> Errors:
+        """Root of the mean squared error, and R²; NaN without samples."""
+        samples, errors, total, squares = counts.tolist()
+        if not samples:
+            return Errors(math.nan, math.nan, 0)
+        spread = squares - total**2 / samples
+        return Errors(math.sqrt(errors / samples), 1 - errors / spread if spread > 0 else math.nan, int(samples))
+
+    @classmethod
+    def measure(cls, stream: TaskStream) -> Measure:  # noqa: ARG003 - the same for all
+        """The root mean squared error, in the unit of the targets."""
+        return RMSE
+
+    @classmethod
+    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
+        """The mean of each task's targets, whose error is their standard deviation."""
+        return [float(getattr(task, part).labels.double().std(correction=0)) for task in stream]
+
+
+SCORINGS: dict[str, type[Scoring]] = {"classes": ClassScoring, "tokens": TokenScoring, "numbers": NumberScoring}
 """By ``Modality.scoring``."""
 
 

@@ -27,6 +27,7 @@ from infssm.data import (
     TaskStream,
     few_shots,
     in_bands,
+    in_stream_order,
     load_dataset,
     make_loader,
     make_mixing,
@@ -42,7 +43,7 @@ from infssm.errors import CheckpointError, ConfigError, MissingDataError
 from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import OwnModel, any_model, build_model
-from infssm.learner.scoring import scoring_of
+from infssm.learner.scoring import SCORINGS, scoring_of
 from infssm.learner.store.manifest import read_checked
 from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
 from infssm.models import check_weights, find_weights
@@ -73,7 +74,7 @@ class Setup:
         if facts.num_outputs == self.facts.num_outputs:
             return replace(self, facts=facts)
         old = self.method
-        method, recipe = build_learner(self.config, facts, old.context.device, weights=False)
+        method, recipe = build_method_and_recipe(self.config, facts, old.context.device, weights=False)
         method.grow_from(old.state_dict(), old.module.state_dict())
         return replace(self, facts=facts, method=method, recipe=recipe, mixing=_mixing(self.config, facts, recipe))
 
@@ -93,9 +94,8 @@ class Setup:
         """Training batches of one epoch: this process's share of each."""
         batch_size = self.config.train.batch_size // self.share.world
         images = {"mixing": self.mixing, "with_raw": self.method.base.needs_raw}
-        return self._loader(
-            task, "train", images, batch_size=batch_size, epoch=epoch, drop_last=True, skip_batches=skip
-        )
+        order = {"in_order": True} if self.config.data.online else {"drop_last": True}
+        return self._loader(task, "train", images, batch_size=batch_size, epoch=epoch, skip_batches=skip, **order)
 
     def statistics_loader(self, task: Task) -> ImageLoader | SequenceLoader:
         """All training images of a task with hard labels, for what methods measure before and after it.
@@ -166,6 +166,9 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     if data.shots is not None and by == "domain":
         raise ConfigError("data.shots counts samples of new classes: make tasks by class, or leave it out")
 
+    if data.online and not SCORINGS[dataset.modality.scoring].has_classes:
+        raise ConfigError(f"data.online measures accuracy along the stream, and {dataset.name} has no classes")
+
     def stream_of(split: Split) -> TaskStream:
         return TaskStream(
             dataset,
@@ -178,11 +181,13 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
         )
 
     if split is not None:
-        return stream_of(split)
+        return stream_of(split).merged() if data.online else stream_of(split)
     split = make_split(
         dataset, seed=data.split_seed, train_per_class=data.train_per_class, test_per_class=data.test_per_class
     )
     stream = stream_of(split)
+    if data.online:
+        return stream_of(in_stream_order(stream, data.blur, config.seed)).merged()
     if data.shots is None:
         return stream
     return stream_of(few_shots(split, dataset, stream.class_order[stream.task_sizes[0] :], data.shots))
@@ -242,12 +247,12 @@ def make_setup(
     own: OwnModel | None = None,
 ) -> Setup:
     """Build model and method for what is known of a stream; see :func:`build`. ``own`` is a user's own module."""
-    method, recipe = build_learner(config, facts, device, weights=weights, task0=task0, own=own)
+    method, recipe = build_method_and_recipe(config, facts, device, weights=weights, task0=task0, own=own)
     return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
 
 
 def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
-    """What a method may know of a stream once ``task`` has arrived: all of it with outputs for all classes."""
+    """The stream up to ``task``; the whole stream if ``model.classes`` is 'all'."""
     known = facts.up_to(task)
     # A single class of token sequences would read as language, which has no classes.
     return facts if config.model.classes == "all" or known.modality is not facts.modality else known
@@ -259,7 +264,7 @@ def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mix
     return make_mixing(facts.num_outputs, config.train.mixing, label_smoothing=config.train.label_smoothing)
 
 
-def build_learner(
+def build_method_and_recipe(
     config: RunConfig,
     facts: StreamFacts,
     device: torch.device,

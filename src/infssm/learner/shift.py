@@ -49,7 +49,11 @@ def shift(held_out_distances: Tensor, new_distances: Tensor) -> Shift:
     figures = (
         f"median distance to the nearest class {middle[1]:.3g}, held-out samples {middle[0]:.3g}; p = {p_value:.2g}"
     )
-    if p_value >= 0.05:
+    if _p_value(1.0, len(old), len(new)) >= 0.05:
+        sentence = (
+            f"{len(new)} new and {len(old)} held-out samples are too few to tell whether they differ ({figures})."
+        )
+    elif p_value >= 0.05:
         sentence = f"The {len(new)} new samples look like what was taught ({figures})."
     elif middle[1] >= middle[0]:
         sure = "are unlike" if p_value < 0.01 else "may be unlike"

@@ -180,6 +180,10 @@ def as_task(
 
     Some samples of each class are its validation part. A task with samples of known classes has all classes.
     """
+    if dataset.modality.scoring == "numbers":
+        raise ConfigError(
+            f"{dataset.name} has numbers as targets, and a learner is taught classes or text: `infssm run`"
+        )
     if dataset.modality.by == "domain":
         return _domain_task(dataset, facts, name, samples)
     known = () if facts is None else facts.classes

@@ -202,7 +202,7 @@ class S4DMixer(SSMMixer):
 class S4DModel(CausalBackbone):
     """Stack of S4D layers with residuals and layer norms; real sequences [batch, tokens, in_dim] -> logits."""
 
-    supported_data = frozenset({"series"})
+    supported_data = frozenset({"series", "regression"})
 
     def __init__(
         self,

@@ -162,7 +162,7 @@ class _SequenceBackbone(CausalBackbone):
 class SequenceClassifier(_SequenceBackbone):
     """Pooled features of a sequence -> logits [batch, num_classes]."""
 
-    supported_data = frozenset({"series", "tokens"})
+    supported_data = frozenset({"series", "tokens", "regression"})
 
     def __init__(self, backbone: SequenceEncoder, *, d_model: int, num_classes: int, pooling: Pooling = "mean") -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from infssm.ops.conv import ConvInputs
 from infssm.ops.library import define, flat, native, rows
-from infssm.ops.scan import Outputs, ScanInputs, saved_shape
+from infssm.ops.scan import KernelOutputs, ScanInputs, saved_shape
 
 
 class DirectionWeights(NamedTuple):
@@ -131,11 +131,11 @@ def _kernel(
         delta = F.linear(projected[..., : way.dt_proj.shape[1]], way.dt_proj)
         saved = x.new_empty(saved_shape(y.shape, 1, n) if save else 0)
         formed = _Kept(projected, u, delta, torch.exp(way.A_log).neg_(), saved)
-        found = Outputs(y, None, None, None, None)
+        found = KernelOutputs(y, None, None, None, None)
         if states:
             a, mean_delta = x.new_empty(*x.shape[:2], n), x.new_empty(x.shape[:2])
             means += [a, mean_delta]
-            found = Outputs(y, None, a.unsqueeze(2), mean_delta.unsqueeze(2), None)
+            found = KernelOutputs(y, None, a.unsqueeze(2), mean_delta.unsqueeze(2), None)
         native.scan_forward(_scan_inputs(z, way, formed, reverse[i]), found, saved, threads, scale, i > 0)
         if states or save:
             kept += formed
@@ -200,7 +200,7 @@ def _backward_kernel(
         gradients = ScanInputs(du, ddelta, dA, dB, dC, dD, dz, dt_bias)
         grad_a, grad_delta = of_states[count + 2 * i :][:2] or (None, None)
         of_means = [grad if grad is None else flat(grad).unsqueeze(2) for grad in (grad_a, grad_delta)]
-        of_outputs = Outputs(grad_y, None, of_means[0], of_means[1], None)
+        of_outputs = KernelOutputs(grad_y, None, of_means[0], of_means[1], None)
         inputs = _scan_inputs(z, way, formed, reverse[i])
         native.scan_backward(inputs, formed.saved, of_outputs, gradients, threads, scale, i > 0)
         dA.mul_(formed.A)  # A = -exp(A_log) is its own derivative

@@ -1,4 +1,4 @@
-"""The selective scan, with the mean states it discretises anyway."""
+"""The selective scan; on request also the channel means of the discretised parameters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ScanInputs(NamedTuple):
 
 
 class ScanStates(NamedTuple):
-    """Means over the channels (of each group) of what a selective layer discretises, in token order.
+    """Not the hidden state: means over the channels (of each group) of exp(ΔA), Δ and the ZOH factor, in token order.
 
     a: [batch, tokens, n] mean of exp(delta A); delta: [batch, tokens] mean of delta;
     zoh: [batch, tokens, n] mean of (exp(delta A) - 1) / A, or None. With groups: [batch, tokens, groups, n].
@@ -116,30 +116,34 @@ def selective_scan(  # type: ignore[misc] # the overloads say what is returned, 
     Every output is differentiable in every input.
     """
     x = ScanInputs(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, initial_state, seq_idx)
-    found = scan(x, last_state=return_last_state, states=return_states, backend=backend)
-    wanted = tuple(part for part in found if part is not None)
-    return wanted if len(wanted) > 1 else found.y
+    output = scan(x, last_state=return_last_state, states=return_states, backend=backend)
+    wanted = tuple(part for part in output if part is not None)
+    return wanted if len(wanted) > 1 else output.y
 
 
 def scan(x: ScanInputs, *, last_state: bool = False, states: States = False, backend: str | None = None) -> ScanOutput:
     """`selective_scan` of a record, into a record."""
     _check(x, states)
-    tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
+    tensors = [value for value in x[:-1] if isinstance(value, Tensor)]  # all but seq_idx
     chosen = choose(backend, *tensors)
     grouped = x.B.dim() == 4
     B, C = (x.B, x.C) if grouped else (x.B.unsqueeze(2), x.C.unsqueeze(2))
     x = x._replace(B=B, C=C, seq_idx=None if x.seq_idx is None else segment_ids(x.seq_idx))
     if chosen == "reference":
-        found = reference(x, last_state, states)
+        output = reference(x, last_state, states)
     else:
         save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         wanted = 0 if not states else 2 if states == "zoh" else 1
-        inputs = (*in_float32(x[:8]), x.delta_softplus, x.reverse, *in_float32(x[10:]))
+        floats = in_float32(x[:8])  # u to delta_bias
+        inputs = (*floats, x.delta_softplus, x.reverse, *in_float32((x.initial_state, x.seq_idx)))
         y, last, a, delta, zoh, _ = _scan(*inputs, last_state, wanted, save, chosen == "triton")
         means = ScanStates(a, delta, zoh if wanted == 2 else None) if wanted else None
-        found = ScanOutput(y, last if last_state else None, means)
-    found = found if x.u.dtype == found.y.dtype else found._replace(y=found.y.to(x.u.dtype))
-    return found if grouped or found.states is None else found._replace(states=found.states.without_groups())
+        output = ScanOutput(y, last if last_state else None, means)
+    if x.u.dtype != output.y.dtype:
+        output = output._replace(y=output.y.to(x.u.dtype))
+    if grouped or output.states is None:
+        return output
+    return output._replace(states=output.states.without_groups())
 
 
 def _check(x: ScanInputs, states: bool | str) -> None:
@@ -178,7 +182,7 @@ def reference(x: ScanInputs, last_state: bool, states: bool | str) -> ScanOutput
     # Exported programs have no autocast to leave, and a program with both autocast and a loop node cannot be saved.
     exporting = torch.compiler.is_exporting()
     with contextlib.nullcontext() if exporting else torch.autocast(x.u.device.type, enabled=False):
-        u, dt = x.u.to(dtype), discretise(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
+        u, dt = x.u.to(dtype), step_size(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
         converted = x._replace(u=u, delta=dt, A=x.A.to(dtype), B=x.B.to(dtype), C=x.C.to(dtype))
         y, end, means = _scan_chunks(converted, states)
         if x.D is not None:
@@ -200,7 +204,7 @@ def recomputed(function: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple
     return result
 
 
-def discretise(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -> Tensor:
+def step_size(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -> Tensor:
     """The step size the scan uses: delta plus bias, through softplus if asked."""
     if delta_bias is not None:
         delta = delta + delta_bias
@@ -216,9 +220,9 @@ def _scan_chunks(x: ScanInputs, states: bool | str) -> tuple[Tensor, Tensor, Sca
     h = x.u.new_zeros(batch, channels, n) if x.initial_state is None else x.initial_state.to(x.u.dtype)
     h, A = split_channels(h, 1, groups), split_channels(x.A, 0, groups)
     u, dt = split_channels(x.u, -1, groups), split_channels(x.delta, -1, groups)
-    stays = _stays(x) if x.seq_idx is not None else u.new_ones(1, tokens)
+    continues = _continues(x) if x.seq_idx is not None else u.new_ones(1, tokens)
     # Splitting, unlike slicing, puts the gradients of the chunks together once.
-    chunks = list(zip(*(torch.split(tensor, CHUNK, dim=1) for tensor in (u, dt, x.B, x.C, stays)), strict=True))
+    chunks = list(zip(*(torch.split(tensor, CHUNK, dim=1) for tensor in (u, dt, x.B, x.C, continues)), strict=True))
     parts = []
     for chunk in reversed(chunks) if x.reverse else chunks:
         h, *part = recomputed(_scan_chunk, h, A, *chunk, x.reverse, states)
@@ -254,7 +258,7 @@ def _scan_exported(x: ScanInputs) -> tuple[Tensor, Tensor, None]:
     return y.transpose(0, 1).flatten(-2), h.flatten(1, 2), None
 
 
-def _stays(x: ScanInputs) -> Tensor:
+def _continues(x: ScanInputs) -> Tensor:
     """1 where the state goes on from the token before in scan order, 0 where a sequence begins: [batch, tokens]."""
     assert x.seq_idx is not None
     changes = (x.seq_idx[:, 1:] != x.seq_idx[:, :-1]).to(x.u.dtype)
@@ -268,12 +272,12 @@ def _scan_chunk(
     dt: Tensor,
     B: Tensor,
     C: Tensor,
-    stays: Tensor,
+    continues: Tensor,
     reverse: bool,
     states: bool | str,
 ) -> tuple[Tensor, ...]:
     """Last h, y and means of a chunk. h: [batch, groups, k, n]; u, dt: [batch, T, groups, k]; A: [groups, k, n]."""
-    factor = stays[..., None, None, None] * torch.exp(dt.unsqueeze(-1) * A)
+    factor = continues[..., None, None, None] * torch.exp(dt.unsqueeze(-1) * A)
     abar, drive = factor.unbind(1), ((dt * u).unsqueeze(-1) * B.unsqueeze(3)).unbind(1)
     steps = range(len(abar) - 1, -1, -1) if reverse else range(len(abar))
     history = []
@@ -307,7 +311,7 @@ def _exp_slope(x: Tensor) -> Tensor:
 # The operator.
 
 
-class Outputs(NamedTuple):
+class KernelOutputs(NamedTuple):
     """y, the last state, the mean states, and what the backward starts its chunks from; or gradients of the first five.
 
     None where there is none.
@@ -339,12 +343,14 @@ def saved_shape(shape: Sequence[int], groups: int, n: int, triton: bool = False)
     return batch, -(-tokens // native.CHUNK), padded * n
 
 
-def _outputs(*args: Any) -> Outputs:
+def _outputs(*args: Any) -> KernelOutputs:
     x, (last, states, save, triton) = _divide(args)
     expect_rank("u", x.u, "batch, tokens, channels")
     expect_rank("B", x.B, "batch, tokens, groups, n")
-    u, (batch, tokens, channels), (groups, n) = x.u, x.u.shape, x.B.shape[2:]
-    return Outputs(
+    u = x.u
+    batch, tokens, channels = u.shape
+    groups, n = x.B.shape[2:]
+    return KernelOutputs(
         y=new(u, batch, tokens, channels),
         last=new(u, batch, channels, n) if last else new(u, 0),
         a=new(u, batch, tokens, groups, n) if states else new(u, 0),
@@ -361,10 +367,10 @@ def _readable(x: ScanInputs) -> ScanInputs:
     return x._replace(**by_token, **whole)
 
 
-def _kernel(*args: Any) -> Outputs:
+def _kernel(*args: Any) -> KernelOutputs:
     x, (*_, triton) = _divide(args)
     outputs = _outputs(*args)
-    wanted = Outputs(*map(given, outputs))
+    wanted = KernelOutputs(*map(given, outputs))
     if triton:
         _check(x, False)  # the compiled module checks shapes itself
         _triton.forward(_readable(x), wanted)
@@ -406,7 +412,7 @@ def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
     y = new(x.u, *x.u.shape).zero_() if grad_y is None else rows(grad_y)
     found = _input_grads(*args)
     gradients = ScanInputs(**dict(zip(_WITH_GRADIENT, map(given, found), strict=True)))
-    call = _readable(x), saved.contiguous(), Outputs(y, last, a, delta, zoh), gradients
+    call = _readable(x), saved.contiguous(), KernelOutputs(y, last, a, delta, zoh), gradients
     if triton:
         _triton.backward(*call)
     else:

@@ -18,7 +18,7 @@ from infssm.ops.backend import choose, in_float32
 from infssm.ops.checks import compute_dtype, expect_floats, expect_rank, expect_shape, split_groups
 from infssm.ops.library import arguments, define, flat, given, native, new, rows
 from infssm.ops.packing import segment_ids
-from infssm.ops.scan import ScanInputs, ScanOutput, discretise, recomputed, scan
+from infssm.ops.scan import ScanInputs, ScanOutput, recomputed, scan, step_size
 from infssm.ops.triton import ssd as _triton
 
 LEAST_STATES = {"cpu": 8, "reference": 96, "triton": 1}
@@ -122,7 +122,7 @@ def _check(x: ScanInputs) -> None:
 def _reference(x: SsdInputs) -> Tensor:
     dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
     with torch.autocast(x.u.device.type, enabled=False):
-        u, delta = x.u.to(dtype), discretise(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
+        u, delta = x.u.to(dtype), step_size(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
         (y,) = recomputed(_chunked, u, delta, x.A.to(dtype), x.B.to(dtype), x.C.to(dtype), x.seq_idx)
         if x.D is not None:
             y = torch.addcmul(y, u, _per_channel(x.D.to(dtype), u.shape[-1]))

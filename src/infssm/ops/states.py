@@ -10,7 +10,7 @@ from torch import Tensor
 from infssm.ops.backend import choose, in_float32, is_plain
 from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_rank, expect_shape, split_groups
 from infssm.ops.library import asked_for, define, flat, given, native, new, rows
-from infssm.ops.scan import CHUNK, ScanStates, chunk_means, discretise, recomputed, split_channels
+from infssm.ops.scan import CHUNK, ScanStates, chunk_means, recomputed, split_channels, step_size
 from infssm.ops.triton import states as _triton
 
 
@@ -53,7 +53,7 @@ def _reference(
 ) -> ScanStates:
     """Means over the channels of each group: [batch, tokens, groups, n], [batch, tokens, groups], like the first."""
     dtype = compute_dtype(delta, A)
-    dt = split_channels(discretise(delta.to(dtype), delta_bias, delta_softplus), -1, groups)
+    dt = split_channels(step_size(delta.to(dtype), delta_bias, delta_softplus), -1, groups)
     grouped = split_channels(A.to(dtype), 0, groups)
     parts = [recomputed(chunk_means, part, grouped, zoh) for part in torch.split(dt, CHUNK, dim=1)]
     a = torch.cat([part[0] for part in parts], dim=1)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infssm.ops.checks import compute_dtype
-from infssm.ops.scan import ScanInputs, ScanOutput, discretise
+from infssm.ops.scan import ScanInputs, ScanOutput, step_size
 
 
 def scan_step(x: ScanInputs) -> ScanOutput:
@@ -20,7 +20,7 @@ def scan_step(x: ScanInputs) -> ScanOutput:
     dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
     batch, heads, n = len(x.u), x.delta.shape[-1], x.B.shape[-1]
     u = x.u.to(dtype).view(batch, heads, -1)  # [batch, heads, channels of a head], like everything below
-    dt = discretise(x.delta[:, 0].to(dtype), x.delta_bias, x.delta_softplus).unsqueeze(-1)
+    dt = step_size(x.delta[:, 0].to(dtype), x.delta_bias, x.delta_softplus).unsqueeze(-1)
     A = x.A.to(dtype).view(heads, -1)
     b, c = (_by_head(tensor.to(dtype), heads) for tensor in (x.B, x.C))
     h = x.initial_state.to(dtype).view(batch, heads, -1, n)

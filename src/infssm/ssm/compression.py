@@ -64,7 +64,7 @@ def compress(
         raise ConfigError(
             f"compress: {type(source).__name__} was not built by infssm.create_model, so no smaller model can be built"
         )
-    size = _check(source, states, share, score)
+    size = _check(source, states, share, score, steps)
     batches = [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in data]
     if not batches:
         raise ConfigError("compress: data has no batch; give at least one to score the states on")
@@ -83,7 +83,7 @@ def compress(
     return small.train(training)
 
 
-def _check(model: Backbone, states: int | None, share: float | None, score: str) -> int:
+def _check(model: Backbone, states: int | None, share: float | None, score: str, steps: int) -> int:
     """The number of states to keep; raises where the model or the options do not allow it."""
     if score not in ("output", "last", "magnitude"):
         raise ConfigError(f"compress: score={score!r}; choose 'output', 'last' or 'magnitude'")
@@ -96,6 +96,8 @@ def _check(model: Backbone, states: int | None, share: float | None, score: str)
         else:
             raise ConfigError(f"compress: {name} is a {type(mixer).__name__}; Mamba, Vim, Mamba-2 and S4D are known")
     (n,) = sizes
+    if steps < 0:
+        raise ConfigError(f"compress: steps={steps}; give 0 or more")
     if (states is None) == (share is None):
         raise ConfigError("compress: give states or share, one of the two")
     found = states if states is not None else round(n * float(share or 0))
@@ -192,7 +194,7 @@ class _Sums:
         target = torch.stack([c[:, place][:, keep, index] for place, index in enumerate(rest.tolist())]).sum(0)
         right = target.mT.flatten()
         ridge = 1e-6 * left.diagonal().mean().clamp_min(torch.finfo(left.dtype).tiny)
-        solved = torch.linalg.solve(left + ridge * torch.eye(len(left), dtype=left.dtype), right)
+        solved = torch.linalg.solve(left + ridge * torch.eye(len(left)).to(left), right)
         found: Tensor = solved.view(len(keep), len(rest))
         return found
 
@@ -209,7 +211,8 @@ class _Counter:
         found = self.sums[self.direction]
         self.direction += 1
         delta = x.delta if x.delta_bias is None else x.delta + x.delta_bias
-        rate = (F.softplus(delta) if x.delta_softplus else delta).unsqueeze(-1)
+        # A step size that underflows would make both scores 0 / 0.
+        rate = (F.softplus(delta) if x.delta_softplus else delta).clamp_min(1e-12).unsqueeze(-1)
         exponent = rate * x.A  # [batch, tokens, channels, n]
         gain = ((x.B * x.C).unsqueeze(2) * rate).square()
         found.output = found.output + (gain / -torch.expm1(2 * exponent)).mean(2).sum((0, 1)).double()
@@ -225,7 +228,8 @@ def _add_scalar(sums: list[_Sums], space: StateSpace) -> None:
         sums.append(_Sums())
     assert space.b is not None
     gain = (space.c * space.b).square()
-    output, last = gain / (1 - space.a.square()), gain / (1 - space.a).square()
+    slow = (1 - space.a).clamp_min(torch.finfo(space.a.dtype).eps)  # a rounds to 1 where the step size is tiny
+    output, last = gain / (slow * (1 + space.a)), gain / slow.square()
     if gain.ndim == 3:  # one group
         output, last = output.unsqueeze(2), last.unsqueeze(2)
     sums[0].output = sums[0].output + output.sum((0, 1)).double()

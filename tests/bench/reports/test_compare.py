@@ -326,6 +326,8 @@ def test_table_at_80_columns_shows_every_number(tmp_path: Path, encoding: str) -
         for seed in (0, 1):
             path = tmp_path / f"{weight}-{seed}"
             fake_run(path, "inf-ssm-exact", seed, shift=seed / 100, distance="martin+0.125*c", weight=weight)
+    for seed in (0, 1):
+        fake_run(tmp_path / f"head-{seed}", "inf-ssm-exact+gda", seed, shift=-seed / 5)  # wide: "± 14.1"
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     print_comparison(compare(find_runs([tmp_path])), Console(file=terminal, width=80))
     terminal.seek(0)
@@ -333,4 +335,5 @@ def test_table_at_80_columns_shows_every_number(tmp_path: Path, encoding: str) -
     assert max(map(len, text.splitlines())) <= 80
     sign = "±" if encoding == "utf-8" else "+-"
     assert text.count(f"53.8 {sign} 0.7") == 2
+    assert encoding == "ascii" or any(line.split()[:2] == ["inf-ssm-exact+gda", "2"] for line in text.splitlines())
     assert "…" not in text

@@ -96,6 +96,20 @@ def test_teach_classify_forget_and_undo(client, tmp_path):
     assert Learner.load(tmp_path / "learner").classes == ("one",)
 
 
+def test_changes_of_another_process_are_noticed(client, tmp_path):
+    teach(client, "zero", 0, 6)
+    other = Learner.load(tmp_path / "learner")
+    other.learn(list(digits(1, 0, 6)), "one")
+    answer = client.post("/api/predict", files=upload(*pictures(1))).json()
+    assert (answer["version"], answer["predictions"][0]["label"]) == (2, "one")
+    other.undo()
+    assert client.get("/api/learner").json()["classes"] == ["zero"]
+    (tmp_path / "learner" / "learner.json").write_text("{")
+    answer = client.get("/api/learner")
+    assert answer.status_code == 503
+    assert "learner.json is damaged" in answer.json()["detail"]
+
+
 def test_a_change_that_fails_leaves_the_version_before(client):
     teach(client, "zero", 0, 4)
     two = upload(STRIPES, STRIPES)

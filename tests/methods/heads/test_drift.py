@@ -35,7 +35,7 @@ def test_statistics_of_old_classes_follow_a_planted_drift():
     old, current = y < 2, y >= 2
     drift = MapDrift(7, ridge=1e-8)
     drift.add(x[current], x[current] @ matrix + shift)
-    moved = gathered(x[old], y[old], per_class=True, size=64).moved(*drift.solve())
+    moved = gathered(x[old], y[old], per_class=True, size=64).transformed_by(*drift.solve())
     truth = gathered(x[old] @ matrix + shift, y[old], per_class=True, size=64)
     torch.testing.assert_close(moved.mean, truth.mean, rtol=0, atol=1e-4)
     torch.testing.assert_close(moved.pooled, truth.pooled, rtol=1e-4, atol=1e-4)
@@ -67,7 +67,7 @@ def test_without_motion_nothing_moves_at_all():
     statistics = gathered(x, y, per_class=True, size=64)
     for drift in (MapDrift(7, ridge=0.05), MeanDrift(statistics)):
         drift.add(x, x)
-        moved = statistics.moved(*drift.solve())
+        moved = statistics.transformed_by(*drift.solve())
         torch.testing.assert_close(moved.mean, statistics.mean, rtol=1e-14, atol=0)
         torch.testing.assert_close(moved.triangles, statistics.triangles, rtol=0, atol=0)
 
@@ -89,7 +89,7 @@ def test_mean_drift_is_the_weighted_mean_motion():
     drift = MeanDrift(statistics)
     for part, moved in zip(x.split(50), (x + motion).split(50), strict=True):
         drift.add(part, moved)
-    found = statistics.moved(*drift.solve())
+    found = statistics.transformed_by(*drift.solve())
     sigma2 = np.trace(statistics.pooled.numpy())
     rows, moves = x.double().numpy(), ((x + motion).double() - x.double()).numpy()
     for label in range(4):
@@ -104,4 +104,4 @@ def test_a_class_far_from_every_image_stays():
     statistics = gathered(x, y, per_class=False, size=64)
     drift = MeanDrift(statistics)
     drift.add(x + 1e6, x + 1e6 + 1)
-    torch.testing.assert_close(statistics.moved(*drift.solve()).mean, statistics.mean)
+    torch.testing.assert_close(statistics.transformed_by(*drift.solve()).mean, statistics.mean)

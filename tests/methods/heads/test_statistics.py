@@ -102,7 +102,7 @@ def test_moving_statistics_is_moving_the_features(per_class):
     x = x.double()
     rng = torch.Generator().manual_seed(1)
     matrix, shift = torch.randn(7, 7, generator=rng).double(), torch.randn(7, generator=rng).double()
-    moved = gathered(x, y, per_class=per_class, size=64).moved(matrix, shift)
+    moved = gathered(x, y, per_class=per_class, size=64).transformed_by(matrix, shift)
     close(moved, gathered(x @ matrix + shift, y, per_class=per_class, size=64))
 
 

@@ -14,7 +14,7 @@ from infssm.methods import parse_name
 FAST = {"epochs": 1, "task0_epochs": 1, "limit_batches": 2}
 """Two steps per task: does it work?"""
 _LAYOUTS = ("caltech256", "cifar100", "cub200", "imagenet-r", "speech-digits")
-_SEQUENCES = ("speech-digits", "stdlib-text")
+_SEQUENCES = ("speech-digits", "stdlib-text", "waves")
 _DEPTH = 2
 _SMALLER: dict[str, dict[str, Any]] = {
     "ewc": {"fisher_samples": 4},
@@ -42,7 +42,7 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
         data["shots"] = 1  # generated data are too few for a published list
     if known:
         data |= {"root": os.fspath(folder), "num_tasks": 2, "base_classes": None, "tasks": None}
-    elif config.data.name in ("digits", "synthetic", "stdlib-text"):
+    elif config.data.name in ("digits", "synthetic", "stdlib-text", "waves"):
         data["num_tasks"] = 2
     method = shorter_measurements(config)
     if "inf-ssm-exact" in [component.name for component in parse_name(config.method.name).classes]:

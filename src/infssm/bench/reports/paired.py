@@ -56,8 +56,9 @@ class PairedTest:
 
     def sentence(self) -> str:
         """The result as a sentence."""
-        digits = 3 if self.unit == "bits" else 2
-        name = self.measure.upper() if self.unit == "points" else {"aa": "Mean bits", "fm": "Forgetting"}[self.measure]
+        digits = 2 if self.unit == "points" else 3
+        names = {"aa": f"Mean {self.unit}", "fm": "Forgetting"}
+        name = self.measure.upper() if self.unit == "points" else names[self.measure]
         each = ", ".join(f"{d:+.{digits}f}" for d in self.differences)
         named = {"paired t-test": self.t_test, "Wilcoxon signed-rank test": self.wilcoxon}
         tests = [f"{test} p = {p:.2g}" for test, p in named.items() if p is not None]

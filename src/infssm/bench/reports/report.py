@@ -12,7 +12,7 @@ import numpy as np
 from infssm.bench.reports.charts import Bars, Chart, HeatMap, Lines, Series
 from infssm.bench.reports.page import render, shortened
 from infssm.errors import InfssmError
-from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, AccuracyMatrix, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, RMSE, AccuracyMatrix, Measure
 from infssm.learner.store import names
 from infssm.learner.store.directory import RunDirectory
 
@@ -162,6 +162,8 @@ def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list
     if measure == ACCURACY:
         tiles = [("AA, %", measure.show(values["aa"])), ("AIA, %", measure.show(values["aia"]))]
         tiles.append(("FM, points", measure.show(values["fm"])))
+    elif measure == RMSE:
+        tiles = [("RMSE", measure.show(values["aa"])), ("forgetting, RMSE", measure.show(values["fm"]))]
     else:
         per_token = values["bits_per_token"]
         tiles = [(measure.title, measure.show(values["aa"]))]
@@ -175,6 +177,8 @@ def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list
         tiles.append((f"forward transfer, {measure.change}", measure.show(values["fwt"])))
     else:
         tiles.append(("task-incremental AA, %", measure.show(values["til_aa"])))
+    if "online" in values:
+        tiles = [tiles[0], ("along the stream, %", measure.show(values["online"]))]
     speeds = [line["images_per_s"] for line in metrics if line["kind"] == "epoch"]
     if speeds:
         tiles.append(

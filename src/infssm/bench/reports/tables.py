@@ -19,7 +19,7 @@ from infssm.bench.reports.page import render as render_page
 from infssm.bench.reports.report import accuracy_map, forgetting_chart, mean_chart, readable
 from infssm.bench.reports.row import Row
 from infssm.bench.reports.text import latex_table, markdown, markdown_table, one_line
-from infssm.learner.metrics import ACCURACY, Summary
+from infssm.learner.metrics import ACCURACY, RMSE, Summary
 from infssm.learner.store.directory import RunDirectory, find_runs
 
 Best = Callable[[Sequence[float]], float]
@@ -27,27 +27,41 @@ Best = Callable[[Sequence[float]], float]
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
     """The measures that the table of one benchmark shows: heading, and which value is the best one."""
-    language = rows[0].measure != ACCURACY
-    better: Best = max if rows[0].measure.higher_is_better else min
-    aa, aia, fm = ("bits", "all tasks", "forgets") if language else ("AA", "AIA", "FM")
+    measure = rows[0].measure
+    better: Best = max if measure.higher_is_better else min
+    aa, aia, fm = ("AA", "AIA", "FM") if measure == ACCURACY else (measure.unit, "all tasks", "forgets")
     found: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
-    if not language and not all("fwt" in row.measures for row in rows):
+    if measure == ACCURACY and not all("fwt" in row.measures for row in rows):
+        if all("online" in row.measures for row in rows):
+            return {"aa": found["aa"], "online": ("along", max)}
         return found | {"til_aa": ("task-inc. AA", max)}
     found |= {"newest": ("newest", better), "fwt": ("FWT", max)}
     # Where bytes are the tokens, bits per token are bits per byte.
-    if language and any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows):
+    if measure.unit == "bits" and any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows):
         found["bits_per_token"] = ("per token", min)
     return found
 
 
 def note(rows: Sequence[Row]) -> str:
     """The legend of a table."""
+    if rows[0].measure == RMSE:
+        return (
+            "Root mean squared error on test samples (lower is better), mean over the tasks after the last one; all "
+            "tasks: its mean over the tasks' ends; forgets: what a task lost since its best; newest: each task after "
+            "its own training; FWT: how much better than the mean of its targets a task is just before its own "
+            "training. Mean ± sample standard deviation over seeds."
+        )
     if rows[0].measure != ACCURACY:
         return (
             f"{rows[0].measure.title.capitalize()} on held-out text (lower is better), mean over the tasks after the "
             "last one; all tasks: its mean over the tasks' ends; forgets: bits that a task lost since its best; "
             "newest: each task after its own training; FWT: bits better than guessing just before its own training; "
             "per token: the same text in bits per token. Mean ± sample standard deviation over seeds."
+        )
+    if "online" in columns(rows):
+        return (
+            "Percent; mean ± sample standard deviation over seeds. AA: accuracy on the test samples of all classes "
+            "after the stream; along: accuracy on each batch before it was trained on, the area under that curve."
         )
     inside = "task-inc. AA: decided inside each image's own task."
     domains = "newest: each task after its own training, FWT: points better than guessing just before it."

@@ -17,7 +17,7 @@ def verdict(rows: Sequence[Row]) -> str:
     plain = [row for row in rows if row.method == "seq"]
     plain = [] if len(plain) == len(rows) else plain
     if rows[0].measure != ACCURACY:
-        return _in_bits(rows, min(plain, key=_aa, default=None))
+        return _of_errors(rows, min(plain, key=_aa, default=None))
     best = max(rows, key=lambda row: (_aa(row), row in plain))  # a method that only ties with it does not beat it
     base = max(plain, key=_aa, default=None)
     aa, fm = _percent(best, "aa"), _percent(best, "fm")
@@ -41,8 +41,8 @@ def verdict(rows: Sequence[Row]) -> str:
     )
 
 
-def _in_bits(rows: Sequence[Row], base: Row | None) -> str:
-    """The verdict for language: what has the fewest bits, what that costs on the newest tasks, and plain training."""
+def _of_errors(rows: Sequence[Row], base: Row | None) -> str:
+    """The verdict for bits or RMSE: what has the fewest, what that costs on the newest tasks, and plain training."""
     best = min((row for row in rows if base is None or row.method != "seq"), key=_aa)
     seeds = "" if all(len(row.seeds) > 1 for row in rows) else "; one seed, so differences may be noise"
     forgotten = best.measures["fm"].mean
@@ -54,7 +54,7 @@ def _in_bits(rows: Sequence[Row], base: Row | None) -> str:
     share = f" ({100 * forgotten / plain:.0f} % of it)" if plain > 0 else ""
     return (
         f"{said}; plain sequential training has {base.measures['aa'].mean:.3f} and forgets {plain:.3f}{share}. On the "
-        f"newest task it takes {newest:+.1f} % bits{seeds}."
+        f"newest task it takes {newest:+.1f} % {best.measure.unit}{seeds}."
     )
 
 

@@ -168,7 +168,8 @@ class Sweep:
                     yield job
 
     def _watch(self, job: Experiment, task: int, aa: float) -> bool:
-        work, tasks = self._work[job], job.config.data.num_tasks
+        work, data = self._work[job], job.config.data
+        tasks = 1 if data.online else data.num_tasks
         last = job is work.jobs[-1] and task == tasks - 1
         good = self._trials.report(work.number, work.jobs.index(job) * tasks + task, aa)
         work.stopped = work.stopped or not (good or last)

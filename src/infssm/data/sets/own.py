@@ -20,7 +20,7 @@ from infssm.data.dataset import Dataset, Indices
 from infssm.data.files import scan, shown, walk
 from infssm.data.images import ArrayImages, FileImages
 from infssm.data.npz import npz_names, read_npz
-from infssm.data.sequences import ArraySequences, SoundFiles
+from infssm.data.sequences import ArraySequences, MeasuredSeries, SoundFiles
 from infssm.errors import DataError, MissingDataError
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
@@ -80,11 +80,16 @@ def load_series(path: Path, *, name: str) -> Dataset:
     """Load ``x`` [n, time, channels] and ``y`` int [n]; further columns may be there.
 
     ``lengths`` int [n]: steps that count; the rest of a series is padding. ``classes``: names. ``domain`` [n]: numbers
-    or names (a speaker, a year), of which tasks can be made. ``test`` bool [n]: which are the test set.
+    or names (a speaker, a year), of which tasks can be made. ``test`` bool [n]: which are the test set. ``target`` [n]
+    in the place of ``y`` and ``classes``: numbers to predict, with a ``domain``.
     """
-    stored = read_npz(path, ("x", "y"), ("lengths", "classes", "domain", "test"))
+    if measured := "target" in npz_names(path):
+        stored = read_npz(path, ("x", "target", "domain"), ("lengths", "test"))
+        stored |= {"y": np.zeros(len(stored["target"]), dtype=np.int64), "classes": np.array(["target"])}
+    else:
+        stored = read_npz(path, ("x", "y"), ("lengths", "classes", "domain", "test"))
     x, y = stored["x"], stored["y"]
-    for key in ("y", "lengths", "domain", "test"):
+    for key in ("y", "target", "lengths", "domain", "test"):
         if key in stored and (x.ndim < 1 or stored[key].shape != x.shape[:1]):
             raise DataError(f"{path}: x {list(x.shape)} and {key} {list(stored[key].shape)} do not belong together")
     if not np.issubdtype(y.dtype, np.integer) or not len(y):
@@ -108,10 +113,13 @@ def load_series(path: Path, *, name: str) -> Dataset:
         if stored["domain"].dtype.kind not in "biufSU":
             raise DataError(f"{path}: domain must hold numbers or names, got {stored['domain'].dtype}")
         domains, domain_of = np.unique(stored["domain"][order], return_inverse=True)
+    lengths = stored["lengths"][order] if "lengths" in stored else None
+    if measured and stored["target"].dtype.kind not in "biuf":
+        raise DataError(f"{path}: target must hold numbers, got {stored['target'].dtype}")
     return Dataset(
         name,
         classes,
-        ArraySequences(x[order], stored["lengths"][order] if "lengths" in stored else None),
+        MeasuredSeries(x[order], stored["target"][order], lengths) if measured else ArraySequences(x[order], lengths),
         y[order].astype(np.int64),
         num_test=int(test.astype(bool).sum()),
         stratified=True,

@@ -203,14 +203,8 @@ def _cut(pieces: Iterable[_Piece], length: int, dtype: type[np.integer[Any]]) ->
     )
 
 
-def _tokenizer(path: str | None) -> tuple[_Encode, int]:
-    """A function from the bytes of a text to pieces of its tokens, and the size of the vocabulary.
-
-    Each piece is ``(tokens [n], ends int64 [n])``, where ``ends`` holds the position in the text, in bytes, up to which
-    the tokens so far account for it.
-    """
-    if path is None:
-        return _bytes, BYTES
+def open_tokenizer(path: str) -> Any:
+    """The tokenizer of a file of the ``tokenizers`` library, which neither truncates nor pads."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -222,6 +216,19 @@ def _tokenizer(path: str | None) -> tuple[_Encode, int]:
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
+    return tokenizer
+
+
+def _tokenizer(path: str | None) -> tuple[_Encode, int]:
+    """A function from the bytes of a text to pieces of its tokens, and the size of the vocabulary.
+
+    Each piece is ``(tokens [n], ends int64 [n])``, where ``ends`` holds the position in the text, in bytes, up to which
+    the tokens so far account for it.
+    """
+    if path is None:
+        return _bytes, BYTES
+    tokenizer = open_tokenizer(path)
+    with _one_line_errors(f"cannot read the tokenizer {path}"):
         # Ids may have gaps, so that the largest one can exceed the number of tokens.
         vocabulary = max(int(tokenizer.get_vocab_size()), 1 + max(tokenizer.get_vocab().values(), default=0))
     if vocabulary > _MAX_VOCABULARY:

@@ -86,6 +86,7 @@ def create_app(
     scratch = tempfile.TemporaryDirectory(prefix="infssm-serve-")
     # One batch at a time: PyTorch uses all cores for it. Two decoders bound the memory that large images take.
     predicting, storing = anyio.CapacityLimiter(1), anyio.CapacityLimiter(2)
+    opening = anyio.CapacityLimiter(1)  # many requests that notice one change open it once
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -113,9 +114,15 @@ def create_app(
         async with request.form(max_files=limits.files, max_fields=10, max_part_size=4096) as form:
             yield form
 
-    async def stored(form: FormData, folder: Path) -> list[Sample]:
+    async def refreshed() -> Learner:
+        try:
+            return await run_sync(service.refreshed, limiter=opening)
+        except (InfssmError, OSError) as error:
+            raise HTTPException(503, str(error)) from None
+
+    async def stored(form: FormData, folder: Path, learner: Learner) -> list[Sample]:
         files = [value for value in form.getlist("files") if isinstance(value, UploadFile)]
-        return await run_sync(store, files, folder, service.learner.modality, limits, limiter=storing)
+        return await run_sync(store, files, folder, learner.modality, limits, limiter=storing)
 
     def queued(job: Job, change: Any, done: Any = lambda: None) -> Job:
         try:
@@ -134,7 +141,7 @@ def create_app(
     @app.get("/api/learner")
     async def learner_info() -> LearnerInfo:
         """What the learner knows, what was taught when, and which changes are in progress."""
-        current = service.learner
+        current = await refreshed()
         return LearnerInfo(
             name=Path(current.folder or "").resolve().name,
             version=current.version,
@@ -150,8 +157,8 @@ def create_app(
         """Classify files. All predictions of a response come from the version it names."""
         async with form_of(request) as form:
             with tempfile.TemporaryDirectory(dir=scratch.name) as folder:
-                samples = await stored(form, Path(folder))
-                current = service.learner  # the one reference that this response uses
+                current = await refreshed()  # the one reference that this response uses
+                samples = await stored(form, Path(folder), current)
                 if not current.classes:
                     raise HTTPException(409, "the learner knows no class yet: teach it one first")
                 paths: list[SampleLike] = [sample.path for sample in samples]
@@ -184,7 +191,7 @@ def create_app(
                 raise HTTPException(422, "a label has at most 100 characters and no line breaks")
             folder = tempfile.TemporaryDirectory(dir=scratch.name)
             try:
-                samples = await stored(form, Path(folder.name))
+                samples = await stored(form, Path(folder.name), await refreshed())
 
                 def change(learner: Learner, listen: Listener, control: Control) -> None:
                     try:

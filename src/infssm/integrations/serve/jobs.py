@@ -7,6 +7,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
@@ -14,6 +15,7 @@ from pydantic import BaseModel, Field
 from infssm.errors import InfssmError
 from infssm.learner import Learner
 from infssm.learner.events import Control, Event, Listener, Note, StepDone
+from infssm.learner.store.versions import Versions
 
 _REMEMBERED = 200
 """Finished jobs that can still be asked about."""
@@ -56,6 +58,18 @@ class Service:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="infssm-change")
         self._control = Control()
+
+    def refreshed(self) -> Learner:
+        """The current learner, opened again where another process has changed the folder.
+
+        A change of its own needs no look at the folder: while it runs, no other process can make one.
+        """
+        folder = self.learner.folder
+        if folder is not None and not self.unfinished:
+            versions = Versions(Path(folder))
+            if versions.exists and versions.current != self.learner.version:
+                self.learner = Learner.load(folder)
+        return self.learner
 
     def job(self, id: str) -> Job | None:
         """The job of an id, as it stands."""

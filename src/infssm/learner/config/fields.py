@@ -74,6 +74,11 @@ class DataConfig(Section):
     shots: Size | list[int] | None = None
     """few-shot streams: training samples per class of the tasks after the first, or the data set indices of all of them
     (a benchmark's published list); null: as many as there are"""
+    online: bool = False
+    """one pass over all tasks' samples in stream order, and the method is told of no boundary between tasks: each batch
+    is classified before it is trained on (test-then-train), and the model is tested on all classes at the end"""
+    blur: float = Field(default=0.0, ge=0, le=1)
+    """with online: share of samples that come at a random place of the stream instead of with their task"""
     test_per_class: Size | None = None
     """samples per class (and domain) kept for testing and for validation; null: all"""
     bands: Size | None = None
@@ -94,6 +99,14 @@ class DataConfig(Section):
     """leave out image files that cannot be read; false: list them and stop"""
     options: dict[str, Any] = {}
     """further options of the data set"""
+
+    @model_validator(mode="after")
+    def _fits_online(self) -> DataConfig:
+        if self.blur and not self.online:
+            raise ValueError("blur mixes the tasks of a stream without told boundaries: set online=true, too")
+        if self.online and self.shots is not None:
+            raise ValueError("shots counts samples of the tasks after the first, which an online stream does not tell")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from infssm.data import Dataset, FileImages, SoundFiles, load_dataset
+from infssm.data import Dataset, FileImages, ImageFacts, SoundFiles, load_dataset
+from infssm.learner.config.load import merge
+from infssm.methods import parse_name
+from infssm.models.pretrained import PACKAGED_FOR
 
 _SAMPLED = 64
 """Image files whose size is read."""
@@ -52,6 +55,29 @@ def fitted(given: Mapping[str, Any], data_root: str | None = None) -> dict[str, 
         return {"data": tasks}
     fixed = {key for key in ("bands", "image_size") if key in data and (key == "bands" or data[key] is not None)}
     return chosen | {"data": tasks | {key: value for key, value in chosen["data"].items() if key not in fixed}}
+
+
+def settings_for(dataset: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], ImageFacts | None]:
+    """Settings of a learner whose first lesson is a data set, and what its images are like if weights decide that.
+
+    A backbone that stays frozen should have seen more than the few images of a first lesson, so it gets packaged
+    weights unless ``given`` names a model or weights.
+    """
+    if "name" in given["model"]:
+        return dict(given), None
+    facts, freezes = dataset.facts, parse_name(given["method"]["name"]).base.freezes
+    if not freezes or "weights" in given["model"] or not isinstance(facts, ImageFacts):
+        return merge(model_settings(dataset), given), None
+    like_letters = facts.channels == 1 and (facts.height or 32) <= 16
+    found, images = with_packaged(given, "omniglot" if like_letters else "cifar100-base")
+    return merge({"train": {"task0": "skip"}}, found), images
+
+
+def with_packaged(given: Mapping[str, Any], weights: str) -> tuple[dict[str, Any], ImageFacts]:
+    """Settings with weights that come with infssm, the model that they are for, and what its images are like."""
+    model, (channels, size) = PACKAGED_FOR[weights]
+    packaged = {"model": {**model, "weights": weights}, "data": {"image_size": size}}
+    return merge(packaged, given), ImageFacts(weights, channels, size, size)
 
 
 def model_settings(dataset: Dataset) -> dict[str, Any]:

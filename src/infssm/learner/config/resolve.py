@@ -8,7 +8,7 @@ from infssm.errors import ConfigError
 from infssm.learner.config.fields import LogConfig, MethodConfig, RunConfig
 from infssm.learner.optim.schedule import task_lr
 from infssm.learner.precision import settle_precision
-from infssm.methods import method_options, parse_name
+from infssm.methods import list_methods, method_options, parse_name
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -30,7 +30,7 @@ def resolve(config: RunConfig) -> RunConfig:
     if task0 == "train":  # by cross-entropy alone, unless the method needs a model of its own
         plain = options.get("seq")
         full = getattr(plain, "mask", "current") == "full"  # trains the logits of later classes, in task 0 too
-        own = full or start_model or any(component.own_first_task for component in components)
+        own = full or start_model or config.data.online or any(component.own_first_task for component in components)
         task0 = "own" if own else "plain"
     for component in components if config.model.classes == "grow" else ():
         if component.needs_total:
@@ -38,8 +38,30 @@ def resolve(config: RunConfig) -> RunConfig:
                 f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
                 "another method, or use it with `infssm run` and model.classes=all"
             )
+    if config.data.online:
+        _check_online(config)
     changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
     return config.model_copy(update={"train": train.model_copy(update=changes)})
+
+
+def _check_online(config: RunConfig) -> None:
+    """Raise for settings and methods that cannot work on one pass without told boundaries."""
+    train = config.train
+    wrong = {
+        "train.epochs=1": train.epochs == 1 and train.task0_epochs in (None, 1),
+        "train.task0=own": train.task0 in ("train", "own"),
+        "train.mixing=none train.label_smoothing=0": train.mixing == "none" and not train.label_smoothing,
+        "train.devices=1": train.devices == 1,
+    }
+    if fixes := [fix for fix, fits in wrong.items() if not fits]:
+        raise ConfigError(f"data.online=true is one pass over a stream in its order: set {' '.join(fixes)}")
+    bad = [component.name for component in parse_name(config.method.name).classes if not component.online]
+    if bad:
+        known = ", ".join(name for name in list_methods() if all(c.online for c in parse_name(name).classes))
+        raise ConfigError(
+            f"method {bad[0]!r} acts where a task begins or ends, and with data.online=true no such boundary is told; "
+            f"these need none: {known}"
+        )
 
 
 def task0_config(config: RunConfig) -> RunConfig:

@@ -2,7 +2,7 @@
 
 from infssm.learner.metrics.confusion import Confusion
 from infssm.learner.metrics.matrix import Accuracies, AccuracyMatrix
-from infssm.learner.metrics.measure import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, Measure, measure_of
+from infssm.learner.metrics.measure import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE, Measure, measure_of
 from infssm.learner.metrics.measures import aa_curve, per_task_forgetting, per_task_transfer
 from infssm.learner.metrics.reliability import auroc, expected_calibration_error
 from infssm.learner.metrics.summary import Summary, summarize
@@ -11,6 +11,7 @@ __all__ = [
     "ACCURACY",
     "BITS_PER_BYTE",
     "BITS_PER_TOKEN",
+    "RMSE",
     "Accuracies",
     "AccuracyMatrix",
     "Confusion",

@@ -109,7 +109,7 @@ class AccuracyMatrix:
 
     Args:
         num_tasks: tasks in the stream.
-        measure: what the values are; accuracy, or bits of language.
+        measure: what the values are; accuracy, bits of language, or RMSE of regression.
 
     Of language, the values are bits per byte of the text, which different tokenizers can be compared by, and
     ``samples`` counts bytes. The matrix also holds the number of their tokens, which gives bits per token.
@@ -127,6 +127,8 @@ class AccuracyMatrix:
         self._tokens = np.full(num_tasks, np.nan)
         self._ahead = np.full((num_tasks + 1, num_tasks), np.nan)
         """Values of tasks before their turn; row 0 is what guessing reaches."""
+        self._online = np.full(2, np.nan)
+        """Right answers and samples of an online stream, each batch classified before it was trained on."""
 
     def update(
         self,
@@ -169,6 +171,15 @@ class AccuracyMatrix:
         if len(ahead):
             self._ahead[step + 1, step + 1 :] = ahead
         self.steps += 1
+
+    def add_online(self, right: int, samples: int) -> None:
+        """Count a batch of an online stream that was classified before it is trained on."""
+        self._online = np.nan_to_num(self._online) + np.array([right, samples])
+
+    @property
+    def online(self) -> float:
+        """Accuracy along an online stream: the area under its curve over samples; NaN for other streams."""
+        return float(self._online[0] / self._online[1])
 
     def begin(self, guess: float | Sequence[float]) -> None:
         """Tasks are domains, and ``guess`` is the value that guessing reaches on any, or on each, of them."""
@@ -251,26 +262,30 @@ class AccuracyMatrix:
     def summary(self) -> dict[str, float]:
         """All scalar measures by name: those of the class-incremental scenario plain, the others as ``til_*``."""
         cil, til = self.class_incremental, self.task_incremental
-        return {
-            "aa": cil.aa,
-            "aia": cil.aia,
-            "fm": cil.fm("code"),
-            "fm_paper": cil.fm("paper"),
-            "bwt": cil.bwt,
-            "aa_weighted": cil.weighted_aa,
-            "aia_weighted": cil.weighted_aia,
-            "harmonic": cil.harmonic,
-            "til_aa": til.aa,
-            "til_aia": til.aia,
-            "til_fm": til.fm("code"),
-            "til_bwt": til.bwt,
-            **({} if self.measure == ACCURACY else {"bits_per_token": self.bits_per_token}),
-        } | ({"fwt": self.fwt, "newest": self.newest} if self.of_domains else {})
+        return (
+            {
+                "aa": cil.aa,
+                "aia": cil.aia,
+                "fm": cil.fm("code"),
+                "fm_paper": cil.fm("paper"),
+                "bwt": cil.bwt,
+                "aa_weighted": cil.weighted_aa,
+                "aia_weighted": cil.weighted_aia,
+                "harmonic": cil.harmonic,
+                "til_aa": til.aa,
+                "til_aia": til.aia,
+                "til_fm": til.fm("code"),
+                "til_bwt": til.bwt,
+                **({"bits_per_token": self.bits_per_token} if self.measure.unit == "bits" else {}),
+            }
+            | ({} if math.isnan(self.online) else {"online": self.online})
+            | ({"fwt": self.fwt, "newest": self.newest} if self.of_domains else {})
+        )
 
     def _stored(self) -> dict[str, Matrix]:
         """The arrays by their names in files; those that only some streams have are last."""
         always = {"class_incremental": self._class, "task_incremental": self._task, "samples": self._samples}
-        return always | {"tokens": self._tokens, "ahead": self._ahead}
+        return always | {"tokens": self._tokens, "ahead": self._ahead, "online": self._online}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dump``; unknown entries are null."""
@@ -279,7 +294,7 @@ class AccuracyMatrix:
             values["measure"] = self.measure.key
         for name, array in self._stored().items():
             unknown = np.isnan(array)
-            if name not in ("tokens", "ahead") or not unknown.all():
+            if name not in ("tokens", "ahead", "online") or not unknown.all():
                 values[name] = np.where(unknown, None, array).tolist()  # type: ignore[call-overload]
         return values
 
@@ -290,7 +305,7 @@ class AccuracyMatrix:
             matrix = cls(int(data["num_tasks"]), measure_of(data.get("measure", ACCURACY.key)))
             matrix.steps = int(data["steps"])
             for name, array in matrix._stored().items():
-                if name in data or name not in ("tokens", "ahead"):
+                if name in data or name not in ("tokens", "ahead", "online"):
                     array[:] = np.array(data[name], dtype=np.float64)
         except _UNREADABLE as error:
             raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error

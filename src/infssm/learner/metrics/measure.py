@@ -56,8 +56,9 @@ class Measure:
 ACCURACY = Measure("accuracy", "accuracy", "%", "points", scale=100.0, top=1.0)
 BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", "bits", "bits", higher_is_better=False, digits=3)
 BITS_PER_TOKEN = Measure("bits_per_token", "bits per token", "bits", "bits", higher_is_better=False, digits=3)
+RMSE = Measure("rmse", "RMSE", "RMSE", "RMSE", higher_is_better=False, digits=3)
 
-_KNOWN = {measure.key: measure for measure in (ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN)}
+_KNOWN = {measure.key: measure for measure in (ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE)}
 
 
 def measure_of(key: str) -> Measure:

@@ -76,7 +76,7 @@ class RunDirectory:
         if not run.is_run:
             raise ConfigError(
                 f"{path} is not a run directory: it has no {names.MARKER} (give the folder that holds it, "
-                "or start a run with `infssm run`)"
+                "or start a run with `infssm run`, a learner with `infssm learn`)"
             )
         return run
 
@@ -197,9 +197,9 @@ class RunDirectory:
             return known
         content = self._read(names.MATRIX)
         matrix = self._parsed(names.MATRIX, lambda: AccuracyMatrix.from_csv(content.decode()))
-        if known is not None and known != matrix:
+        if known is not None and known.to_csv() != matrix.to_csv():
             raise DataError(f"{path} is damaged: it differs from the matrix in {names.RESULT}; {names.REMEDY}")
-        return matrix
+        return matrix if known is None else known  # which also has what a table of tasks cannot hold
 
     @property
     def last_task(self) -> int | None:

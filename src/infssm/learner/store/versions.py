@@ -217,7 +217,7 @@ class Versions:
 def _digest(tensor: Tensor) -> str:
     """SHA-256 of a tensor's type, shape and bytes."""
     found = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    found.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

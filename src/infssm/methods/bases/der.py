@@ -39,6 +39,7 @@ class DER(StreamReplay):
     """
 
     name = "der"
+    online: ClassVar[bool] = True
     needs_total: ClassVar[str | None] = "the logits that it stores have one column for every class"
     Config: ClassVar[type[ComponentConfig]] = DERConfig
     config: DERConfig

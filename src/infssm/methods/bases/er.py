@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ALL_DATA, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
-from infssm.methods.core.losses import cross_entropy
+from infssm.methods.core.losses import data_loss
 from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 Mask = Literal["full", "seen", "current+seen"]
@@ -38,6 +38,7 @@ class ER(StreamReplay):
     """
 
     name = "er"
+    online: ClassVar[bool] = True
     supported_data: ClassVar[frozenset[str]] = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = ERConfig
     config: ERConfig
@@ -57,8 +58,8 @@ class ER(StreamReplay):
             both = self.context.modality.join(batch, drawn, self.augmented)
         self.remember(**self.rows_of(batch))
         logits = self.context.forward(model_input(both), current_rows=count)
-        if both.y.ndim > 1:  # next tokens: no classes to mask
-            return {"ce": cross_entropy(logits, both, slice(None))}
+        if both.y.ndim > 1 or both.y.is_floating_point():  # next tokens, numbers: no classes to mask
+            return data_loss(logits, both, slice(None))
         mask = self.config.mask
         classes = range(0) if mask == "full" else self.context.classes(self.name)
         return {"ce": masked_cross_entropy(logits, both.y, current_rows=count, classes=classes, mask=mask)}

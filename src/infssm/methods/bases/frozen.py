@@ -9,7 +9,7 @@ from infssm.errors import ConfigError
 from infssm.methods.bases.seq import Seq
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, Loader, TaskInfo, Terms, model_input
-from infssm.methods.core.losses import cross_entropy
+from infssm.methods.core.losses import data_loss
 from infssm.methods.core.passes import evaluating
 from infssm.models.features import features, output_layer
 from infssm.ssm import unwrap
@@ -20,6 +20,7 @@ class Frozen(Seq):
     """Trains all of the model on the first task and only its classifier on later ones: the features stay."""
 
     name = "frozen"
+    online: ClassVar[bool] = False
     freezes: ClassVar[bool] = True
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
@@ -27,14 +28,14 @@ class Frozen(Seq):
         self._freeze(task)
 
     def loss(self, batch: BatchLike) -> Terms:
-        """One term: the cross-entropy."""
+        """One term: the cross-entropy, or the squared error where targets are numbers."""
         task = self.context.current
         if task.index == 0:
             return super().loss(batch)
         module = unwrap(self.context.module)
         with evaluating(module):
             rows = features(module, model_input(batch))
-        return {"ce": cross_entropy(output_layer(module)(rows), batch, self.columns(task))}
+        return data_loss(output_layer(module)(rows), batch, self.columns(task))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Freeze what was frozen when the state was saved."""

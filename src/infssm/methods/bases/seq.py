@@ -8,7 +8,7 @@ from pydantic import Field
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ALL_DATA, Base, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
-from infssm.methods.core.losses import cross_entropy
+from infssm.methods.core.losses import data_loss
 
 
 class SeqConfig(ComponentConfig):
@@ -25,6 +25,7 @@ class Seq(Base):
     """Plain training on one task after another, nothing held: what forgets, and the base of every regularizer."""
 
     name = "seq"
+    online: ClassVar[bool] = True
     Config: ClassVar[type[ComponentConfig]] = SeqConfig
     supported_data: ClassVar[frozenset[str]] = ALL_DATA
     config: SeqConfig
@@ -36,9 +37,9 @@ class Seq(Base):
         return task.block if self.config.mask == "current" else task.seen
 
     def loss(self, batch: BatchLike) -> Terms:
-        """One term: the cross-entropy."""
+        """One term: the cross-entropy, or the squared error where targets are numbers."""
         logits = self.context.forward(model_input(batch))
-        return {"ce": cross_entropy(logits, batch, self.columns(self.context.current))}
+        return data_loss(logits, batch, self.columns(self.context.current))
 
 
 @register_method
@@ -56,4 +57,4 @@ class Joint(Base):
     def loss(self, batch: BatchLike) -> Terms:
         """One term: the cross-entropy over all seen classes."""
         logits = self.context.forward(model_input(batch))
-        return {"ce": cross_entropy(logits, batch, self.columns(self.context.current))}
+        return data_loss(logits, batch, self.columns(self.context.current))

@@ -185,7 +185,8 @@ def build_method(
 def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
     """Raise for a method that cannot work on a stream, with those that can.
 
-    ``data_kind``: ``images``, ``series``, ``tokens`` (with classes) or ``language``. ``domains``: whether
+    ``data_kind``: ``images``, ``series``, ``tokens`` (with classes), ``language`` or
+    ``regression``. ``domains``: whether
     tasks are new domains.
     """
 
@@ -200,7 +201,10 @@ def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
     domains_alone = domains and modality.supported_by(bad[0].supported_data)
     what = f"{data_kind}{' whose tasks are new domains' if domains_alone else ''}"
     known = ", ".join(other for other in components if suits(components[other]))
-    raise ConfigError(f"method {bad[0].name!r} does not work on {what}; these do: {known}")
+    why = ""
+    if modality.scoring == "numbers" and not domains_alone:
+        why = ", whose targets are numbers: it needs classes, or images"
+    raise ConfigError(f"method {bad[0].name!r} does not work on {what}{why}; these do: {known}")
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:

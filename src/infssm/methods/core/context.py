@@ -51,7 +51,7 @@ class ModelPair(NamedTuple):
 
     def subset(self, fraction: float) -> ModelPair:
         """A fraction of the batch's rows, drawn at random; a smaller fraction's are among those of a larger one."""
-        if self.order is None or (count := share(fraction, self.batch_size)) >= len(self.order):
+        if self.order is None or (count := num_rows(fraction, self.batch_size)) >= len(self.order):
             return self
         rows = self.order[:count]
         return ModelPair(self.old.rows(rows), self.new.rows(rows), None if self.mask is None else self.mask[rows])
@@ -210,13 +210,13 @@ class Context:
         """Note how many samples of the current task the step has."""
         self.batch_size = batch_size
 
-    def watch(self) -> None:
+    def record_until_task_end(self) -> None:
         """Record from now to the end of the task, where a user's own loop runs the model."""
         self._recording.close()
         if self.own_loop and self.old is not None and self.supply is None:
             self._recording.enter_context(self._record_forward())
 
-    def forget(self) -> None:
+    def stop_recording(self) -> None:
         """Stop recording; drop the observed forward, and with it the batch and the graph it keeps alive."""
         self._recording.close()
         self._observed = None
@@ -235,7 +235,7 @@ class Context:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore task and generator of :meth:`state_dict`; the old model once components have frozen their share."""
-        self.forget()
+        self.stop_recording()
         if (task := state["task"]) is not None:
             block = None if task["classes"] is None else range(*task["classes"])
             self.task = TaskInfo(task["index"], block, task["past"])
@@ -317,7 +317,7 @@ class Context:
         (new, x, kwargs), order, count = observed, None, count_rows(observed.x)
         if min(fractions) < 1:
             order = torch.randperm(count, generator=self.generator).to(self.device)
-            if (most := share(max(fractions), count)) < count:
+            if (most := num_rows(max(fractions), count)) < count:
                 rows, order = order[:most], torch.arange(most, device=self.device)
                 new, kwargs = new.rows(rows), take_rows(kwargs, rows, count)
                 x = x[rows] if isinstance(x, Tensor) else take_rows(x, rows, count)
@@ -352,7 +352,7 @@ def count_rows(x: Input) -> int:
     return len(x if isinstance(x, Tensor) else next(iter(x.values())))
 
 
-def share(fraction: float, count: int) -> int:
+def num_rows(fraction: float, count: int) -> int:
     """How many of ``count`` rows a fraction stands for: rounded up, so at least one."""
     return min(count, math.ceil(round(fraction * count, 9)))
 

@@ -39,9 +39,9 @@ __all__ = [
     "model_input",
 ]
 
-ALL_DATA = frozenset({"images", "series", "tokens", "language"})
+ALL_DATA = frozenset({"images", "series", "tokens", "language", "regression"})
 """All kinds of data."""
-LABELLED_DATA = ALL_DATA - {"language"}
+LABELLED_DATA = ALL_DATA - {"language", "regression"}
 """Data with classes."""
 
 Terms = dict[str, Tensor]
@@ -64,9 +64,11 @@ class Component:
     needs_loader: ClassVar[bool] = False
     """Whether it measures on the task's data when the task ends: ``end_task(task, loader)``."""
     supported_data: ClassVar[frozenset[str]] = frozenset({"images"})
-    """Kinds of data it works on: ``images``, ``series``, ``tokens``, ``language``; :data:`ALL_DATA` is all of them."""
+    """Kinds of data it works on: names of modalities; :data:`ALL_DATA` is all of them."""
     supports_domains: ClassVar[bool] = True
     """Whether tasks may be new domains of the same classes."""
+    online: ClassVar[bool] = False
+    """Whether it works on a stream whose boundaries between tasks are not told: nothing happens where tasks meet."""
     needs_total: ClassVar[str | None] = None
     """Why it must know all classes before the first task; None where classes may be added at any time."""
 

@@ -15,6 +15,13 @@ from infssm.methods.core.tasks import BatchLike
 from infssm.ssm import StateSpace, soft_normalize
 
 
+def data_loss(outputs: Tensor, batch: BatchLike, columns: slice) -> dict[str, Tensor]:
+    """The loss of a batch under its name: ``ce``, see :func:`cross_entropy`; ``mse`` where targets are numbers."""
+    if batch.y.is_floating_point():
+        return {"mse": F.mse_loss(outputs[:, 0], batch.y)}
+    return {"ce": cross_entropy(outputs, batch, columns)}
+
+
 def cross_entropy(logits: Tensor, batch: BatchLike, columns: slice) -> Tensor:
     """Mean cross-entropy over some columns of ``logits: [b, K]``, or of every token of ``logits: [b, tokens, K]``.
 

@@ -82,7 +82,7 @@ class Method:
         batches = None if loader is None else Batches(loader)
         for component in self.components:
             component.begin_task(info, batches)
-        self.context.watch()
+        self.context.record_until_task_end()
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Announce an epoch of the current task."""
@@ -139,7 +139,7 @@ class Method:
         the same images without augmentation, for heads (by default ``loader``).
         """
         info = TaskInfo.of(task)
-        self.context.forget()
+        self.context.stop_recording()
         self.head.withdraw()
         images = loader if images is None else images
         for component in (self.base, *self.regularizers):
@@ -184,7 +184,7 @@ class Method:
             component.load_state_dict(state["components"][component.name])
         self.context.load_old(state["old"])  # now that components have frozen what they freeze
         self.head.restore(state["head"])
-        self.context.watch()
+        self.context.record_until_task_end()
 
     def grow_from(self, state: Mapping[str, Any], module: Mapping[str, Tensor]) -> None:
         """Continue a method that was built for fewer classes or as many; outputs of new classes are as initialized.

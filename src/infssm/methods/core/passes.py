@@ -24,7 +24,10 @@ def require_loader(loader: Loader | None, method: str, why: str) -> Loader:
 
 
 def samples(loader: Loader, limit: int | None, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Single samples ``x: [1, ...], y: [1]``: all of them, or ``limit`` spread evenly over the batches."""
+    """Single samples ``x: [1, ...], y: [1]``: all of them, or ``limit`` spread evenly over the batches.
+
+    Sequences come without the padding of their batch.
+    """
     batches = 0
     if limit is not None:
         try:
@@ -33,11 +36,12 @@ def samples(loader: Loader, limit: int | None, device: torch.device) -> Iterator
             raise ConfigError("fisher_samples needs a loader with a length; use fisher_samples=None") from None
     for index, batch in enumerate(loader):
         x, y = batch.x.to(device), batch.y.to(device)
-        count = len(y)
+        count, mask = len(y), getattr(batch, "mask", None)
         if limit is not None:
             count = min(count, (index + 1) * limit // batches - index * limit // batches)
         for i in range(count):
-            yield x[i : i + 1], y[i : i + 1]
+            one = x[i : i + 1]
+            yield one if mask is None else one[:, : int(mask[i].sum())], y[i : i + 1]
 
 
 @contextlib.contextmanager

@@ -33,7 +33,8 @@ def train_step(
         optimizer: of the parameters to move.
         backward: fills their gradients.
         before_update: gets the total and the terms while gradients can still be changed or refused.
-        after_update: called when the parameters have moved and their gradients are still there (``Method.after_step``).
+        after_update: called after ``optimizer.step()`` (``Method.after_step``); it must not rely on ``.grad``, which a
+            user's loop may have cleared by then.
     """
     with precision():
         terms = loss()

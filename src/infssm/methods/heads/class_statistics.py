@@ -50,9 +50,9 @@ class ClassStatistics:
             return self.shared
         width = self.mean.shape[1]
         total = self.mean.new_zeros(width * (width + 1) // 2)
-        for share, triangle in zip((self.count / _at_least_1(self.count.sum())).tolist(), self.triangles, strict=True):
-            if share:
-                total.add_(triangle, alpha=share)
+        for weight, triangle in zip((self.count / _at_least_1(self.count.sum())).tolist(), self.triangles, strict=True):
+            if weight:
+                total.add_(triangle, alpha=weight)
         return symmetric(total, width)
 
     def covariance(self, label: int) -> Tensor:
@@ -67,10 +67,10 @@ class ClassStatistics:
         that only one of them has stays as it is to the last bit. With negative counts in ``fresh`` images are removed.
         """
         count = self.count + fresh.count
-        share = fresh.count / torch.where(count == 0, torch.inf, count)  # 0 where no images remain
-        between = share * (1 - share)
+        weight = fresh.count / torch.where(count == 0, torch.inf, count)  # 0 where no images remain
+        between = weight * (1 - weight)
         gap = fresh.mean - self.mean
-        mean = (self.mean + share[:, None] * gap).masked_fill(count[:, None] == 0, 0)
+        mean = (self.mean + weight[:, None] * gap).masked_fill(count[:, None] == 0, 0)
         if self.triangles is None or fresh.triangles is None:
             parts = self.count.sum() * self.pooled + fresh.count.sum() * fresh.pooled
             shared = (parts + (count * between * gap.T) @ gap) / _at_least_1(count.sum())
@@ -86,7 +86,7 @@ class ClassStatistics:
                 triangles[label] = torch.zeros_like(own)
             else:
                 spread = lower_triangle(torch.outer(gap[label], gap[label]))
-                triangles[label] = own + share[label] * (other - own) + between[label] * spread
+                triangles[label] = own + weight[label] * (other - own) + between[label] * spread
         return ClassStatistics(count, mean, triangles)
 
     def removed(self, images: ClassStatistics) -> ClassStatistics:
@@ -114,7 +114,7 @@ class ClassStatistics:
         stay = [k for k in range(len(self.count)) if k != label]
         return ClassStatistics(self.count[stay], self.mean[stay], [self.triangles[k] for k in stay])
 
-    def moved(self, matrix: Tensor, shift: Tensor) -> ClassStatistics:
+    def transformed_by(self, matrix: Tensor, shift: Tensor) -> ClassStatistics:
         """After features ``f: [d]`` became ``f @ matrix + shift``; ``matrix: [d, d]``, ``shift: [d]`` or ``[K, d]``."""
         triangles, shared = self.triangles, self.shared
         if triangles is not None:

@@ -2,7 +2,7 @@
 
 The models before and after the task are run on the same images: ``x`` old, ``x + r`` new features. The motion of
 old classes is inferred from these, by a linear map (``map``) or by the mean motion nearby (``mean``):
-``statistics.moved(*drift.solve())``.
+``statistics.transformed_by(*drift.solve())``.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ class Gaussians(nn.Module):
                     ((features[:, model] - self.mean[part, None, model]) @ whiten[part].mT).square().sum(dim=2)
                 )
             distances.append(torch.cat(parts))
+        # `average_over_models` has divided the whitening by sqrt(m), so this sum is the mean.
         return torch.stack(distances).sum(dim=0).T
 
 
@@ -73,8 +74,7 @@ def gaussian_classifier(statistics: ClassStatistics, alpha: float, beta: float) 
         offset = torch.zeros_like(statistics.count)
         for label in statistics.seen.nonzero().flatten().tolist():  # one at a time, float64 for one class only
             own = (1 - beta) * statistics.covariance(label) + beta * pooled
-            found, offset[label] = _whitening(shrunk(own, alpha))
-            whiten[label] = found
+            whiten[label], offset[label] = _whitening(shrunk(own, alpha))
     return statistics.mean, whiten, offset.masked_fill(~statistics.seen, -torch.inf)
 
 
@@ -93,7 +93,7 @@ def left_out_distances(
     beta = 1.0 if statistics.triangles is None else beta
     pooled, total = statistics.pooled, statistics.count.sum()
     factor = cholesky(shrunk(pooled, alpha))
-    found = torch.full((len(features),), torch.inf, dtype=torch.float64, device=features.device)
+    distances = torch.full((len(features),), torch.inf, dtype=torch.float64, device=features.device)
     for label, rows in enumerate(torch.split(labels.argsort(stable=True), labels.bincount().tolist())):
         count = statistics.count[label]
         if not len(rows) or count < 2:
@@ -104,11 +104,11 @@ def left_out_distances(
         within = torch.linalg.solve_triangular(factor, gaps, upper=False).square().sum(dim=0)
         weight = (1 - alpha) * (1 - beta + beta * count / total) / (count - 1)
         rest = (1 - weight * within).clamp(min=_ROUNDING)
-        found[rows] = (count / (count - 1)) ** 2 * within / rest
-    return found
+        distances[rows] = (count / (count - 1)) ** 2 * within / rest
+    return distances
 
 
-def averaged(models: Sequence[tuple[Tensor, Tensor, Tensor]], log_prior: Tensor) -> Gaussians:
+def average_over_models(models: Sequence[tuple[Tensor, Tensor, Tensor]], log_prior: Tensor) -> Gaussians:
     """One classifier whose scores are the mean over models of their :func:`gaussian_classifier`, and the prior's.
 
     Features of the models stand side by side: ``mean: [K, m·d]``, ``whiten: [K, m·d, d]`` (or ``[1, m·d, d]``) one

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig
-from infssm.methods.heads.gaussians import Gaussians, averaged, gaussian_classifier
+from infssm.methods.heads.gaussians import Gaussians, average_over_models, gaussian_classifier
 from infssm.methods.heads.statistical import GaussianConfig, GaussianHead
 
 
@@ -37,10 +37,10 @@ class GDA(GaussianHead):
     def fit(self) -> Gaussians:
         """See :func:`gaussian_classifier`; of several models the mean of their scores."""
         models = [gaussian_classifier(of, self.config.alpha, self.config.beta) for of in self.statistics]
-        return averaged(models, self.log_prior())
+        return average_over_models(models, self.log_prior())
 
     def gaussians(self) -> Gaussians:
-        """Distances are measured by the covariances that the scores are computed with."""
+        """The fitted module itself: here scores and distances use the same covariances."""
         module = self.fitted_module
         assert isinstance(module, Gaussians)
         return module

@@ -14,4 +14,5 @@ class Linear(Head):
     """The model's own classifier, trained with it; the head of a method that names none."""
 
     name = "linear"
+    online: ClassVar[bool] = True
     supported_data: ClassVar[frozenset[str]] = ALL_DATA

@@ -15,7 +15,7 @@ from infssm.methods.core.head import FeatureBatch, Features, FittedHead
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
 from infssm.methods.heads.drift import Drift, MapDrift, MeanDrift
-from infssm.methods.heads.gaussians import Gaussians, averaged, gaussian_classifier, left_out_distances
+from infssm.methods.heads.gaussians import Gaussians, average_over_models, gaussian_classifier, left_out_distances
 
 LARGE = 2**26
 """Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep the pooled one alone."""
@@ -43,8 +43,8 @@ class StatisticalHead(FittedHead):
     """One entry per model whose features it uses; none before the first task."""
     task_of: list[int]
     """For every class which task brought it, among the tasks that brought any; -1 for classes without images."""
-    motions: list[tuple[Tensor, Tensor]]
-    """By model how features of old classes moved in the last task: the arguments of :meth:`ClassStatistics.moved`."""
+    drift_maps: list[tuple[Tensor, Tensor]]
+    """By model how features of old classes moved in the last task: arguments of ``ClassStatistics.transformed_by``."""
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
@@ -52,11 +52,11 @@ class StatisticalHead(FittedHead):
 
     def reset(self) -> None:
         """No statistics."""
-        self.statistics, self.task_of, self.motions = [], [], []
+        self.statistics, self.task_of, self.drift_maps = [], [], []
         self._gaussians: Gaussians | None = None
 
     def add(self, rows: Iterable[FeatureBatch], task: TaskInfo) -> None:  # noqa: ARG002 - labels say which classes
-        """One pass over images: their statistics are merged with those of all images before, where these are now.
+        """One pass over images: old statistics are first moved by the estimated drift, then merged with the new.
 
         Of every model whose features the head uses there are statistics of their own: they move each in its own way, or
         like the first task's not at all.
@@ -78,9 +78,12 @@ class StatisticalHead(FittedHead):
                 old = self.transformed(row.old.double()).chunk(self.num_models, dim=1)
                 for model, drift in enumerate(drifts):
                     drift.add(old[model], new[model])
-        self.motions = [drift.solve() for drift in drifts]
+        self.drift_maps = [drift.solve() for drift in drifts]
         if drifts:
-            kept = [statistics.moved(*motion) for statistics, motion in zip(kept, self.motions, strict=True)]
+            kept = [
+                statistics.transformed_by(*drift_map)
+                for statistics, drift_map in zip(kept, self.drift_maps, strict=True)
+            ]
         fresh = [one.statistics() for one in sums]
         self.statistics = [old.merged(new) for old, new in zip(kept, fresh, strict=True)] if kept else fresh
         number = max(self.task_of, default=-1) + 1
@@ -114,13 +117,14 @@ class StatisticalHead(FittedHead):
         remaining = [task for k, task in enumerate(self.task_of) if k != label]
         numbers = {task: number for number, task in enumerate(sorted(set(remaining) - {-1}))}
         self.task_of = [numbers.get(task, -1) for task in remaining]
-        self.motions, self._gaussians = [], None
+        self.drift_maps, self._gaussians = [], None
 
     def gaussians(self) -> Gaussians:
         """What distances are measured with: here the covariance that all classes share."""
         if self._gaussians is None:
             alpha = getattr(self.config, "alpha", _ALPHA)
-            found = averaged([gaussian_classifier(one, alpha, beta=1) for one in self.statistics], torch.zeros(()))
+            models = [gaussian_classifier(one, alpha, beta=1) for one in self.statistics]
+            found = average_over_models(models, torch.zeros(()))
             like = next(self.context.module.parameters())
             self._gaussians = found.to(like.device, torch.promote_types(like.dtype, torch.float32))
         return self._gaussians
@@ -161,10 +165,10 @@ class StatisticalHead(FittedHead):
 
     def moved(self, features: Tensor, labels: Tensor) -> Tensor:
         """Features ``[m, d]`` of earlier images with ``labels: [m]`` where the last task moved them, as estimated."""
-        if not self.motions:
+        if not self.drift_maps:
             return features
         found = []
-        for part, (matrix, shift) in zip(features.chunk(self.num_models, dim=1), self.motions, strict=True):
+        for part, (matrix, shift) in zip(features.chunk(self.num_models, dim=1), self.drift_maps, strict=True):
             found.append(part @ matrix.to(part) + (shift if shift.ndim == 1 else shift[labels]).to(part))
         return torch.cat(found, dim=1).to(features)
 
@@ -178,7 +182,7 @@ class StatisticalHead(FittedHead):
         super().load_state_dict(state)
         device = self.context.device
         self.statistics = [ClassStatistics.of(statistics).to(device) for statistics in state["statistics"].values()]
-        self.task_of, self.motions, self._gaussians = list(state["task_of"]), [], None
+        self.task_of, self.drift_maps, self._gaussians = list(state["task_of"]), [], None
         self.resize()
 
 
@@ -198,13 +202,10 @@ class GaussianHead(StatisticalHead):
     Config: ClassVar[type[ComponentConfig]] = GaussianConfig
     config: GaussianConfig
 
-    @property
-    def siblings(self) -> Tensor:
-        """For every class the number of classes that its task brought: float64 [K]; 0 for classes without images."""
-        sizes = [0 if task < 0 else self.task_of.count(task) for task in self.task_of]
-        return torch.tensor(sizes, dtype=torch.float64, device=self.context.device)
-
     def log_prior(self) -> Tensor:
         """Log prior of every class, up to a constant that is the same for all: [K]."""
-        siblings = self.siblings
-        return torch.zeros_like(siblings) if self.config.prior == "class" else -siblings.clamp(min=1).log()
+        if self.config.prior == "class":
+            sizes = [1] * len(self.task_of)
+        else:  # the number of classes that the task of each class brought; 1 for classes without images
+            sizes = [1 if task < 0 else self.task_of.count(task) for task in self.task_of]
+        return -torch.tensor(sizes, dtype=torch.float64, device=self.context.device).log()

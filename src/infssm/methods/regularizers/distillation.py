@@ -35,7 +35,8 @@ class LwF(Regularizer):
     """Learning without forgetting: on new data, the old classes' probabilities stay those of the old model.
 
     ``weight · mean KL(softmax(old/T) ‖ softmax(new/T))`` over the classes met before the task. Over all logits where
-    tasks name no classes of their own, and per token, padding left out, for language models.
+    tasks name no classes of their own, and per token, padding left out, for language models. Of regression, the mean
+    squared difference of the outputs.
 
     Paper: Li and Hoiem, Learning without Forgetting, ECCV 2016, arXiv:1606.09282
     """
@@ -52,7 +53,10 @@ class LwF(Regularizer):
         assert pair.new.logits is not None
         columns = self.context.current.past_classes
         old, new = pair.old.logits[..., columns], pair.new.logits[..., columns]
-        divergence = kl_divergence(old, new, self.config.temperature)
+        if self.context.modality.scoring == "numbers":
+            divergence = (new - old).square().sum(dim=-1)
+        else:
+            divergence = kl_divergence(old, new, self.config.temperature)
         return {"logits": self.config.weight * mean_over_tokens(divergence, pair.mask)}
 
 

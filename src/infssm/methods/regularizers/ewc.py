@@ -11,7 +11,7 @@ from pydantic import Field
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import Loader, TaskInfo
+from infssm.methods.core.contract import ALL_DATA, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, samples
 from infssm.methods.regularizers.parameters import Values, sum_dtype
 from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig
@@ -36,13 +36,15 @@ class EWCConfig(QuadraticConfig):
 class EWC(MeasuredRegularizer):
     """Elastic weight consolidation: weights that mattered for old tasks (Fisher information) are hard to move.
 
-    ``λ Σ F (θ - θ*)²`` with ``F ← γ F + mean_x w (∂ log p(y|x) / ∂θ)²`` after each task.
+    ``λ Σ F (θ - θ*)²`` with ``F ← γ F + mean_x w (∂ log p(y|x) / ∂θ)²`` after each task. Of regression the Fisher
+    information of a Gaussian of variance 1, ``mean_x (∂ f(x) / ∂θ)²``, which needs no targets.
 
     Paper: Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017, arXiv:1612.00796; the
     running sum: Schwarz et al., Progress & Compress, ICML 2018, arXiv:1805.06370
     """
 
     name = "ewc"
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA - {"language"}
     Config = EWCConfig
     config: EWCConfig
     importances: ClassVar[str] = "Fisher"
@@ -62,10 +64,14 @@ class EWC(MeasuredRegularizer):
         with evaluating(self.context.module, gradients=True) as module:
             for x, y in samples(loader, self.config.fisher_samples, self.context.device):
                 logits = logits_of(module(x))[:, columns]
-                log_p = -F.cross_entropy(logits.to(sum_dtype(logits.dtype)), y - (columns.start or 0))
-                weight = log_p.detach().exp() if self.config.label_weight == "probability" else 1.0
+                if y.is_floating_point():  # a Gaussian's expected squared gradient is that of its mean
+                    log_p, weight = logits[0, 0], torch.ones(())
+                else:
+                    log_p = -F.cross_entropy(logits.to(sum_dtype(logits.dtype)), y - (columns.start or 0))
+                    probability = self.config.label_weight == "probability"
+                    weight = log_p.detach().exp() if probability else torch.ones(())
                 for key, gradient in self.parameters.gradients(log_p).items():
-                    totals[key] += weight * gradient.square()
+                    totals[key] += weight.to(gradient.device) * gradient.square()
                 count += 1
         *sums, number = sum_over_processes([*totals.values(), torch.tensor([float(count)]).to(self.context.device)])
         if not number:

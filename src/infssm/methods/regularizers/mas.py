@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import Loader, TaskInfo
+from infssm.methods.core.contract import ALL_DATA, Loader, TaskInfo, model_input
 from infssm.methods.core.passes import evaluating
 from infssm.methods.regularizers.parameters import Values
 from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig
@@ -31,6 +34,7 @@ class MAS(MeasuredRegularizer):
     """
 
     name = "mas"
+    supported_data: ClassVar[frozenset[str]] = ALL_DATA - {"language"}
     Config = MASConfig
     config: MASConfig
 
@@ -42,7 +46,12 @@ class MAS(MeasuredRegularizer):
         totals, count = self.parameters.zeros(), 0
         with evaluating(self.context.module, gradients=True) as module:
             for batch in loader:
-                logits = logits_of(module(batch.x.to(self.context.device)))[:, task.seen]
+                x = model_input(batch)
+                if isinstance(x, Mapping):
+                    outputs = module(**{key: value.to(self.context.device) for key, value in x.items()})
+                else:
+                    outputs = module(x.to(self.context.device))
+                logits = logits_of(outputs)[:, task.seen]
                 gradients = self.parameters.gradients(logits.square().sum())
                 # Summed before the absolute value, so that processes that share a batch measure what one would.
                 for key, gradient in zip(gradients, sum_over_processes(list(gradients.values())), strict=True):

@@ -24,6 +24,7 @@ FIELDS: Mapping[str, torch.dtype] = {
     "series": torch.float32,
     "tokens": torch.int64,
     "length": torch.int64,
+    "target": torch.float32,
 }
 """What an entry may hold. ``image: [c, h, w]`` before augmentation, ``logits: [K]``, ``features: [...]``.
 

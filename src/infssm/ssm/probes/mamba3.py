@@ -33,9 +33,10 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - ste
 @register_probe("mamba_ssm.modules.mamba3.Mamba3", parameters=parameters, exact=True)
 @register_probe("fla.layers.mamba3.Mamba3", parameters=parameters, exact=True)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
-    """Complex poles for pairs of channels that turn, and two real ones: [batch, tokens, heads(, rank), n].
+    """Complex poles for pairs of channels that turn, and two real ones: [batch, tokens, heads(, rank^2), n].
 
-    Of a layer with several inputs and outputs (MIMO) there is one system per rank, of its own key and query.
+    The ranks of a layer with several inputs and outputs (MIMO) write into one memory and all read from it, so there is
+    a system for every pair of a query's rank and a key's rank, the query's first.
     """
     if inputs.options.b_mode != "raw" or not inputs.options.include_dt_bias:
         raise ConfigError("Mamba-3 records its own discretisation; use b_mode='raw' and include_dt_bias=True")
@@ -51,6 +52,7 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     alpha = torch.exp(A.clamp_max(-mixer.A_floor) * step)
     k = _keys(mixer.B_norm, B, mixer.B_bias, rank, groups)
     q = _keys(mixer.C_norm, C, mixer.C_bias, rank, groups)
+    q, k = q.repeat_interleave(rank, dim=-2), torch.cat([k] * rank, dim=-2)  # [batch, tokens, heads, rank^2, n]
     step, alpha, lam = (x[..., None, None] for x in (step, alpha, trap.sigmoid()))  # [batch, tokens, heads, 1, 1]
     turn = math.pi * step * torch.tanh(angles)[..., None, None, :]
     pairs = mixer.num_rope_angles

@@ -49,6 +49,7 @@ class Nullspace(Seq):
     """
 
     name = "nullspace"
+    online: ClassVar[bool] = False
     Config = NullspaceConfig
     config: NullspaceConfig
     needs_loader: ClassVar[bool] = True
