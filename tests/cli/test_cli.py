@@ -70,7 +70,7 @@ def test_main_job_ends_with_table_sentence_and_report(infssm: Any, tmp_path: Pat
     assert done.code == 0
     methods = ("seq", "er", "inf-ssm-exact", "inf-ssm-exact+gda", "frozen+gda")
     for method in methods:
-        assert f"\n  {method} " in done.out
+        assert f"\n {method} " in done.out
     for heading in ("AA", "AIA", "FM", "task-inc. AA"):
         assert heading in done.out
     assert "plain sequential training" in done.out

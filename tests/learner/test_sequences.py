@@ -193,7 +193,7 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path) -> None:
             {"model": {"name": "vim_nano", "options": {}}},
             "for images, and text is language: choose.*mamba_lm_nano",
         ),
-        ("seq", {"model": {"name": "s4d_nano", "options": {}}}, "for series"),
+        ("seq", {"model": {"name": "s4d_nano", "options": {}}}, "for regression and series"),
         ("seq", {"data": {"by": "speaker"}}, "makes tasks by class or domain"),
         ("seq", {"data": {"bands": 8}}, "data.bands is for audio"),
         ("seq", {"train": {"label_smoothing": 0.1}}, "not mixed or smoothed"),
