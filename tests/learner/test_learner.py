@@ -99,6 +99,11 @@ def test_methods_that_cannot_grow_are_refused_with_the_reason(method: str) -> No
 # 3. Exact for a frozen backbone.
 
 
+def assert_same_logits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """To 1e-5 of their range: the last digits of features depend on the other images of a batch."""
+    assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.max() - expected.min()))
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_the_order_of_lessons_makes_no_difference(head: str) -> None:
     orders = [[(0, 1), (2, 3)], [(2, 3), (0, 1)], [(3, 0, 2, 1)], [(2,), (0, 3), (1,)]]
@@ -109,7 +114,7 @@ def test_the_order_of_lessons_makes_no_difference(head: str) -> None:
             learner.learn(*digits(*classes))
         found.append(logits_by_class(learner, images(0, 1, 2, 3)))
     for logits in found[1:]:
-        assert_close(logits, found[0], rtol=1e-5, atol=1e-5)
+        assert_same_logits(logits, found[0])
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -120,7 +125,7 @@ def test_more_samples_of_a_class_are_merged_exactly(head: str) -> None:
     parts.learn(*digits(1, count=9, skip=6))
     (two, two_names), (one, one_name) = digits(0, 1, count=15), digits(2, count=9, skip=6)
     whole.learn(np.concatenate([two, one]), two_names + one_name)
-    assert_close(logits_by_class(parts, images(0, 1, 2)), logits_by_class(whole, images(0, 1, 2)), rtol=1e-5, atol=1e-5)
+    assert_same_logits(logits_by_class(parts, images(0, 1, 2)), logits_by_class(whole, images(0, 1, 2)))
 
 
 # 4. Exact forgetting.
@@ -130,7 +135,8 @@ def test_more_samples_of_a_class_are_merged_exactly(head: str) -> None:
 def test_what_is_stored_after_forgetting_is_that_of_a_learner_that_never_saw_the_class(
     tmp_path: Path, head: str
 ) -> None:
-    for name, lessons in (("saw", [(0, 1), (2,), (3, 4)]), ("never", [(0, 1), (3,)])):
+    # The forgotten classes have lessons of their own: features depend on the other images of a batch in last digits.
+    for name, lessons in (("saw", [(0, 1), (2,), (4,), (3,)]), ("never", [(0, 1), (3,)])):
         learner = frozen(f"frozen+{head}", folder=tmp_path / name)
         for number, classes in enumerate(lessons):
             learner.learn(*digits(*classes), name="last" if number == len(lessons) - 1 else f"lesson {number}")

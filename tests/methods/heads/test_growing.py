@@ -97,7 +97,10 @@ def test_the_state_of_fewer_classes_is_that_of_more_with_the_rest_empty(head: st
     ("head", "prior"), [(head, "class") for head in FORGETTING] + [("lda", "task"), ("gda", "task")]
 )
 def test_a_class_that_is_forgotten_was_never_there(head: str, prior: str) -> None:
-    """The state bit for bit, whether the class came alone or with others, and the head that follows from it."""
+    """The state, and the head that follows from it, whether the class came alone or with others.
+
+    Bit for bit where it came alone: features depend on the other images of a batch in their last digits.
+    """
     options = {"prior": prior} if head in ("lda", "gda") else {}
     parts: list[Part] = [{0: range(20), 1: range(12)}, {2: range(15)}, {3: range(18), 1: range(12, 20)}]
     for label in (1, 2, 3):
@@ -106,12 +109,13 @@ def test_a_class_that_is_forgotten_was_never_there(head: str, prior: str) -> Non
         never = start(head, 3, **options)
         rest = [{k: v for k, v in part.items() if k != label} for part in parts]
         teach(never, *[part for part in rest if part], move_down_above=label)
-        torch.testing.assert_close(method.head.state_dict(), never.head.state_dict(), rtol=0, atol=0)
+        exact = {"rtol": 0, "atol": 0} if label == 2 else {"rtol": 1e-3, "atol": 1e-6}
+        torch.testing.assert_close(method.head.state_dict(), never.head.state_dict(), **exact)
         grown = start(head, 3, **options)
         grown.head.load_state_dict(method.head.state_dict())
         grown.head.refit()
         grown.module.eval()
-        assert torch.equal(logits(grown), logits(never))
+        assert_equal_to_rounding(logits(grown), logits(never))
         method.head.refit()  # the head itself has the class back, without images, at the end
         assert_equal_to_rounding(logits(method)[:, :3], logits(never))
         assert (logits(method)[:, 3] == -torch.inf).all()
