@@ -2,8 +2,7 @@
 #include "kernels.h"
 #include "memory.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 // Calls body(offset, lanes in use) for each vector of a row.
@@ -81,5 +80,4 @@ void norm_backward(const Norm& f) {
     });
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

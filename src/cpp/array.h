@@ -128,6 +128,7 @@ struct Field {
 };
 template <class T, class Member>
 Field(const char*, Member T::*) -> Field<T, Member>;
+#define INFSSM_FIELD(name) Field{#name, &T::name}  // of the record T
 
 template <class T>
 T read_record(nb::handle record) {

@@ -57,8 +57,8 @@ struct ConvArguments {
 template <>
 struct Fields<ConvArguments> {
     using T = ConvArguments;
-    static constexpr std::tuple list{Field{"x", &T::x},       Field{"weight", &T::weight},   Field{"bias", &T::bias},
-                                     Field{"silu", &T::silu}, Field{"reverse", &T::reverse}, Field{"seq_idx", &T::seq_idx}};
+    static constexpr std::tuple list{INFSSM_FIELD(x), INFSSM_FIELD(weight), INFSSM_FIELD(bias), INFSSM_FIELD(silu),
+                                     INFSSM_FIELD(reverse), INFSSM_FIELD(seq_idx)};
 };
 
 inline Conv conv(const ConvArguments& in, int threads) {

@@ -9,8 +9,8 @@ struct StatePair {  // old and new states, or the derivatives by them
 template <>
 struct Fields<StatePair> {
     using T = StatePair;
-    static constexpr std::tuple list{Field{"old_a", &T::old_a}, Field{"old_c", &T::old_c}, Field{"new_a", &T::new_a},
-                                     Field{"new_c", &T::new_c}, Field{"old_b", &T::old_b}, Field{"new_b", &T::new_b}};
+    static constexpr std::tuple list{INFSSM_FIELD(old_a), INFSSM_FIELD(old_c), INFSSM_FIELD(new_a), INFSSM_FIELD(new_c),
+                                     INFSSM_FIELD(old_b), INFSSM_FIELD(new_b)};
 };
 
 namespace {

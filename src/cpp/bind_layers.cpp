@@ -17,21 +17,13 @@ struct ScanArguments {  // or their gradients
 template <>
 struct Fields<ScanArguments> {
     using T = ScanArguments;
-    static constexpr std::tuple list{Field{"u", &T::u},
-                                     Field{"delta", &T::delta},
-                                     Field{"A", &T::A},
-                                     Field{"B", &T::B},
-                                     Field{"C", &T::C},
-                                     Field{"D", &T::D},
-                                     Field{"z", &T::z},
-                                     Field{"delta_bias", &T::delta_bias},
-                                     Field{"delta_softplus", &T::delta_softplus},
-                                     Field{"reverse", &T::reverse},
-                                     Field{"initial_state", &T::initial_state},
-                                     Field{"seq_idx", &T::seq_idx}};
+    static constexpr std::tuple list{INFSSM_FIELD(u), INFSSM_FIELD(delta), INFSSM_FIELD(A), INFSSM_FIELD(B),
+                                     INFSSM_FIELD(C), INFSSM_FIELD(D), INFSSM_FIELD(z), INFSSM_FIELD(delta_bias),
+                                     INFSSM_FIELD(delta_softplus), INFSSM_FIELD(reverse), INFSSM_FIELD(initial_state),
+                                     INFSSM_FIELD(seq_idx)};
 };
 
-struct ScanResults {  // or their gradients
+struct ScanResults {  // or their gradients; of mean states without a scan the last three
     Array<3> y, last;
     Array<4> a;
     Array<3> delta;
@@ -40,18 +32,8 @@ struct ScanResults {  // or their gradients
 template <>
 struct Fields<ScanResults> {
     using T = ScanResults;
-    static constexpr std::tuple list{Field{"y", &T::y}, Field{"last", &T::last}, Field{"a", &T::a},
-                                     Field{"delta", &T::delta}, Field{"zoh", &T::zoh}};
-};
-
-struct Means {  // or their gradients
-    Array<4> a;
-    Array<3> delta;
-    Array<4> zoh;
-};
-template <>
-struct Fields<Means> {
-    static constexpr std::tuple list{Field{"a", &Means::a}, Field{"delta", &Means::delta}, Field{"zoh", &Means::zoh}};
+    static constexpr std::tuple list{INFSSM_FIELD(y), INFSSM_FIELD(last), INFSSM_FIELD(a), INFSSM_FIELD(delta),
+                                     INFSSM_FIELD(zoh)};
 };
 
 namespace {
@@ -141,7 +123,7 @@ void scan_backward(const ScanArguments& inputs, const Array<3>& saved, const Sca
 }
 
 MeanStates mean_states(const Array<3>& delta, const Array<2>& A, const Array<1>& bias, int64_t groups, bool softplus,
-                       int threads, const Means& means) {
+                       int threads, const ScanResults& means) {
     const ScanSizes s = sizes(named(delta, "delta"), named(A, "A"), groups, softplus, false, threads);
     return {.size = s,
             .delta = rows(named(delta, "delta"), {s.batch, s.tokens, s.channels}),
@@ -158,14 +140,14 @@ MeanStates mean_states(const Array<3>& delta, const Array<2>& A, const Array<1>&
 }
 
 void mean_states_forward(const Array<3>& delta, const Array<2>& A, const Array<1>& bias, int64_t groups, bool softplus,
-                         int threads, const Means& means) {
+                         int threads, const ScanResults& means) {
     const MeanStates f = mean_states(delta, A, bias, groups, softplus, threads, means);
     const nb::gil_scoped_release release;
     active->mean_states_forward(f);
 }
 
 void mean_states_backward(const Array<3>& delta, const Array<2>& A, const Array<1>& bias, int64_t groups, bool softplus,
-                          int threads, const Means& grads, const Array<3>& ddelta, const Array<2>& dA,
+                          int threads, const ScanResults& grads, const Array<3>& ddelta, const Array<2>& dA,
                           const Array<1>& dbias) {
     MeanStates f = mean_states(delta, A, bias, groups, softplus, threads, grads);
     f.ddelta = rows(given(ddelta), {f.size.batch, f.size.tokens, f.size.channels});

@@ -16,16 +16,9 @@ struct SsdArguments {  // or their gradients
 template <>
 struct Fields<SsdArguments> {
     using T = SsdArguments;
-    static constexpr std::tuple list{Field{"u", &T::u},
-                                     Field{"delta", &T::delta},
-                                     Field{"A", &T::A},
-                                     Field{"B", &T::B},
-                                     Field{"C", &T::C},
-                                     Field{"D", &T::D},
-                                     Field{"z", &T::z},
-                                     Field{"delta_bias", &T::delta_bias},
-                                     Field{"delta_softplus", &T::delta_softplus},
-                                     Field{"seq_idx", &T::seq_idx}};
+    static constexpr std::tuple list{INFSSM_FIELD(u), INFSSM_FIELD(delta), INFSSM_FIELD(A), INFSSM_FIELD(B),
+                                     INFSSM_FIELD(C), INFSSM_FIELD(D), INFSSM_FIELD(z), INFSSM_FIELD(delta_bias),
+                                     INFSSM_FIELD(delta_softplus), INFSSM_FIELD(seq_idx)};
 };
 
 namespace {

@@ -3,8 +3,7 @@
 
 #include "conv.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 constexpr int64_t BLOCK_VECTORS = 16;  // channels of a work item; its rows of the window stay in the first-level cache
@@ -197,5 +196,4 @@ void backward(const Conv& f) {
 void conv_forward(const Conv& f) { f.width != 4 ? forward<0>(f) : f.seq.data ? forward<4>(f) : forward_four(f); }
 void conv_backward(const Conv& f) { f.width == 4 ? backward<4>(f) : backward<0>(f); }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

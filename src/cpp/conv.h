@@ -3,8 +3,7 @@
 
 #include "scan.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 // weight as [width][padded channels], the current token's tap last; then the bias.
@@ -136,5 +135,4 @@ inline void finish_taps(const Conv& f, const vf* totals) {
 }
 
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

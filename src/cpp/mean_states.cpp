@@ -1,8 +1,7 @@
 // Mean states without a scan: what `scan_forward` averages, and its gradients.
 #include "scan.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 struct Scratch {
@@ -157,5 +156,4 @@ void mean_states_backward(const MeanStates& f) {
     if (f.dbias) add_totals(cut, f.size, total_bias, 1, f.dbias);
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

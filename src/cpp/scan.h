@@ -9,8 +9,7 @@
 #include "memory.h"
 #include "simd.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 struct Cut {
@@ -216,6 +215,19 @@ INFSSM_INLINE void advance(const Tile& tile, int64_t j) {
     }
 }
 
+// The instance of Kernel::run for a chunk.
+template <class Kernel, Exp E, States S>
+auto pick(bool packed) {
+    return packed ? Kernel::template run<E, S, true> : Kernel::template run<E, S, false>;
+}
+template <class Kernel>
+auto pick(Exp exp, States states, bool packed) {
+    using enum States;
+    if (states == zoh) return pick<Kernel, Exp::any, zoh>(packed);
+    if (exp == Exp::scalar) return states == mean ? pick<Kernel, Exp::scalar, mean>(packed) : pick<Kernel, Exp::scalar, none>(packed);
+    if (exp == Exp::any) return states == mean ? pick<Kernel, Exp::any, mean>(packed) : pick<Kernel, Exp::any, none>(packed);
+    return states == mean ? pick<Kernel, Exp::bounded, mean>(packed) : pick<Kernel, Exp::bounded, none>(packed);
+}
+
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -1,8 +1,7 @@
 // Selective scan, backward: chunks from last to first, each replayed from its saved state and then pulled back.
 #include "scan.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 constexpr int GROUP = 4;  // states held in registers at a time
@@ -80,33 +79,20 @@ INFSSM_INLINE void pull(const Tile& tile, Scratch& s, vf* carry, vf* total_A, in
     for (int i = 0; i < G; ++i) carry[j + i] = k[i], total_A[j + i] = dA[i];
 }
 
-template <Exp E, States S, bool PACKED>
-__attribute__((noinline)) void replay_and_pull(const Tile& q, Scratch& s, vf* carry, vf* total_A) {
-    int64_t j = 0;
-    for (; j + GROUP <= q.n; j += GROUP) {
-        advance<GROUP, E, S, true, PACKED>(q, j);
-        pull<GROUP, S, PACKED>(q, s, carry, total_A, j);
+struct ReplayAndPull {
+    template <Exp E, States S, bool PACKED>
+    __attribute__((noinline)) static void run(const Tile& q, Scratch& s, vf* carry, vf* total_A) {
+        int64_t j = 0;
+        for (; j + GROUP <= q.n; j += GROUP) {
+            advance<GROUP, E, S, true, PACKED>(q, j);
+            pull<GROUP, S, PACKED>(q, s, carry, total_A, j);
+        }
+        for (; j < q.n; ++j) {
+            advance<1, E, S, true, PACKED>(q, j);
+            pull<1, S, PACKED>(q, s, carry, total_A, j);
+        }
     }
-    for (; j < q.n; ++j) {
-        advance<1, E, S, true, PACKED>(q, j);
-        pull<1, S, PACKED>(q, s, carry, total_A, j);
-    }
-}
-
-using Replay = void (*)(const Tile&, Scratch&, vf*, vf*);
-
-template <Exp E, States S>
-Replay pick(bool packed) {
-    return packed ? replay_and_pull<E, S, true> : replay_and_pull<E, S, false>;
-}
-
-Replay pick(Exp exp, States states, bool packed) {
-    if (states == States::zoh) return pick<Exp::any, States::zoh>(packed);
-    const bool mean = states == States::mean;
-    if (exp == Exp::scalar) return mean ? pick<Exp::scalar, States::mean>(packed) : pick<Exp::scalar, States::none>(packed);
-    if (exp == Exp::any) return mean ? pick<Exp::any, States::mean>(packed) : pick<Exp::any, States::none>(packed);
-    return mean ? pick<Exp::bounded, States::mean>(packed) : pick<Exp::bounded, States::none>(packed);
-}
+};
 
 // Everything per token and channel that the states need; says whether all exponents are bounded.
 template <bool FULL>
@@ -239,7 +225,7 @@ void run(const ScanBackward& f, const Cut& cut, const PackedA& A, const Item& it
                          .kept_h = s.kept_h,
                          .starts = starts};
             const Exp exp = scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any;
-            pick(exp, states, starts != nullptr)(q, s, carry(v), totals.A + lanes.vector * n);
+            pick<ReplayAndPull>(exp, states, starts != nullptr)(q, s, carry(v), totals.A + lanes.vector * n);
             (full ? finish<true> : finish<false>)(f, item, lanes, first, length, s, totals.bias[lanes.vector]);
         }
         write_sums(s.acc_B, dB, f, item, first, length, s.sums);
@@ -304,5 +290,4 @@ void scan_backward(const ScanBackward& f) {
     }
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -1,33 +1,19 @@
 // Selective scan, forward: y, last state, mean states, and the states the backward starts its chunks from.
 #include "scan.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 constexpr int GROUP = W == 16 ? 4 : 2;  // states held in registers at a time: 32 registers with AVX-512, else 16
 
-template <Exp E, States S, bool PACKED>
-__attribute__((noinline)) void advance_all(const Tile& q) {
-    int64_t j = 0;
-    for (; j + GROUP <= q.n; j += GROUP) advance<GROUP, E, S, false, PACKED>(q, j);
-    for (; j < q.n; ++j) advance<1, E, S, false, PACKED>(q, j);
-}
-
-using Advance = void (*)(const Tile&);
-
-template <Exp E, States S>
-Advance pick(bool packed) {
-    return packed ? advance_all<E, S, true> : advance_all<E, S, false>;
-}
-
-Advance pick(Exp exp, States states, bool packed) {
-    if (states == States::zoh) return pick<Exp::any, States::zoh>(packed);
-    const bool mean = states == States::mean;
-    if (exp == Exp::scalar) return mean ? pick<Exp::scalar, States::mean>(packed) : pick<Exp::scalar, States::none>(packed);
-    if (exp == Exp::any) return mean ? pick<Exp::any, States::mean>(packed) : pick<Exp::any, States::none>(packed);
-    return mean ? pick<Exp::bounded, States::mean>(packed) : pick<Exp::bounded, States::none>(packed);
-}
+struct AdvanceAll {
+    template <Exp E, States S, bool PACKED>
+    __attribute__((noinline)) static void run(const Tile& q) {
+        int64_t j = 0;
+        for (; j + GROUP <= q.n; j += GROUP) advance<GROUP, E, S, false, PACKED>(q, j);
+        for (; j < q.n; ++j) advance<1, E, S, false, PACKED>(q, j);
+    }
+};
 
 struct Scratch {
     vf steps[4][CHUNK];
@@ -156,7 +142,7 @@ void run(const ScanForward& f, const Cut& cut, const PackedA& A, const Item& ite
                 (full ? prepare<true> : prepare<false>)(f, item, lanes, first, A.largest.vectors()[lanes.vector], q);
             if (scalar)
                 for (int t = 0; t < length; ++t) q.abar[t] = exp2(q.dl[t] * A2[0]);
-            pick(scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any, states, starts != nullptr)(q);
+            pick<AdvanceAll>(scalar ? Exp::scalar : bounded ? Exp::bounded : Exp::any, states, starts != nullptr)(q);
             if (states != States::none)
                 for (int t = 0; t < length; ++t) s.acc_delta[t] += q.dl[t] * q.weight;
             (full ? finish<true> : finish<false>)(f, item, lanes, first, q);
@@ -209,5 +195,4 @@ void scan_forward(const ScanForward& f) {
     }
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

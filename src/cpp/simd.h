@@ -17,8 +17,7 @@
 
 #define INFSSM_INLINE static inline __attribute__((always_inline))
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 
 #if defined(__AVX512F__)
 constexpr int W = 16;
@@ -138,15 +137,6 @@ INFSSM_INLINE float sum_lanes(vf v) {
     return sum;
 }
 
-typedef double vd __attribute__((vector_size(W * 4)));
-constexpr int WD = W / 2;
-
-INFSSM_INLINE double sum_lanes(vd v) {
-    double sum = 0;
-    for (int i = 0; i < WD; ++i) sum += v[i];
-    return sum;
-}
-
 constexpr float LOG2E = 1.44269504088896341f;
 constexpr float ROUND = 12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low mantissa bits
 
@@ -214,13 +204,17 @@ INFSSM_INLINE vf exp2_bounded(vf x, vf y) {
 
 constexpr float EXP2_LIMIT = 126.f;
 
+// 2^x for x in [-126, 127.99].
+INFSSM_INLINE vf exp2_inside(vf x) {
+    const vf rounded = x + ROUND;
+    const vf k = rounded - ROUND;
+    const vf f = x - k;
+    return scale_by_exponent(exp2_slope(f) * f + 1.f, rounded, k);
+}
+
 // 2^x for any x: 0 below 2^-126, infinity above the range, NaN for NaN.
 INFSSM_INLINE vf exp2(vf x) {
-    const vf inside = at_most(splat(127.99f), at_least(splat(-126.f), x));
-    const vf rounded = inside + ROUND;
-    const vf k = rounded - ROUND;
-    const vf f = inside - k;
-    vf result = scale_by_exponent(exp2_slope(f) * f + 1.f, rounded, k);
+    vf result = exp2_inside(at_most(splat(127.99f), at_least(splat(-126.f), x)));
     result = x < splat(-126.f) ? vf{} : result;
     result = x > splat(127.99f) ? splat(__builtin_inff()) : result;
     return x == x ? result : x;
@@ -228,13 +222,7 @@ INFSSM_INLINE vf exp2(vf x) {
 INFSSM_INLINE vf exp(vf x) { return exp2(x * LOG2E); }
 
 // exp(x) for x <= 0, not below 2^-126. A NaN gives a NaN or any number: callers carry it otherwise.
-INFSSM_INLINE vf exp_nonpositive(vf x) {
-    const vf inside = at_least(splat(-126.f), x * LOG2E);
-    const vf rounded = inside + ROUND;
-    const vf k = rounded - ROUND;
-    const vf f = inside - k;
-    return scale_by_exponent(exp2_slope(f) * f + 1.f, rounded, k);
-}
+INFSSM_INLINE vf exp_nonpositive(vf x) { return exp2_inside(at_least(splat(-126.f), x * LOG2E)); }
 
 INFSSM_INLINE vf reciprocal(vf x) {
 #if defined(__AVX512F__)
@@ -243,16 +231,6 @@ INFSSM_INLINE vf reciprocal(vf x) {
     return r * (2.f - x * r);
 #else
     return 1.f / x;
-#endif
-}
-
-INFSSM_INLINE vd reciprocal(vd x) {
-#if defined(__AVX512F__)
-    const vd rough = (vd)_mm512_rcp14_pd((__m512d)x);
-    const vd r = rough * (2.0 - x * rough);
-    return r * (2.0 - x * r);
-#else
-    return 1.0 / x;
 #endif
 }
 
@@ -304,5 +282,4 @@ INFSSM_INLINE vf soft_normalize(vf x) {
     return copy_sign(-q * reciprocal(2.f + q), x);
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -13,8 +13,7 @@
 #include "memory.h"
 #include "tiles.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 constexpr int SPAN = W == 8 ? 48 : 64;  // tokens of a chunk
@@ -196,5 +195,4 @@ inline void find_slices(Slices& slices, int N, const SsdInputs& in, const SsdCut
 }
 
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -11,8 +11,7 @@
 #include "conv.h"
 #include "ssd.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 
 void conv_backward(const Conv&);
 
@@ -411,5 +410,4 @@ void ssd_backward(const SsdBackward& f) {
     }
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

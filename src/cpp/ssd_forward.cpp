@@ -4,8 +4,7 @@
 #include "conv.h"
 #include "ssd.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 
 void conv_forward(const Conv&);
 
@@ -168,5 +167,4 @@ void ssd_forward(const SsdForward& f) {
     }
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -5,8 +5,7 @@
 #define INFSSM_TEXT_OF(x) #x
 #define INFSSM_TEXT(x) INFSSM_TEXT_OF(x)
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 
 #define INFSSM_DECLARE(name, Arguments) void name(const Arguments&);
 INFSSM_KERNELS(INFSSM_DECLARE)
@@ -20,5 +19,4 @@ const Kernels kernels{.name = INFSSM_TEXT(INFSSM_ISA),
                       .ssd_rows = ssd_rows,
                       INFSSM_KERNELS(INFSSM_FILL)};
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

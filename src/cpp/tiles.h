@@ -4,8 +4,7 @@
 
 #include "simd.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 // Rows of a tile: with two vectors per row, as many sums as registers allow.
@@ -67,5 +66,4 @@ INFSSM_INLINE void transpose_block(const float* source, int64_t from, float* tar
 }
 
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

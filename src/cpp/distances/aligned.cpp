@@ -7,8 +7,7 @@
 #include "powers.h"
 #include "weights.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 struct Token {
@@ -138,5 +137,4 @@ void aligned(const Distance& f) {
     for_tokens<Token>(f, Token::ARRAYS, [&](Token& t, int64_t i) { aligned(f, t, i); });
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -5,8 +5,7 @@
 // part of that is a difference computed as such.
 #include "powers.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 struct Token {
@@ -109,5 +108,4 @@ void output(const Distance& f) {
     for_tokens<Token>(f, Token::ARRAYS, [&](Token& t, int64_t i) { output(f, t, i); });
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

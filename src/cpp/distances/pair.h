@@ -10,8 +10,7 @@
 #include "../memory.h"
 #include "../simd.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 constexpr double PI = 3.14159265358979323846;
@@ -179,5 +178,4 @@ void for_tokens(const Distance& f, int64_t arrays, Run run) {
 }
 
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -9,8 +9,7 @@
 
 #include "spectrum.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 struct Powers {
@@ -195,5 +194,4 @@ struct Expansion {
 };
 
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -2,8 +2,7 @@
 //   sum_ij p_i q_j g_ij^2 / (sum p sum q),  g = (s - r) / (s + r),  p = c^2 (1 + r)^2 / r.
 #include "weights.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 // One side of the comparison.
@@ -139,5 +138,4 @@ void simplified(const Distance& f) {
     for_tokens<Token>(f, Token::ARRAYS, [&](Token& t, int64_t i) { simplified(f, t, i); });
 }
 
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

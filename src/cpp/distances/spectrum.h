@@ -12,8 +12,7 @@
 
 #include "pair.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 enum class Spectrum { sech, sech_squared };
@@ -297,5 +296,4 @@ struct Field {
 };
 
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -3,8 +3,7 @@
 
 #include "pair.h"
 
-namespace infssm {
-namespace INFSSM_ISA {
+namespace infssm::INFSSM_ISA {
 namespace {
 
 struct Weights {
@@ -69,5 +68,4 @@ struct Weights {
 };
 
 }  // namespace
-}  // namespace INFSSM_ISA
-}  // namespace infssm
+}  // namespace infssm::INFSSM_ISA

@@ -205,7 +205,8 @@ def _backward_kernel(
         native.scan_backward(inputs, formed.saved, of_outputs, gradients, threads, scale, i > 0)
         dA.mul_(formed.A)  # A = -exp(A_log) is its own derivative
         by_delta, columns = ddelta.view(-1, channels), dprojected.view(-1, rank + 2 * n)
-        torch.mm(by_delta, way.dt_proj, out=columns[:, :rank])
+        # Transposed, so that the long dimension lies inside: MKL takes a fourth of the time for few columns (rank).
+        columns[:, :rank] = torch.mm(way.dt_proj.t(), by_delta.t()).t()
         if (grad_projected := of_states[i]) is not None:
             dprojected += grad_projected
         du.view(-1, channels).addmm_(columns, way.x_proj)
@@ -213,7 +214,9 @@ def _backward_kernel(
         native.conv_backward(conv, du, dx, dconv.squeeze(1), dconv_bias, threads, i > 0)
         low = formed.projected.view(-1, rank + 2 * n)[:, :rank]
         dx_proj = torch.mm(columns.t(), formed.u.view(-1, channels)) if need_x_proj else dA.new_empty(0)
-        ddt_proj = torch.mm(by_delta.t(), low) if need_dt_proj else dA.new_empty(0)
+        ddt_proj = torch.mm(low.t(), by_delta).t() if need_dt_proj else dA.new_empty(0)
+        # Copied to the strides of the parameter, which DistributedDataParallel asks for even where a size is 1.
+        ddt_proj = ddt_proj.clone(memory_format=torch.contiguous_format)
         outputs += DirectionWeights(dconv, dconv_bias, dx_proj, ddt_proj, dt_bias, dA, dD)
     return outputs
 

@@ -42,15 +42,16 @@ def fused_distance(
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
     row = KINDS[kind]
-    if "b" in row.sees:
-        pair = Pair(old_a, old_c, new_a, new_c, old_b, new_b, soft=soft_normalize)
-    else:
-        pair = Pair(old_a, old_c, new_a, new_c, soft=soft_normalize)
+    if "b" not in row.sees:
+        old_b = new_b = None
+    tensors = (old_a, old_c, new_a, new_c, old_b, new_b)
+    pair = Pair(*tensors, soft=soft_normalize)
     _check(row, pair)
-    tensors = pair.tensors
     found = choose(backend, *tensors)
-    # The kernels have no options, and no `torch.func` transforms.
-    if found not in row.backends or not row.has_defaults(options) or torch._C._are_functorch_transforms_active():
+    # The kernels know the defaults of all options alone, and no `torch.func` transforms.
+    defaults = getattr(row.formula, "__kwdefaults__", None) or {}
+    fused = found in row.backends and not torch._C._are_functorch_transforms_active()
+    if not fused or (options and not options.items() <= defaults.items()):
         return row.reference(pair, **options)
     to_old, to_new = False, False
     if torch.is_grad_enabled():
@@ -76,8 +77,9 @@ def _check(row: Kind, pair: Pair) -> None:
     if "b" in row.sees:
         if pair.old_b is None or pair.new_b is None:
             raise ConfigError(f"kind={row.name!r} needs old_b and new_b")
-        expect_shape("old_b", pair.old_b, pair.old_c.shape)
-        expect_shape("new_b", pair.new_b, pair.old_c.shape)
+        if not pair.old_b.shape == pair.new_b.shape == shape:
+            expect_shape("old_b", pair.old_b, shape)
+            expect_shape("new_b", pair.new_b, shape)
 
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from infssm.ops.backend import choose, in_float32, is_plain
 from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_rank, expect_shape, split_groups
 from infssm.ops.library import asked_for, define, flat, given, native, new, rows
-from infssm.ops.scan import CHUNK, ScanStates, chunk_means, recomputed, split_channels, step_size
+from infssm.ops.scan import CHUNK, KernelOutputs, ScanStates, chunk_means, recomputed, split_channels, step_size
 from infssm.ops.triton import states as _triton
 
 
@@ -62,8 +62,9 @@ def _reference(
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
     delta, A, _, groups, _, zoh, _ = args
-    expect_rank("delta", delta, "batch, tokens, channels")
-    expect_rank("A", A, "channels, n")
+    if delta.ndim != 3 or A.ndim != 2:
+        expect_rank("delta", delta, "batch, tokens, channels")
+        expect_rank("A", A, "channels, n")
     batch, tokens, _ = delta.shape
     shape = (batch, tokens, groups, A.shape[1])
     return new(A, *shape), new(A, *shape[:3]), new(A, *shape) if zoh else new(A, 0)
@@ -76,7 +77,7 @@ def _kernel(*args: Any) -> tuple[Tensor, ...]:
         _triton.forward(rows(delta), A, flat(bias), groups, softplus, [*map(given, outputs)])
     else:
         tensors = (rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads())
-        native.mean_states_forward(*tensors, ScanStates(*map(given, outputs)))
+        native.mean_states_forward(*tensors, KernelOutputs(None, None, *map(given, outputs)))
     return outputs
 
 
@@ -108,7 +109,7 @@ def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
     grad_a = delta.new_zeros(shape) if grad_a is None else grad_a.contiguous()
     grad_delta = delta.new_zeros(shape[:3]) if grad_delta is None else grad_delta.contiguous()
     tensors = (rows(delta), A, flat(bias), groups, softplus, torch.get_num_threads())
-    of_means = ScanStates(grad_a, grad_delta, flat(given(grad_zoh)))
+    of_means = KernelOutputs(None, None, grad_a, grad_delta, flat(given(grad_zoh)))
     native.mean_states_backward(*tensors, of_means, *map(given, found))
     return found
 

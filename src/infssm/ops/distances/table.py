@@ -40,11 +40,6 @@ class Kind:
     summary: str
     formula: Formula
 
-    def has_defaults(self, options: dict[str, Any]) -> bool:
-        """Whether the options are what the formula takes without them, and the kernels do."""
-        defaults = getattr(self.formula, "__kwdefaults__", None) or {}
-        return all(name in defaults and defaults[name] == value for name, value in options.items())
-
     def reference(self, pair: Pair, **options: Any) -> Tensor:
         """The formula, in float64; the result has the precision of the states."""
         dtype = compute_dtype(*pair.tensors)
