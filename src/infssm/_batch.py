@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +41,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.y)
 
-    @property
-    def inputs(self) -> Tensor | Mapping[str, Tensor]:
-        """What the model is called with: ``x``, or keyword arguments ``x`` and ``mask`` where steps are padded."""
-        return inputs_of(self.x, self.mask)
-
     def to(self, device: torch.device | str) -> Batch:
         """Model input and targets on ``device``; raw images and indices stay where they are."""
         soft, mask = (None if part is None else part.to(device) for part in (self.soft, self.mask))
@@ -54,6 +50,22 @@ class Batch:
 def inputs_of(x: Tensor, mask: Tensor | None) -> Tensor | Mapping[str, Tensor]:
     """``x: [n, ...]``, or the keyword arguments ``x`` and ``mask: [n, time]`` where the mask leaves steps out."""
     return x if mask is None or bool(mask.all()) else {"x": x, "mask": mask}
+
+
+def model_input(batch: Any, device: torch.device | None = None) -> Tensor | Mapping[str, Any]:
+    """What the model is called with for a :class:`Batch`, or another object with ``x`` and perhaps ``mask``.
+
+    ``device``: where to put it; None leaves it where it is.
+    """
+    x = inputs_of(batch.x, getattr(batch, "mask", None))
+    if device is None:
+        return x
+    return x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
+
+
+def run_model(model: Callable[..., Any], x: Tensor | Mapping[str, Any], **kwargs: Any) -> Any:
+    """Call a model with its input: ``model(x)``, or ``model(**x)`` where that is a mapping of keyword arguments."""
+    return model(**x, **kwargs) if isinstance(x, Mapping) else model(x, **kwargs)
 
 
 def next_tokens(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The manners all backbones share: heads, features, weights on disk."""
+"""What all backbones share: heads, features, weights on disk, and how they are created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.models import initialization as _init
+from infssm.models.block import linear_
 from infssm.models.pretrained import load_weights
 from infssm.models.registry import build
 from infssm.models.state import SequenceState
@@ -64,7 +64,7 @@ class Backbone(nn.Module, ABC):
     def forward(self, x: Tensor, *, state: Any = None, return_state: bool = False) -> Any:
         """Logits [batch, classes]. ``state``, ``return_state``: of causal models, see ``CausalBackbone``."""
         if state is not None or return_state:
-            self.initial_state(len(x))  # refuses
+            self.initial_state(len(x))  # raises, since only causal models have one
         return self.forward_head(self.forward_features(x))
 
     def initial_state(self, batch: int) -> SequenceState:  # noqa: ARG002
@@ -79,7 +79,7 @@ class Backbone(nn.Module, ABC):
         if num_classes == 0:
             return nn.Identity()
         head = nn.Linear(self.num_features, num_classes)
-        _init.linear_(head)
+        linear_(head)
         return head
 
     def reset_classifier(self, num_classes: int) -> None:
@@ -97,7 +97,7 @@ class Backbone(nn.Module, ABC):
         return set()
 
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename or resample what public checkpoints of this architecture hold otherwise than we do."""
+        """Convert the state dict of a public checkpoint of this architecture: names, and shapes where they differ."""
         return state
 
     def head_shape_differs(self, state: dict[str, Tensor]) -> bool:

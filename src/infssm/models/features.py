@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from infssm._batch import run_model
 from infssm.errors import ConfigError
 
 _NAMES = ("head", "classifier", "score", "fc")
@@ -95,7 +96,7 @@ def features(model: nn.Module, x: Tensor | Mapping[str, Any], **kwargs: Any) -> 
 
     handle = output_layer(model).register_forward_pre_hook(stop)
     try:
-        model(**x, **kwargs) if isinstance(x, Mapping) else model(x, **kwargs)
+        run_model(model, x, **kwargs)
     except _Reached as reached:
         found = reached.features
     else:

@@ -19,11 +19,6 @@ _VALUES_PER_BYTE = 8
 """More values per byte of weights mean a damaged configuration: 4-bit weights have 2, with tied ones up to 4."""
 
 
-def is_hub(name: str) -> bool:
-    """Whether a model's name is that of one of transformers."""
-    return name.startswith(PREFIX)
-
-
 class HubModel(nn.Module):
     """A causal language model of transformers: ids [batch, tokens] -> next-token logits [batch, tokens, vocabulary].
 

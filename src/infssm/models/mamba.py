@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from infssm.models import initialization as _init
+from infssm.models.block import a_log, depthwise_conv, dt_bias
 from infssm.models.mixer import SSMMixer, StateRows, beside_checkpoint, check_state_set, states_only
 from infssm.models.registry import register_model
-from infssm.models.selective import Direction, continue_conv, depthwise_conv, initial_state, run_directions
+from infssm.models.selective import Direction, continue_conv, initial_state, run_directions
 from infssm.models.sequence import LanguageModel, SequenceClassifier, classifier, language_model
 from infssm.models.state import LayerState
 from infssm.ops import scan, scan_step
@@ -26,14 +26,14 @@ class MambaMixer(SSMMixer):
         inner, rank = expand * d_model, math.ceil(d_model / 16)
         self.d_inner, self.d_state, self.dt_rank = inner, d_state, rank
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
-        self.A_log = _init.a_log(inner, d_state)
+        self.A_log = a_log(inner, d_state)
         self.D = nn.Parameter(torch.ones(inner))
         self.conv1d = depthwise_conv(inner, d_conv)
         self.x_proj = nn.Linear(inner, rank + 2 * d_state, bias=False)
         self.dt_proj = nn.Linear(rank, inner)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(_init.dt_bias(inner))
+            self.dt_proj.bias.copy_(dt_bias(inner))
 
     @property
     def direction(self) -> Direction:

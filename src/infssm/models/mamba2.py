@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.models import initialization as _init
+from infssm.models.block import depthwise_conv, dt_bias
 from infssm.models.mixer import (
     RawStates,
     SSMMixer,
@@ -19,7 +19,7 @@ from infssm.models.mixer import (
     check_state_set,
 )
 from infssm.models.registry import register_model
-from infssm.models.selective import continue_conv, depthwise_conv, initial_state
+from infssm.models.selective import continue_conv, initial_state
 from infssm.models.sequence import LanguageModel, SequenceClassifier, classifier, language_model
 from infssm.models.state import LayerState
 from infssm.ops import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_ssd, scan_step
@@ -52,8 +52,6 @@ class Mamba2Mixer(SSMMixer):
     ``b, c [batch, tokens, d_state]``; with more than one group everything has a group axis before the last one.
     """
 
-    calls_scan_hook = False
-
     def __init__(
         self,
         d_model: int,
@@ -74,7 +72,7 @@ class Mamba2Mixer(SSMMixer):
         conv_channels = inner + 2 * ngroups * d_state
         self.in_proj = nn.Linear(d_model, inner + conv_channels + heads, bias=False)
         self.conv1d = depthwise_conv(conv_channels, d_conv)
-        self.dt_bias = nn.Parameter(_init.dt_bias(heads))
+        self.dt_bias = nn.Parameter(dt_bias(heads))
         self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(heads))
         self.norm = RMSNormGated(inner, groups=ngroups)
@@ -92,7 +90,7 @@ class Mamba2Mixer(SSMMixer):
         weights: tuple[Any, ...] = (conv.weight, conv.bias, self.A_log, self.D, self.dt_bias)
         # Whether there is a tap does not matter here: a checkpoint's recomputation takes the way the forward took.
         fused = state is None and conv.bias is not None and self.d_state >= LEAST_STATES["cpu"] and not stop
-        if fused and can_fuse((projected, *weights)):
+        if fused and self.scan_hook is None and can_fuse((projected, *weights)):
             y, xbc = scan_projected(projected, SsdWeights(*weights), inner=self.d_inner, groups=self.ngroups)
             self._record(projected[..., -self.nheads :], xbc, mask)
             after = None
@@ -110,13 +108,16 @@ class Mamba2Mixer(SSMMixer):
             xbc, tail = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias), None
         else:
             xbc, tail = continue_conv(self.conv1d, xbc, state.tail)
-        self._record(dt, xbc, mask)
         x, b, c = self._parts(xbc)
         a = -torch.exp(at_least_float32(self.A_log))
         inputs = ScanInputs(x, dt, a, b, c, self.D, z, self.dt_bias, delta_softplus=True)
+        if state is not None:
+            inputs = inputs._replace(initial_state=state.hidden)
+        if self.scan_hook is not None:
+            self.scan_hook(inputs)
+        self._record(dt, xbc, mask)
         if state is None:
             return scan_ssd(inputs).y, None
-        inputs = inputs._replace(initial_state=state.hidden)
         # A step forms one transition per head, the scan one per channel.
         y, last, _ = scan_step(inputs) if x.shape[1] == 1 else scan_ssd(inputs, last_state=True)
         assert last is not None

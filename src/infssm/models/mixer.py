@@ -58,9 +58,10 @@ class SSMMixer(nn.Module, ABC):
 
     tap: StateTap | None = None
     scan_hook: Callable[[ScanInputs], None] | None = None
-    """Called with the inputs of every scan before it runs, one direction at a time: for studies of what layers do."""
+    """Called with the inputs of every scan before it runs, one direction at a time: for studies of what layers do.
+    Those of Mamba-2 are as `scan_ssd` takes them."""
     calls_scan_hook: bool = True
-    """Whether the layer is selective and calls it: S4D and Mamba-2 run other operations."""
+    """Whether the layer scans and calls it: S4D is a convolution."""
 
     @abstractmethod
     def state_parameters(self, which: str) -> list[StateRows]:

@@ -116,11 +116,6 @@ def run_directions(
     return first
 
 
-def depthwise_conv(channels: int, width: int) -> nn.Conv1d:
-    """Parameters of a depthwise causal convolution (weight [channels, 1, width], bias [channels])."""
-    return nn.Conv1d(channels, channels, width, groups=channels, padding=width - 1)
-
-
 def continue_conv(conv: nn.Conv1d, x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
     """`causal_conv1d` of x [batch, tokens, channels] after the inputs ``tail``, and the tail for the next chunk.
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.models import initialization as _init
 from infssm.models.backbone import Backbone
-from infssm.models.block import Block, RMSNorm, run_blocks
+from infssm.models.block import Block, RMSNorm, residual_projection_, run_blocks
 from infssm.models.mixer import SSMMixer
 from infssm.models.state import LayerState, SequenceState
 
@@ -237,7 +236,7 @@ def last_token(features: Tensor, mask: Tensor) -> Tensor:
 def init_mixers(mixers: list[Any]) -> list[SSMMixer]:
     """Scale the projections back into the residual stream by depth."""
     for mixer in mixers:
-        _init.residual_projection_(mixer.out_proj.weight, len(mixers))
+        residual_projection_(mixer.out_proj.weight, len(mixers))
     return mixers
 
 

@@ -15,12 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.models import initialization as _init
 from infssm.models.backbone import Backbone
-from infssm.models.block import Block, RMSNorm, drop_path_rates, run_blocks
+from infssm.models.block import (
+    Block,
+    RMSNorm,
+    a_log,
+    depthwise_conv,
+    drop_path_rates,
+    dt_bias,
+    lecun_normal_,
+    residual_projection_,
+    run_blocks,
+)
 from infssm.models.mixer import SSMMixer, StateRows, check_state_set
 from infssm.models.registry import register_model
-from infssm.models.selective import Direction, depthwise_conv, run_directions
+from infssm.models.selective import Direction, run_directions
 from infssm.models.stem import ConvStem
 
 
@@ -36,7 +45,7 @@ class VimMixer(SSMMixer):
         inner, rank = expand * d_model, math.ceil(d_model / 16)
         self.d_inner, self.d_state, self.dt_rank = inner, d_state, rank
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
-        self.A_log, self.A_b_log = _init.a_log(inner, d_state), _init.a_log(inner, d_state)
+        self.A_log, self.A_b_log = a_log(inner, d_state), a_log(inner, d_state)
         self.D, self.D_b = nn.Parameter(torch.ones(inner)), nn.Parameter(torch.ones(inner))
         self.conv1d, self.conv1d_b = depthwise_conv(inner, d_conv), depthwise_conv(inner, d_conv)
         self.x_proj = nn.Linear(inner, rank + 2 * d_state, bias=False)
@@ -44,7 +53,7 @@ class VimMixer(SSMMixer):
         self.dt_proj, self.dt_proj_b = nn.Linear(rank, inner), nn.Linear(rank, inner)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(_init.dt_bias(inner))
+            self.dt_proj.bias.copy_(dt_bias(inner))
             # Vim leaves the backward bias at zero: its steps start near softplus(0).
             self.dt_proj_b.bias.zero_()
 
@@ -76,7 +85,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, patch_size: int, in_chans: int, dim: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_chans, dim, kernel_size=patch_size, stride=patch_size)
-        _init.lecun_normal_(self.proj.weight)
+        lecun_normal_(self.proj.weight)
         if self.proj.bias is not None:
             nn.init.zeros_(self.proj.bias)
 
@@ -123,7 +132,7 @@ class VisionMamba(Backbone):
         rates = [0.0, *drop_path_rates(drop_path_rate, depth)]
         mixers = [VimMixer(embed_dim, d_state=d_state) for _ in range(depth)]
         for mixer in mixers:
-            _init.residual_projection_(mixer.out_proj.weight, depth)
+            residual_projection_(mixer.out_proj.weight, depth)
         self.layers = nn.ModuleList(
             Block(embed_dim, mixer, drop_path_rate=rate) for mixer, rate in zip(mixers, rates, strict=False)
         )

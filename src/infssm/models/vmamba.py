@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.models import initialization as _init
 from infssm.models.backbone import Backbone
-from infssm.models.block import drop_path, drop_path_rates
+from infssm.models.block import a_log, drop_path, drop_path_rates, dt_bias, linear_
 from infssm.models.mixer import SSMMixer, StateRows, at_least_float32, check_state_set
 from infssm.models.registry import register_model
 from infssm.ops import ScanInputs
@@ -40,8 +39,8 @@ class SS2D(SSMMixer):
         self.conv2d = nn.Conv2d(inner, inner, 3, padding=1, groups=inner, bias=False)
         self.x_proj = nn.Linear(inner, _DIRECTIONS * (rank + 2 * d_state), bias=False)
         self.dt_projs = nn.Linear(rank, _DIRECTIONS * inner, bias=False)
-        self.dt_projs_bias = nn.Parameter(torch.stack([_init.dt_bias(inner) for _ in range(_DIRECTIONS)]))
-        self.A_logs = _init.a_log(_DIRECTIONS * inner, d_state)
+        self.dt_projs_bias = nn.Parameter(torch.stack([dt_bias(inner) for _ in range(_DIRECTIONS)]))
+        self.A_logs = a_log(_DIRECTIONS * inner, d_state)
         self.Ds = nn.Parameter(torch.ones(_DIRECTIONS * inner))
         self.out_norm = nn.LayerNorm(inner)
         self.out_proj = nn.Linear(inner, dim, bias=False)
@@ -182,7 +181,7 @@ class VMamba(Backbone):
         self.head = self.make_head(num_classes)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and not name.endswith(("x_proj", "dt_projs")):
-                _init.linear_(module)
+                linear_(module)
 
     def embed(self, x: Tensor) -> Tensor:
         """x: [batch, in_chans, height, width] -> tokens [batch, (height / 4) (width / 4), dim] in row-major order."""
