@@ -332,10 +332,12 @@ class RMSNorm(nn.Module):
         return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.weight
 
 
-class Mamba3(Layer):
+class AnyMamba3(Layer):
     """One input, one output; every head of 4 channels has the values as its channels."""
 
-    is_mimo, mimo_rank, num_bc_heads, A_floor = False, 1, 1, 1e-4
+    rate = staticmethod(F.softplus)
+
+    is_mimo, mimo_rank, A_floor = False, 1, 1e-4
     d_state, num_rope_angles, nheads, d_inner = 6, 2, HEADS, HEADS * D
 
     def build(self) -> None:
@@ -354,7 +356,7 @@ class Mamba3(Layer):
             for y, norm, bias in ((B, self.B_norm, self.B_bias), (C, self.C_norm, self.C_bias))
         )
         step = F.softplus(dt + self.dt_bias)
-        A = -torch.where(rate >= 0, 1 + rate, 1 / (1 - rate)).clamp_min(self.A_floor)
+        A = -self.rate(rate).clamp_min(self.A_floor)
         turn = torch.tanh(angle).unsqueeze(-2) * step.unsqueeze(-1) * math.pi
         return {"q": q, "k": k, "alpha": torch.exp(A * step), "step": step, "lam": trap.sigmoid(), "turn": turn}
 
@@ -393,8 +395,27 @@ class Mamba3(Layer):
         return super().forward(u)
 
 
-class Mamba3OfRanks(Mamba3):
-    is_mimo, mimo_rank = True, 2
+class Mamba3(AnyMamba3):
+    """mamba_ssm to 2.3.2."""
+
+    num_bc_heads = 1
+
+
+def heavy_tail(x: Tensor) -> Tensor:
+    return torch.where(x >= 0, 1 + x, 1 / (1 - x))
+
+
+class Mamba3WithHeavyTail(Mamba3):
+    """mamba_ssm after 2.3.2; the probe finds the function in the module of the layer."""
+
+    rate = staticmethod(heavy_tail)
+
+
+class Mamba3OfRanks(AnyMamba3):
+    """Several ranks, under fla's names of the sizes."""
+
+    is_mimo, mimo_rank, n_groups = True, 2, 1
+    intermediate_size, ssm_state_size = AnyMamba3.d_inner, AnyMamba3.d_state
 
 
 NAMES: dict[type[Layer], tuple[str, str]] = {
@@ -410,5 +431,6 @@ NAMES: dict[type[Layer], tuple[str, str]] = {
     RWKV6Attention: ("fla.layers.rwkv6", "RWKV6Attention"),
     RWKV7Attention: ("fla.layers.rwkv7", "RWKV7Attention"),
     Mamba3: ("mamba_ssm.modules.mamba3", "Mamba3"),
+    Mamba3WithHeavyTail: ("mamba_ssm.modules.mamba3", "Mamba3"),
     Mamba3OfRanks: ("fla.layers.mamba3", "Mamba3"),
 }

@@ -11,7 +11,9 @@ import infssm
 from infssm.errors import ConfigError
 from infssm.learner.export import export_model
 from infssm.models import from_pretrained
-from infssm.ssm import compression, find_mixers
+from infssm.ops import ScanInputs
+from infssm.ssm import calibration, find_mixers
+from infssm.ssm.hidden import hidden_states
 
 VIM = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "d_state": 6, "num_classes": 3}
 MODELS = {
@@ -73,18 +75,49 @@ def test_the_refit_is_no_worse_than_pruning_alone(name: str, monkeypatch: pytest
     first = next(iter(find_mixers(model).values()))
     seen = []
     first.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    model(x)
     small = infssm.compress(model, share=0.67 if name == "s4d" else 0.5, data=[x], steps=0)
     inner = seen[0]
     if name == "s4d":
         monkeypatch.setattr(torch.linalg, "solve", lambda a, b: torch.full_like(b, torch.nan))  # noqa: ARG005
     else:
-        monkeypatch.setattr(compression._Sums, "refit", lambda _, keep: torch.zeros(len(keep), 6 - len(keep)))
+        monkeypatch.setattr(calibration, "MOST_UNKNOWNS", 1)
     plain = infssm.compress(model, share=0.67 if name == "s4d" else 0.5, data=[x], steps=0)
     with torch.no_grad():
         errors = [
             (next(iter(find_mixers(other).values()))(inner) - first(inner)).square().mean() for other in (small, plain)
         ]
     assert errors[0] < errors[1]
+
+
+def test_the_refit_is_the_least_squares_solution() -> None:
+    """Against the design matrix itself, which the normal equations never form."""
+    torch.manual_seed(0)
+    shape = {"u": (2, 7, 5), "delta": (2, 7, 5), "A": (5, 6), "B": (2, 7, 6), "C": (2, 7, 6)}
+    x = ScanInputs(**{name: torch.randn(size, dtype=torch.float64) for name, size in shape.items()})
+    x = x._replace(A=-x.A.exp(), delta_softplus=True)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 4:] = False
+    keep, rest = torch.tensor([0, 3]), [1, 2, 4, 5]
+    refit = calibration.Refit(keep, 6)
+    refit.add(x, mask)
+    h, c = (part[mask] for part in (hidden_states(x), x.C))  # [tokens, channels, n], [tokens, n]
+    design = torch.einsum("tdi,tj->tdij", h[..., keep], c[:, rest]).flatten(2).flatten(0, 1)
+    target = (h[..., rest] * c[:, None, rest]).sum(-1).flatten()
+    expected = torch.linalg.lstsq(design, target.unsqueeze(1)).solution.view(2, 4)
+    torch.testing.assert_close(refit.solve(), expected, rtol=1e-4, atol=1e-4)  # the ridge is 1e-6
+
+
+def test_padding_is_not_counted() -> None:
+    for name in ("mamba", "mamba2"):
+        model, x = make(name)
+        long = torch.cat([x, torch.randint(11, (3, 8))], dim=1)
+        mask = torch.arange(20).expand(3, 20) < 12
+        plain, padded = (
+            infssm.compress(model, states=3, data=[batch], steps=2) for batch in (x, {"x": long, "mask": mask})
+        )
+        for (key, was), now in zip(plain.state_dict().items(), padded.state_dict().values(), strict=True):
+            torch.testing.assert_close(now, was, rtol=1e-3, atol=1e-4, msg=key)
 
 
 @pytest.mark.parametrize("name", list(MODELS))

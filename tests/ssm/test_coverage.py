@@ -14,7 +14,7 @@ from infssm._torchvision import torchvision
 from infssm.cli.app import app
 from infssm.errors import ConfigError
 from infssm.integrations.transformers import accelerated
-from infssm.ops import scan
+from infssm.ops import scan, scan_ssd
 from infssm.ssm import coverage, record_states
 from tests.ssm import hf
 
@@ -74,27 +74,32 @@ def test_doctor_reads_the_folder_of_an_adapter(tmp_path: Path) -> None:
     assert isinstance(missing.exception, ConfigError)
 
 
-@pytest.mark.parametrize("name", ["vim_nano", "mamba"])
+@pytest.mark.parametrize("name", ["vim_nano", "mamba2_nano", "mamba", "mamba2", "bamba"])
 def test_hidden_states_give_the_layer_s_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    if name == "mamba":
-        model, x = hf.make("mamba"), hf.tokens()
-    else:
+    if name == "vim_nano":
         model, x = infssm.create_model("vim_nano", num_classes=3, depth=2), torch.randn(2, 3, 32, 32)
+    elif name == "mamba2_nano":
+        model = infssm.create_model(name, num_classes=3, n_layer=2, ngroups=2)
+        x = torch.randint(256, (2, 9))
+    else:
+        model, x = hf.make(name), hf.tokens()
     scans: list = []
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr("infssm.ssm.taps.hidden_states", _spy(scans))
-        with accelerated(model) if name == "mamba" else _nothing(), record_states(model, h=True) as states:
+        with _nothing() if name.endswith("nano") else accelerated(model), record_states(model, h=True) as states:
             for _ in range(2):  # the second forward replaces the first
                 scans.clear()
                 model(x)
     found = [h for layer in states.h.values() for h in layer]
     assert len(found) == len(states.flat()) == len(scans)
     for h, inputs in zip(found, scans, strict=True):
-        assert h.shape == (*inputs.u.shape, inputs.A.shape[1])
+        assert h.shape == (*inputs.u.shape, inputs.B.shape[-1])
         plain = inputs._replace(D=None, z=None)
-        expected = (h * inputs.C.unsqueeze(2)).sum(-1)
-        torch.testing.assert_close(scan(plain).y, expected, rtol=1e-4, atol=1e-5)
+        groups = inputs.C.unsqueeze(2) if inputs.C.ndim == 3 else inputs.C
+        expected = (h * groups.repeat_interleave(h.shape[2] // groups.shape[2], dim=2)).sum(-1)
+        y = scan_ssd(plain).y if inputs.A.ndim == 1 else scan(plain).y
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
 
 
 def _spy(scans: list):
@@ -118,7 +123,7 @@ class _nothing:
 def test_hidden_states_of_other_layers_are_refused() -> None:
     model = hf.make("mamba")
     with (
-        pytest.raises(ConfigError, match=r"h=True needs selective layers .*accelerate\(model\)"),
+        pytest.raises(ConfigError, match=r"h=True needs selective or Mamba-2 layers .*accelerate\(model\)"),
         record_states(model, h=True),
     ):
         pass

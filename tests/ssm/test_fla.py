@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +12,28 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.ssm import StateSpace, distance, record_states, state_parameters
-from tests.ssm.fla_layers import NAMES, WIDTH, GatedLinearAttention, HGRN2Attention, Layer
+from tests.ssm.fla_layers import (
+    NAMES,
+    WIDTH,
+    GatedLinearAttention,
+    HGRN2Attention,
+    Layer,
+    Mamba3OfRanks,
+    Mamba3WithHeavyTail,
+    RWKV6Attention,
+    RWKV7Attention,
+    heavy_tail,
+)
 
 TOKENS, STEPS = 4, 8
 
 
 @pytest.fixture
-def layer(request: pytest.FixtureRequest) -> Layer:
+def layer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layer:
     """A random layer in float64 under the name that the library gives it."""
     module, name = NAMES[request.param]
+    if request.param is Mamba3WithHeavyTail:
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(heavy_tail_activation=heavy_tail))
     torch.manual_seed(0)
     found = type(name, (request.param,), {"__module__": module})().double()
     with torch.no_grad():
@@ -69,6 +84,31 @@ def test_gradients_reach_what_the_probe_names(layer: Layer) -> None:
     assert all(torch.isfinite(p.grad).all() for p in layer.parameters() if p.grad is not None)
 
 
+def call(layer: Layer, x: Tensor, **kwargs: Any) -> list[StateSpace]:
+    """The states of a call with arguments that the stand-ins' own forward does not take."""
+    with record_states(layer) as states:
+        for hook in layer._forward_pre_hooks.values():
+            hook(layer, (x,), kwargs)
+    return states.flat()
+
+
+@pytest.mark.parametrize("layer", [GatedLinearAttention, RWKV6Attention, RWKV7Attention], indirect=True)
+def test_packed_sequences_do_not_see_each_other(layer: Layer) -> None:
+    x = torch.randn(1, 7, WIDTH).double()
+    (packed,) = call(layer, x, cu_seqlens=torch.tensor([0, 3, 7]))
+    apart = [call(layer, part)[0] for part in x.split([3, 4], dim=1)]
+    for name in "abc":
+        want = torch.cat([getattr(space, name) for space in apart], dim=1)
+        torch.testing.assert_close(getattr(packed, name), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [Mamba3OfRanks], indirect=True)
+def test_padding_of_mamba3_is_left_out(layer: Layer) -> None:
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    (space,) = call(layer, torch.randn(2, TOKENS, WIDTH).double(), attention_mask=mask)
+    assert len(space.without_padding().a) == 7
+
+
 @pytest.mark.parametrize("layer", [GatedLinearAttention], indirect=True)
 def test_padding_and_refusals(layer: Layer) -> None:
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
@@ -78,15 +118,9 @@ def test_padding_and_refusals(layer: Layer) -> None:
         def get_seq_length(self) -> int:
             return 3
 
-    def call(**kwargs: Any) -> None:
-        for hook in layer._forward_pre_hooks.values():
-            hook(layer, (x,), kwargs)
-
-    with record_states(layer) as states:
-        call(attention_mask=mask)
-    (space,) = states.flat()
+    (space,) = call(layer, x, attention_mask=mask)
     assert space.without_padding().a.shape == (7, 2, 4)
-    with record_states(layer), pytest.raises(ConfigError, match="use_cache=False"):
-        call(past_key_values=Cache())
+    with pytest.raises(ConfigError, match="use_cache=False"):
+        call(layer, x, past_key_values=Cache())
     with record_states(layer, b_mode="zoh"), pytest.raises(ConfigError, match="b_mode='raw'"):
-        call()
+        layer(x)

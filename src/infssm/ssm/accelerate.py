@@ -83,6 +83,8 @@ class FastMamba(Fast):
         inputs = inputs._replace(D=at_least_float32(mixer.D), z=at_least_float32(z))
         if cache is None:
             return self.run_scans([inputs], mask=mask)[0]
+        if self.scan_hook is not None:
+            self.scan_hook(inputs)
         if self.tap is not None:
             states = raw_states(inputs, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)
             self.emit([states._replace(mask=mask)])
@@ -98,8 +100,6 @@ class FastMamba(Fast):
 class FastMamba2(Fast):
     """Mamba2, Bamba, GraniteMoeHybrid, FalconH1, Zamba2 and NemotronH."""
 
-    calls_scan_hook = False
-
     def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:
         """One scan with a scalar transition per head, gated and normalised."""
         mixer: Any = self
@@ -111,16 +111,17 @@ class FastMamba2(Fast):
         convolved = masked(convolve(mixer.conv1d, xbc, act=activation(mixer), seq_idx=seq_idx), mask)
         x, bc = torch.split(convolved, [mixer.intermediate_size, mixer.conv_dim - mixer.intermediate_size], dim=-1)
         inputs = ssd_inputs(bc, at_least_float32(dt), mixer.A_log, mixer.dt_bias, mixer.n_groups)
+        delta = F.softplus(inputs.delta + at_least_float32(mixer.dt_bias)).clamp(*mixer.time_step_limit)
+        D = at_least_float32(mixer.D)
+        scanned = ScanInputs(x, delta, inputs.A[:, 0], inputs.B, inputs.C, D, seq_idx=seq_idx)
+        if self.scan_hook is not None:
+            self.scan_hook(scanned)
         if self.tap is not None:
             with beside_checkpoint():
                 bias, zoh = self.tap.include_dt_bias, self.tap.zoh
                 states = raw_states(inputs, include_dt_bias=bias, zoh=zoh, limit=mixer.time_step_limit)
                 self.emit([states._replace(mask=mask)])
-        delta = F.softplus(inputs.delta + at_least_float32(mixer.dt_bias)).clamp(*mixer.time_step_limit)
-        D = at_least_float32(mixer.D)
-        y, state, _ = scan_ssd(
-            ScanInputs(x, delta, inputs.A[:, 0], inputs.B, inputs.C, D, seq_idx=seq_idx), last_state=cache is not None
-        )
+        y, state, _ = scan_ssd(scanned, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), mixer.num_heads, mixer.head_dim, -1))
         mixed: Tensor = mixer.norm(y, gate) if getattr(mixer, "mamba_rms_norm", True) else y * F.silu(gate)

@@ -19,13 +19,13 @@ from infssm.errors import ConfigError
 from infssm.models import Backbone, Mamba2Mixer, MambaMixer, S4DMixer, VimMixer, create_model
 from infssm.models.selective import Direction
 from infssm.ops import ScanInputs
+from infssm.ssm.calibration import Refit, Score, Scores, rest_of
 from infssm.ssm.distances import distance
-from infssm.ssm.hidden import hidden_states
 from infssm.ssm.mixers import find_mixers, unwrap
+from infssm.ssm.probe import as_mask
 from infssm.ssm.recorder import Recorder, logits_of, record_states
 from infssm.ssm.space import StateSpace
 
-Score = Literal["output", "last", "magnitude"]
 _SELECTIVE = (MambaMixer, VimMixer)
 
 
@@ -43,14 +43,16 @@ def compress(
     """A copy of the model with fewer states per layer, as near to it as a few steps of training bring it.
 
     Each layer keeps the states with the largest score; the remaining C takes over what it can of the rest, by least
-    squares (Mamba, Vim, S4D); then all parameters are trained for ``steps`` steps towards the model: its output
-    distributions, and its states by the `output` distance, which compares systems of different sizes. No labels are
-    needed. The result is a model as `create_model` builds it with ``d_state=states``: it saves, loads, trains, exports.
+    squares (S4D; Mamba and Vim where kept times pruned states are at most 1,024); then all parameters are trained for
+    ``steps`` steps towards the model: its output distributions, and its states by the `output` distance, which compares
+    systems of different sizes. No labels are needed. The result is a model as `create_model` builds it with
+    ``d_state=states``: it saves, loads, trains, exports.
 
     Args:
         model: a Mamba, Vim, Mamba-2 or S4D model of infssm; it is not changed.
         data: batches of model input (a tensor or a mapping of keyword arguments), or of (input, anything). All are
-            used to score states, and in turn for the steps.
+            used to score states, and in turn for the steps. Tokens that a ``mask`` among them marks as padding are not
+            counted.
         states: states per layer to keep.
         share: share of the states to keep, instead of ``states``.
         score: ``output``, the energy above; ``last``, ``|c b|^2 / (1 - |a|)^2`` (LAST, Gwak et al. 2024);
@@ -112,128 +114,78 @@ def _call(model: Backbone, batch: Any) -> Any:
     return model(**batch) if isinstance(batch, Mapping) else model(batch)
 
 
+def _mask(batch: Any) -> Tensor | None:
+    """Padding of a batch, [batch, tokens]; None where every token counts."""
+    return as_mask(batch.get("mask")) if isinstance(batch, Mapping) else None
+
+
+def _logits(model: Backbone, batch: Any) -> Tensor:
+    """Logits [rows, classes]; of language models one row per token that is not padding."""
+    logits, mask = logits_of(_call(model, batch)), _mask(batch)
+    return logits.flatten(0, -2) if mask is None or logits.ndim == 2 else logits[mask]
+
+
 def _ways(mixer: Any) -> list[Direction]:
     return mixer.directions() if isinstance(mixer, VimMixer) else [mixer.direction]
 
 
+Adder = Callable[[ScanInputs, "Tensor | None"], None]
 Kept = dict[str, list[Tensor]]
 """By mixer: the indices that are kept, one tensor per direction (Mamba-2: [groups, k]; S4D: [channels, k / 2])."""
 
 
 def _choose(model: Backbone, size: int, batches: list[Any], score: Score) -> tuple[Kept, Kept]:
     """What every layer keeps, and how its C takes over the rest (selective layers: [k, n - k] per direction)."""
-    mixers = find_mixers(model)
-    sums: dict[str, list[_Sums]] = {name: [] for name in mixers}
-    hooked = {name: mixer for name, mixer in mixers.items() if isinstance(mixer, _SELECTIVE)}
-    rest = [name for name in mixers if name not in hooked]
-    with torch.no_grad():
-        for batch in batches:
-            for name, layer in hooked.items():
-                layer.scan_hook = _Counter(sums[name])
-            try:
-                with record_states(model, b_mode="euler", layers=rest) if rest else _nothing() as spaces:
-                    _call(model, batch)
-            finally:
-                for layer in hooked.values():
-                    layer.scan_hook = None
-            for name in rest:
-                if isinstance(mixers[name], Mamba2Mixer):
-                    assert spaces is not None
-                    _add_scalar(sums[name], spaces[name][0])
+    mixers: dict[str, Any] = find_mixers(model)
+    selective = [name for name, mixer in mixers.items() if isinstance(mixer, _SELECTIVE)]
+    heads = [name for name, mixer in mixers.items() if isinstance(mixer, Mamba2Mixer)]
+    sums = {name: [Scores() for _ in _ways(mixers[name])] for name in selective} | {name: [Scores()] for name in heads}
+    _count_scans(model, batches, {name: [found.add_scan for found in sums[name]] for name in selective})
+    for batch in batches if heads else ():
+        with torch.no_grad(), record_states(model, b_mode="euler", layers=heads) as spaces:
+            _call(model, batch)
+        for name in heads:
+            sums[name][0].add_heads(spaces[name][0])
     keep: Kept = {}
-    refits: Kept = {}
     for name, mixer in mixers.items():
-        keep[name], refits[name] = [], []
         if isinstance(mixer, S4DMixer):
-            keep[name].append(_best(_kernel_score(mixer, score), size // 2))
+            scores = [_kernel_score(mixer, score)]
+        elif score != "magnitude":
+            scores = [found.of(score) for found in sums[name]]
         elif isinstance(mixer, Mamba2Mixer):
-            keep[name].append(
-                _best(_weights_of_mamba2(mixer) if score == "magnitude" else sums[name][0].score(score), size)
-            )
+            scores = [_weights_of_mamba2(mixer)]
         else:
-            for way, found in zip(_ways(mixer), sums[name], strict=True):
-                chosen = _best(_weight_score(way) if score == "magnitude" else found.score(score), size)
-                keep[name].append(chosen)
-                refits[name].append(found.refit(chosen))
-    return keep, refits
+            scores = [_weight_score(way) for way in _ways(mixer)]
+        keep[name] = [_best(found, size // 2 if isinstance(mixer, S4DMixer) else size) for found in scores]
+    # A second pass, because the least squares of all states, before those to keep are known, would be far larger.
+    refits = {name: [Refit(kept, mixers[name].d_state) for kept in keep[name]] for name in selective}
+    _count_scans(model, batches, {name: [refit.add for refit in found] for name, found in refits.items()})
+    return keep, {name: [refit.solve() for refit in found] for name, found in refits.items()}
 
 
-class _nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-class _Sums:
-    """Sums over tokens of one scan direction.
-
-    output, last: [..., n] scores. both: [n, n, n, n], sum over tokens of C_i C_j and the Gram of hidden states h_k h_l
-    over channels: all that the least squares for C need.
-    """
-
-    def __init__(self) -> None:
-        self.output: Tensor | float = 0.0
-        self.last: Tensor | float = 0.0
-        self.both: Tensor | float = 0.0
-
-    def score(self, kind: Score) -> Tensor:
-        found = self.output if kind == "output" else self.last
-        assert isinstance(found, Tensor)
-        return found
-
-    def refit(self, keep: Tensor) -> Tensor:
-        """P [k, n - k] such that C_keep + P C_rest reads from the kept states what comes nearest to all of them."""
-        assert isinstance(self.both, Tensor)
-        n = self.both.shape[0]
-        rest = torch.tensor([i for i in range(n) if i not in set(keep.tolist())], device=keep.device)
-        # Unknown P_ij multiplies C_j h_i, with i kept and j not; the target is sum_l C_l h_l over the rest l.
-        c = self.both[rest][:, rest]  # [j, j', n, n]
-        left = c[:, :, keep][:, :, :, keep].permute(2, 0, 3, 1).flatten(2).flatten(0, 1)  # [(i j), (i' j')]
-        target = torch.stack([c[:, place][:, keep, index] for place, index in enumerate(rest.tolist())]).sum(0)
-        right = target.mT.flatten()
-        ridge = 1e-6 * left.diagonal().mean().clamp_min(torch.finfo(left.dtype).tiny)
-        solved = torch.linalg.solve(left + ridge * torch.eye(len(left)).to(left), right)
-        found: Tensor = solved.view(len(keep), len(rest))
-        return found
+def _count_scans(model: Backbone, batches: list[Any], adders: Mapping[str, list[Adder]]) -> None:
+    """Run the batches and hand every scan, with the padding of its tokens, to the function of its direction."""
+    mixers: dict[str, Any] = find_mixers(model)
+    with torch.no_grad():
+        for batch in batches if adders else ():
+            mask = _mask(batch)
+            for name, functions in adders.items():
+                mixers[name].scan_hook = _Counter(functions, mask)
+            try:
+                _call(model, batch)
+            finally:
+                for name in adders:
+                    mixers[name].scan_hook = None
 
 
 class _Counter:
-    """A hook on a mixer's scans: adds the directions of one forward to their sums."""
+    """A hook on a mixer's scans, which run one direction after the other."""
 
-    def __init__(self, sums: list[_Sums]) -> None:
-        self.sums, self.direction = sums, 0
+    def __init__(self, functions: list[Adder], mask: Tensor | None) -> None:
+        self.functions, self.mask = iter(functions), mask
 
     def __call__(self, x: ScanInputs) -> None:
-        if self.direction == len(self.sums):
-            self.sums.append(_Sums())
-        found = self.sums[self.direction]
-        self.direction += 1
-        delta = x.delta if x.delta_bias is None else x.delta + x.delta_bias
-        # A step size that underflows would make both scores 0 / 0.
-        rate = (F.softplus(delta) if x.delta_softplus else delta).clamp_min(1e-12).unsqueeze(-1)
-        exponent = rate * x.A  # [batch, tokens, channels, n]
-        gain = ((x.B * x.C).unsqueeze(2) * rate).square()
-        found.output = found.output + (gain / -torch.expm1(2 * exponent)).mean(2).sum((0, 1)).double()
-        found.last = found.last + (gain / torch.expm1(exponent).square()).mean(2).sum((0, 1)).double()
-        h = hidden_states(x).flatten(0, 1)
-        gram, c = (h.mT @ h).double(), x.C.flatten(0, 1).double()
-        found.both = found.both + torch.einsum("ti,tj,tkl->ijkl", c, c, gram)
-
-
-def _add_scalar(sums: list[_Sums], space: StateSpace) -> None:
-    """Scores of Mamba-2's states: a: [batch, tokens(, groups), 1]; b, c: [batch, tokens(, groups), n]."""
-    if not sums:
-        sums.append(_Sums())
-    assert space.b is not None
-    gain = (space.c * space.b).square()
-    slow = (1 - space.a).clamp_min(torch.finfo(space.a.dtype).eps)  # a rounds to 1 where the step size is tiny
-    output, last = gain / (slow * (1 + space.a)), gain / slow.square()
-    if gain.ndim == 3:  # one group
-        output, last = output.unsqueeze(2), last.unsqueeze(2)
-    sums[0].output = sums[0].output + output.sum((0, 1)).double()
-    sums[0].last = sums[0].last + last.sum((0, 1)).double()
+        next(self.functions)(x, self.mask)
 
 
 def _kernel_score(mixer: S4DMixer, score: Score) -> Tensor:
@@ -296,8 +248,7 @@ def _smaller(model: Backbone, size: int, keep: Kept, refits: Kept) -> Backbone:
 def _pruned_rows(way: Direction, keep: Tensor, refit: Tensor) -> Tensor:
     n = way.A_log.shape[1]
     low, b, c = torch.split(way.x_proj.weight.detach(), [way.dt_proj.in_features, n, n])
-    rest = [i for i in range(n) if i not in set(keep.tolist())]
-    return torch.cat([low, b[keep], c[keep] + refit.to(c.dtype) @ c[rest]])
+    return torch.cat([low, b[keep], c[keep] + refit.to(c.dtype) @ c[rest_of(keep, n)]])
 
 
 def _pruned_s4d(mixer: S4DMixer, keep: Tensor) -> dict[str, Tensor]:
@@ -344,12 +295,11 @@ def _approach(model: Backbone, small: Backbone, batches: list[Any], steps: int, 
         for step in range(steps):
             batch = batches[step % len(batches)]
             with torch.no_grad(), old.recording():
-                wanted = logits_of(_call(model, batch))
+                wanted = _logits(model, batch)
                 past = [space.detach() for space in old.flat()]
             with new.recording():
-                logits = logits_of(_call(small, batch))
-                loss = F.kl_div(logits.log_softmax(-1).flatten(0, -2), wanted.log_softmax(-1).flatten(0, -2),
-                                log_target=True, reduction="batchmean")  # fmt: skip
+                logits = _logits(small, batch)
+                loss = F.kl_div(logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean")
                 drifts = [_relative(was, now) for was, now in zip(past, new.flat(), strict=True)]
             optimizer.zero_grad()
             (loss + torch.stack(drifts).mean()).backward()  # type: ignore[no-untyped-call]

@@ -90,7 +90,7 @@ class Recorder:
         for name, mixer in self.mixers.items():
             if not (isinstance(mixer, SSMMixer) and mixer.calls_scan_hook):
                 raise ConfigError(
-                    f"h=True needs selective layers of infssm, or of transformers after "
+                    f"h=True needs selective or Mamba-2 layers of infssm, or of transformers after "
                     f"infssm.integrations.transformers.accelerate(model); {name} is a {type(mixer).__name__}"
                 )
 
@@ -167,8 +167,8 @@ def record_states(
 
     ``states`` maps layer names to one :class:`~infssm.ssm.StateSpace` per scan direction (a, b, c:
     [batch, tokens, n]) of the last forward, and stays readable after the block. See :class:`Recorder`. With ``h=True``,
-    ``states.h`` holds the hidden states of selective layers, [batch, tokens, channels, n] per direction: n times as
-    large as the activations.
+    ``states.h`` holds the hidden states of selective and Mamba-2 layers, [batch, tokens, channels, n] per direction: n
+    times as large as the activations.
     """
     recorder = Recorder(model, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers, h=h)
     with recorder.recording():

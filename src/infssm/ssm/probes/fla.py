@@ -96,7 +96,7 @@ def delta_net(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     q, k = (_short(mixer, x, hidden, seq_idx, F.silu if kind == "silu" else _identity) for x in "qk")
     q, k = (_heads(x if kind == "silu" else act(x), mixer.head_k_dim) for x in (q, k))
     if mixer.qk_norm == "sum":
-        q, k = (x / x.sum(-1, keepdim=True) for x in (q, k))
+        q, k = (F.normalize(x, p=1, dim=-1, eps=1e-6) for x in (q, k))
     else:
         q, k = unit(q), unit(k)
     beta = project(mixer.b_proj, hidden).sigmoid() if mixer.use_beta else torch.ones_like(q[..., 0])
@@ -179,8 +179,8 @@ def retention(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
 @fla_probe("rwkv6.RWKV6Attention", "x_proj", "x_bias", "r_proj", "w_proj", "k_proj", "bonus")
 def rwkv6(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """head_k_dim + 1 states per head, diagonal plus rank one; the last is what is read (see RWKV-4)."""
-    hidden, mask, _ = _inputs(inputs, "RWKV-6")
-    delta = _shift(hidden) - hidden
+    hidden, mask, seq_idx = _inputs(inputs, "RWKV-6")
+    delta = _shift(hidden, seq_idx) - hidden
     low = mixer.x_proj[0](hidden, delta)
     low = mixer.x_proj[1](torch.unflatten(low, -1, (-1, mixer.proj_low_rank_dim)))
     mixes = torch.einsum("btnr,hnr->btnh", low, mixer.x_proj[2].weight.view(hidden.shape[-1], 5, -1)) + mixer.x_bias
@@ -201,8 +201,8 @@ def rwkv6(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
 )
 def rwkv7(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """head_dim states per head, diagonal plus rank one: a, b, c: [batch, tokens, heads, head_dim]."""
-    hidden, mask, _ = _inputs(inputs, "RWKV-7")
-    delta = _shift(hidden) - hidden
+    hidden, mask, seq_idx = _inputs(inputs, "RWKV-7")
+    delta = _shift(hidden, seq_idx) - hidden
     xr, xw, xk, xa = (hidden + delta * getattr(mixer, f"x_{name}") for name in "rwka")
     r, k = project(mixer.r_proj, xr), project(mixer.k_proj, xk)
     # e^(-1/2): the decay of RWKV-7 is at least exp(-0.6065).
@@ -215,6 +215,7 @@ def rwkv7(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     return [StateSpace(alpha, r, k, as_mask(mask), u=(key * rate).unsqueeze(-2), v=-key.unsqueeze(-2))]
 
 
-def _shift(x: Tensor) -> Tensor:
-    """The token before, 0 before the first: [batch, tokens, width]."""
-    return F.pad(x, (0, 0, 1, -1))
+def _shift(x: Tensor, seq_idx: Tensor | None) -> Tensor:
+    """The token before, 0 before the first of a sequence: [batch, tokens, width]."""
+    before = F.pad(x, (0, 0, 1, -1))
+    return before if seq_idx is None else masked(before, F.pad(seq_idx[:, 1:] == seq_idx[:, :-1], (1, 0)))

@@ -8,7 +8,8 @@ that grow. With a token's values held, the response is `step q (alpha R)^j k` bu
 from __future__ import annotations
 
 import math
-from typing import Any
+import sys
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +18,38 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
-from infssm.ssm.probe import MixerInputs, register_probe
+from infssm.ssm.probe import MixerInputs, as_mask, register_probe
 from infssm.ssm.probes.rotary import rotated
 from infssm.ssm.probes.selective import project
 from infssm.ssm.space import StateSpace
 
 
+class Sizes(NamedTuple):
+    """Channels, heads, groups of heads that share B and C, and states."""
+
+    inner: int
+    heads: int
+    groups: int
+    n: int
+
+
+def _sizes(mixer: Any) -> Sizes:
+    if hasattr(mixer, "num_bc_heads"):  # mamba_ssm
+        return Sizes(mixer.d_inner, mixer.nheads, mixer.num_bc_heads, mixer.d_state)
+    return Sizes(mixer.intermediate_size, mixer.num_heads, mixer.n_groups, mixer.ssm_state_size)
+
+
+def _decay_rate(mixer: Any, x: Tensor) -> Tensor:
+    """Rate of a head's decay: softplus in mamba_ssm to 2.3.2 and in fla, later mamba_ssm has its own function."""
+    modules = (sys.modules.get(cls.__module__) for cls in type(mixer).__mro__)
+    own = (getattr(module, "heavy_tail_activation", None) for module in modules)
+    return next(filter(None, own), F.softplus)(x)
+
+
 def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - step size and angles are in A, B and C
     """Parameters that form the states: all rows of in_proj after z and x, biases and norms of B and C."""
-    rows: list[StateRows] = [(mixer.in_proj.weight, slice(2 * mixer.d_inner, None))]
+    after = slice(2 * _sizes(mixer).inner, None)
+    rows: list[StateRows] = [(p, after) for p in (mixer.in_proj.weight, mixer.in_proj.bias) if p is not None]
     rows += [(p, None) for p in (mixer.dt_bias, mixer.B_bias, mixer.C_bias)]
     return rows + [(p, None) for norm in (mixer.B_norm, mixer.C_norm) for p in norm.parameters()]
 
@@ -43,13 +67,13 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     if (cache := inputs.kwargs.get("inference_params")) is not None and cache.seqlen_offset > 0:
         raise ConfigError("states cannot be recorded while generating; call the model without inference_params")
     hidden: Any = inputs.args[0] if inputs.args else inputs.kwargs.get("u", inputs.kwargs.get("hidden_states"))
-    rank, groups, n, heads = mixer.mimo_rank if mixer.is_mimo else 1, mixer.num_bc_heads, mixer.d_state, mixer.nheads
+    inner, heads, groups, n = _sizes(mixer)
+    rank = mixer.mimo_rank if mixer.is_mimo else 1
     sizes = [groups * n * rank, groups * n * rank, heads, heads, heads, mixer.num_rope_angles]
-    projected = project(mixer.in_proj, hidden, slice(2 * mixer.d_inner, None))
+    projected = project(mixer.in_proj, hidden, slice(2 * inner, None))
     B, C, dt, rate, trap, angles = torch.split(projected, sizes, dim=-1)
     step = F.softplus(dt + at_least_float32(mixer.dt_bias))
-    A = -torch.where(rate >= 0, 1 + rate.clamp_min(0), 1 / (1 - rate.clamp_max(0)))
-    alpha = torch.exp(A.clamp_max(-mixer.A_floor) * step)
+    alpha = torch.exp(-_decay_rate(mixer, rate).clamp_min(mixer.A_floor) * step)
     k = _keys(mixer.B_norm, B, mixer.B_bias, rank, groups)
     q = _keys(mixer.C_norm, C, mixer.C_bias, rank, groups)
     q, k = q.repeat_interleave(rank, dim=-2), torch.cat([k] * rank, dim=-2)  # [batch, tokens, heads, rank^2, n]
@@ -65,7 +89,8 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     rest = direct - (q0 * k0 + q1 * k1).sum(-1, keepdim=True)
     poles = torch.cat([alpha, torch.zeros_like(alpha)], dim=-1).expand(*rest.shape[:-1], 2)
     residues = torch.cat([step * rest, -(1 - lam) * step * direct], dim=-1)
-    space = rotated(alpha, turn, (q0, q1), (step * k0, step * k1), extra=(poles, residues))
+    mask = as_mask(inputs.get(1, "attention_mask") if hasattr(mixer, "n_groups") else None)  # fla's layer has one
+    space = rotated(alpha, turn, (q0, q1), (step * k0, step * k1), mask, extra=(poles, residues))
     return [space if mixer.is_mimo else space.map(lambda x: x.squeeze(-2))]
 
 
