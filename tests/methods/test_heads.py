@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.learner.export import TOLERANCE, export_model
 from infssm.learner.loop import weights_of
-from infssm.learner.setup import load_weights
+from infssm.learner.modeling import load_weights
 from infssm.methods import Batch, Method, attach, build_method, list_methods, parse_name
 from infssm.models import find_classifier
 from infssm.models.features import features
@@ -248,7 +248,7 @@ def test_ncm_is_the_cosine_with_the_mean_of_normalised_features() -> None:
 def test_states_of_a_fitted_head_need_the_same_head() -> None:
     method, plain = start("ncm"), start("seq")
     run(method, TASKS[0])
-    with pytest.raises(ConfigError, match="the state has a fitted head, and linear is none"):
+    with pytest.raises(ConfigError, match="the state has a fitted head, but linear is not one"):
         plain.load_weights(copy.deepcopy(method.weights()))
 
 

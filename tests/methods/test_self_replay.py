@@ -25,7 +25,8 @@ from tests.methods.test_distillation import kl_by_hand
 from tests.ssm import hf
 
 VOCABULARY = 12
-SMALL = {"self-replay": {"sequences": 10, "replay_batch": 4, "length": 6}}
+SMALL = {"self-replay": {"sequences": 10, "replay_batch": 4, "length": 6, "cache": 0}}
+"""With the old model in every step, whose logits have the precision of the references."""
 
 
 def language_model(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -105,6 +106,46 @@ def test_the_old_model_generates_and_what_it_made_is_gone_when_the_task_ends() -
     assert "sequences" not in method.state_dict()["components"]["self-replay"]
 
 
+@pytest.mark.parametrize("name", ["self-replay", "self-replay+lwf"])
+def test_logits_computed_once_give_the_terms_and_gradients_of_an_old_model_in_every_step(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    original = OldModel.observe
+    monkeypatch.setattr(OldModel, "observe", lambda self, x, **kw: calls.append(x) or original(self, x, **kw))
+    found = []
+    for cache in (0, 1):
+        method = second_task(name, **{"self-replay.cache": cache})
+        toys.nudge(method.module, 0.2, seed=4)  # away from the minimum, where the divergence has no gradient
+        calls.clear()
+        terms = [method.loss(batch(seed)) for seed in range(3)]
+        assert len(calls) == 3  # of 4 sequences each: 3 draws, or the 10 sequences once
+        sum(toys.total(each) for each in terms).backward()  # type: ignore[union-attr]
+        gradients = torch.cat([parameter.grad.flatten() for parameter in method.module.parameters()])
+        found.append((torch.stack([each["self-replay/logits"].detach() for each in terms]), gradients))
+        method.loss(batch())
+        assert len(calls) == (4 if cache == 0 else 3)
+    (value, gradient), (kept_value, kept_gradient) = found
+    # Half precision: 11 bits of a logit.
+    torch.testing.assert_close(kept_value, value, rtol=5e-3, atol=1e-6)
+    assert (kept_gradient - gradient).norm() < 5e-3 * gradient.norm()
+    assert component(method).logits is not None
+    method.end_task(1)
+    assert component(method).logits is None
+
+
+def test_logits_are_not_kept_where_they_do_not_fit_or_do_not_serve() -> None:
+    method = second_task("self-replay+lwf-ac", **{"self-replay.cache": 1})
+    method.loss(batch())
+    assert component(method).logits is None
+    method = second_task("self-replay", cache=1)
+    method.loss(batch())
+    assert component(method).logits is not None
+    large = second_task("self-replay", cache=1, sequences=2**13, length=8)  # 2 bytes for each of 12 tokens: 1.5 MiB
+    large.loss(batch())
+    assert component(large).logits is None
+
+
 def test_prefixes_begin_equal_shares_of_the_sequences() -> None:
     sequences = component(second_task("self-replay", prefixes=[[3], [1, 2], [5, 5, 5]])).sequences
     assert sequences is not None
@@ -159,8 +200,9 @@ def steps(method: Method, optimizer: torch.optim.Optimizer, seeds: range) -> lis
     return found
 
 
-def test_a_saved_state_gives_the_identical_next_steps() -> None:
-    method = second_task("self-replay", refresh=2)
+@pytest.mark.parametrize("cache", [0, 1])
+def test_a_saved_state_gives_the_identical_next_steps(cache: int) -> None:
+    method = second_task("self-replay", refresh=2, cache=cache)
     optimizer = torch.optim.SGD(method.module.parameters(), lr=0.1)
     steps(method, optimizer, range(1))
     file = io.BytesIO()
@@ -170,7 +212,7 @@ def test_a_saved_state_gives_the_identical_next_steps() -> None:
     assert not torch.equal(component(method).sequences, before)  # generated anew on the way
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    resumed = start("self-replay", refresh=2)
+    resumed = start("self-replay", refresh=2, cache=cache)
     resumed.load_state_dict(saved["method"])
     resumed.module.load_state_dict(saved["module"])
     resumed.begin_task(1)  # as a run does that continues inside a task
@@ -208,14 +250,14 @@ def test_two_processes_end_where_one_does(monkeypatch: pytest.MonkeyPatch) -> No
 def test_in_a_loop_of_ones_own(kind: str) -> None:
     model = language_model() if kind == "own" else hf.make("mamba").double()
     tokens = batch().x
-    method = attach(model, "self-replay", **SMALL["self-replay"])
+    method = attach(model, "self-replay", **{**SMALL["self-replay"], "cache": 1})
     method.begin_task(0)
     model(tokens)
     assert method.penalty(tokens).item() == 0
     method.end_task(0)
     method.begin_task(1)
     model(tokens)
-    assert method.penalty(tokens).item() == pytest.approx(0, abs=1e-9)
+    assert method.penalty(tokens).item() == pytest.approx(0, abs=1e-6)  # of logits in half precision
     toys.nudge(model, 0.05)
     model(tokens)
     penalty = method.penalty({"input_ids": tokens} if kind == "transformers" else tokens)
@@ -230,6 +272,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         ({"weight": -1}, "weight"),
         ({"length": 1}, "length"),
         ({"refresh": 0}, "refresh"),
+        ({"cache": -1}, "cache"),
         ({"prefixes": []}, "prefixes"),
         ({"prefixes": [[1], []]}, "a prefix of 0 tokens"),
         ({"length": 3, "prefixes": [[1, 2, 3]]}, "fewer than length=3"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import infssm
 from infssm.errors import ConfigError
 from infssm.learner.loop import weights_of
-from infssm.learner.setup import load_weights
+from infssm.learner.modeling import load_weights
 from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_methods, parse_name
 from infssm.methods.core.build import components
 from infssm.models.features import features, training_weights
@@ -49,7 +49,8 @@ def run(method: Method, task: toys.Task, n: int = 8) -> None:
     batches = [batch(task, n, seed) for seed in range(2)]
     method.begin_task(task, batches)
     method.module.train()
-    optimizer = torch.optim.SGD([p for p in method.module.parameters() if p.requires_grad], lr=1e-2)
+    trained = [p for p in method.module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(method.param_groups([{"params": trained}]), lr=1e-2)
     method.begin_epoch(0, 1)
     for one in batches:
         toys.total(method.loss(one)).backward()

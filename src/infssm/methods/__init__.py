@@ -23,6 +23,7 @@ from infssm.methods.core.contract import (
     BatchLike,
     ComponentConfig,
     Context,
+    Head,
     ModelPair,
     PairConfig,
     Regularizer,
@@ -30,9 +31,9 @@ from infssm.methods.core.contract import (
     Terms,
     Transforms,
 )
-from infssm.methods.core.head import FeatureBatch, Features, FittedHead, Head
+from infssm.methods.core.head import FeatureBatch, Features, FittedHead
+from infssm.methods.core.losses import total_loss, train_step
 from infssm.methods.core.method import Method, StatesConfig
-from infssm.methods.core.step import total_loss, train_step
 
 __all__ = [
     "Base",

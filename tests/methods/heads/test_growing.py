@@ -154,7 +154,7 @@ def test_distances_are_mahalanobis(head: str) -> None:
     found = method.head.distances(given)
     assert found is not None
     for label in range(3):
-        covariance = 0.25 * own[label] + 0.75 * pooled if head == "gda" else pooled
+        covariance = 0.25 * own[label] + 0.75 * pooled if head in ("gda", "mda") else pooled
         covariance = 0.999 * covariance + 0.001 * np.diag(covariance).mean() * np.eye(len(covariance))
         gap = x - x[y == label].mean(axis=0)
         expected = np.einsum("nd,nd->n", gap, np.linalg.solve(covariance, gap.T).T)

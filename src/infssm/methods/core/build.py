@@ -16,8 +16,7 @@ from infssm._modality import modality_named
 from infssm._registry import Registry, shorten, suggest
 from infssm.errors import ConfigError
 from infssm.methods.core.context import Context, Transforms
-from infssm.methods.core.contract import Base, Component, ComponentConfig, Regularizer
-from infssm.methods.core.head import Head
+from infssm.methods.core.contract import Base, Component, ComponentConfig, Head, Regularizer
 from infssm.methods.core.method import Method, StatesConfig
 from infssm.ssm import coverage
 
@@ -145,6 +144,7 @@ def build_method(
     domains: bool = False,
     transforms: Transforms | None = None,
     own_loop: bool = False,
+    regularizers: bool = True,
     seed: int = 0,
     **options: Any,
 ) -> Method:
@@ -153,8 +153,10 @@ def build_method(
     ``seed`` is the run's: the draws of replay buffers follow from it. ``task_sizes`` are the classes of each task;
     without them tasks share the classes equally. ``data_kind`` is what the samples are (see :func:`check_suits`) and
     ``domains`` whether tasks are new domains. ``transforms`` make model input of stored raw images again.
+    ``regularizers=False`` leaves them out, where the model only predicts; their options are checked all the same.
     """
-    base_class, regularizer_classes, head_class = parse_name(name)
+    base_class, named, head_class = parse_name(name)
+    regularizer_classes = named if regularizers else ()
     configs = method_options(name, options)
     check_suits(name, data_kind, domains=domains)
     context = Context(
@@ -178,8 +180,8 @@ def build_method(
     base = base_class(configs[base_class.name], context)
     context.columns = base.columns
     head = head_class(configs[head_class.name], context)
-    regularizers = [cls(configs[cls.name], context) for cls in regularizer_classes]
-    return Method(canonical_name(name), context, base, regularizers, head)
+    built = [cls(configs[cls.name], context) for cls in regularizer_classes]
+    return Method(canonical_name(name), context, base, built, head)
 
 
 def check_suits(name: str, data_kind: str, *, domains: bool) -> None:

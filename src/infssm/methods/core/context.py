@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from infssm._batch import run_model
 from infssm._modality import IMAGES, Modality
 from infssm.errors import ConfigError
 from infssm.methods.core.tasks import Input, TaskInfo
@@ -95,8 +96,9 @@ class Context:
     """The frozen model of the end of the last task, where a component asks for one."""
     batch_size: int = 0
     """Samples of the current task in this step, on this process."""
-    supply: Callable[[], Input] | None = None
-    """Model input on which old and new are compared in every step, where a component makes it; else the step's own."""
+    supply: Callable[[], tuple[Input, Tensor | None]] | None = None
+    """Model input on which old and new are compared in every step, where a component makes it, else the step's own;
+    and the old model's logits on it, where they are known and nothing else is compared."""
 
     def __init__(
         self,
@@ -122,6 +124,8 @@ class Context:
         self._recorders: list[Recorder | OutputRecorder] = []
         self._states: Recorder | None = None
         self._outputs: OutputRecorder | None = None
+        self.compares_logits_alone = False
+        """Whether the regularizers compare logits, and neither states nor features."""
         self._recording = contextlib.ExitStack()
         self._observed: _Observed | None = None
 
@@ -191,6 +195,7 @@ class Context:
         if features or logits:
             self._outputs = OutputRecorder(self.module, features=features, logits=logits)
         self._recorders = [recorder for recorder in (self._states, self._outputs) if recorder is not None]
+        self.compares_logits_alone = logits and not (states or features)
 
     def begin_task(self, task: TaskInfo, *, needs_old: bool) -> None:
         """Start a task; the old model is copied where there is none yet, or where frozen weights have changed."""
@@ -259,9 +264,9 @@ class Context:
         module; the old model gets them too.
         """
         if self.old is None or not self._recorders or self.supply is not None:
-            return logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
+            return logits_of(run_model(self.module, x, **kwargs))
         with contextlib.nullcontext() if self.own_loop else self._record_forward():
-            logits = logits_of(self.module(**x, **kwargs) if isinstance(x, Mapping) else self.module(x, **kwargs))
+            logits = logits_of(run_model(self.module, x, **kwargs))
             new = self._take_record()
         if current_rows is not None:
             new = new.rows(slice(current_rows))
@@ -304,10 +309,11 @@ class Context:
         """
         if self.old is None:
             return NOTHING
+        known: Tensor | None = None
         if self.supply is not None:
-            x = self.supply()
+            x, known = self.supply()
             with self._record_forward():
-                self.module(**x) if isinstance(x, Mapping) else self.module(x)
+                run_model(self.module, x)
                 self._observed = _Observed(self._take_record(), x, {})
         observed, self._observed = self._observed, None
         if observed is None:
@@ -321,13 +327,17 @@ class Context:
                 rows, order = order[:most], torch.arange(most, device=self.device)
                 new, kwargs = new.rows(rows), take_rows(kwargs, rows, count)
                 x = x[rows] if isinstance(x, Tensor) else take_rows(x, rows, count)
-        old = self.old.observe(
-            x,
-            states=self._states is not None,
-            features=new.features is not None,
-            logits=new.logits is not None,
-            **kwargs,
-        )
+                known = None if known is None else known[rows]
+        if known is not None:
+            old = Observation([], logits=known)
+        else:
+            old = self.old.observe(
+                x,
+                states=self._states is not None,
+                features=new.features is not None,
+                logits=new.logits is not None,
+                **kwargs,
+            )
         mask = x.get("attention_mask", x.get("mask")) if isinstance(x, Mapping) else None
         return ModelPair(old, new, mask, order, count)
 

@@ -1,8 +1,8 @@
 """What every continual-learning method is made of: one base, any number of regularizers, one head, one shared context.
 
 A *base* forms the classification loss of a step (seq, er, lucir, ...). A *regularizer* adds terms that hold the new
-model to the old one (ewc, lwf-ac, inf-ssm, ...). A *head* turns features into logits (linear, ncm, ...; see
-``head.py``). All are components with the same few hooks, each of which may be left out:
+model to the old one (ewc, lwf-ac, inf-ssm, ...). A *head* turns features into logits (linear, ncm, ...; those that
+are fitted begin in ``head.py``). All are components with the same few hooks, each of which may be left out:
 
     begin_task -> [begin_epoch -> [loss / penalty -> after_step]* -> end_epoch]* -> end_task
 """
@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from infssm._batch import Batch
+from infssm._batch import Batch, model_input
+from infssm.errors import ConfigError
 from infssm.methods.core.context import Context, ModelPair, Transforms
-from infssm.methods.core.tasks import BatchLike, Loader, TaskInfo, model_input
+from infssm.methods.core.tasks import BatchLike, Loader, TaskInfo
 
 __all__ = [
     "ALL_DATA",
@@ -29,6 +30,7 @@ __all__ = [
     "Component",
     "ComponentConfig",
     "Context",
+    "Head",
     "Loader",
     "ModelPair",
     "PairConfig",
@@ -182,3 +184,63 @@ class Base(Component, ABC):
     @abstractmethod
     def loss(self, batch: BatchLike) -> Terms:
         """Loss terms of this step, weighted."""
+
+
+class Head(Component, ABC):
+    """The component that turns features into logits; at most one of a method."""
+
+    fitted: ClassVar[bool] = False
+    """Whether it is computed at the end of each task, in addition to the classifier that is trained."""
+
+    needs_old: bool = False
+    """Whether it needs features of the model before the task; the method then keeps a frozen old model."""
+
+    @classmethod
+    def prepare(cls, config: Any, context: Context) -> None:
+        """Put the head's classifier into ``context.module`` (trained heads); called once, before training."""
+
+    def reset(self) -> None:
+        """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
+
+    def install(self) -> None:
+        """Put the fitted module in the place of the trained classifier."""
+
+    def withdraw(self) -> None:
+        """Put the trained classifier back."""
+
+    def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
+        """Tensors of the trained classifier, while a fitted module is installed."""
+        return None
+
+    def forget(self, label: int) -> None:
+        """Remove a class from everything that the head keeps; the classifier that is trained belongs to the model."""
+
+    def distances(self, features: Tensor) -> Tensor | None:  # noqa: ARG002 - of heads that measure some
+        """Squared Mahalanobis distances of ``features: [b, d]`` to every class, ``[b, K]``; None without covariances.
+
+        ``inf`` for classes without images.
+        """
+        return None
+
+    def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``.
+
+        Each by the head as it would be without that one image, where it is fitted to it.
+        """
+        distances = self.distances(features)
+        return None if distances is None else distances.gather(1, labels[:, None])[:, 0]
+
+    def transformed(self, features: Tensor) -> Tensor:
+        """The quantity whose statistics are taken; by default ``features: [b, d]`` themselves."""
+        return features
+
+    def moved(self, features: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002 - of heads that follow the model
+        """Transformed features ``[m, d]`` of earlier images with ``labels: [m]`` where the last task moved them."""
+        return features
+
+    def restore(self, installed: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        """Install the fitted module of :meth:`installed_state` again."""
+        if installed is not None:
+            raise ConfigError(
+                f"the state has a fitted head, but {self.name} is not one: build the method with the head in its name"
+            )

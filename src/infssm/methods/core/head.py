@@ -11,7 +11,7 @@ A new fitted head is one file in ``methods/heads``: a class with ``name``, ``Con
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -19,74 +19,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from infssm._batch import model_input
 from infssm.errors import ConfigError
 from infssm.methods.core.context import Context
-from infssm.methods.core.contract import LABELLED_DATA, Component
+from infssm.methods.core.contract import LABELLED_DATA, Head
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.methods.core.tasks import Loader, TaskInfo, model_input
+from infssm.methods.core.tasks import Loader, TaskInfo
 from infssm.methods.core.views import Views, ViewsClassifier, check_views
 from infssm.models.features import Classifier, features, find_classifier
 from infssm.ssm import unwrap
-
-
-class Head(Component, ABC):
-    """The component that turns features into logits; at most one of a method."""
-
-    fitted: ClassVar[bool] = False
-    """Whether it is computed at the end of each task, in addition to the classifier that is trained."""
-
-    needs_old: bool = False
-    """Whether it needs features of the model before the task; the method then keeps a frozen old model."""
-
-    @classmethod
-    def prepare(cls, config: Any, context: Context) -> None:
-        """Put the head's classifier into ``context.module`` (trained heads); called once, before training."""
-
-    def reset(self) -> None:
-        """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
-
-    def install(self) -> None:
-        """Put the fitted module in the place of the trained classifier."""
-
-    def withdraw(self) -> None:
-        """Put the trained classifier back."""
-
-    def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
-        """Tensors of the trained classifier, while a fitted module is installed."""
-        return None
-
-    def forget(self, label: int) -> None:
-        """Remove a class from everything that the head keeps; the classifier that is trained belongs to the model."""
-
-    def distances(self, features: Tensor) -> Tensor | None:  # noqa: ARG002 - of heads that measure some
-        """Squared Mahalanobis distances of ``features: [b, d]`` to every class, ``[b, K]``; None without covariances.
-
-        ``inf`` for classes without images.
-        """
-        return None
-
-    def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor | None:
-        """Squared distances ``[m]`` of transformed ``features: [m, d]`` to the class of each one's ``labels: [m]``.
-
-        Each by the head as it would be without that one image, where it is fitted to it.
-        """
-        distances = self.distances(features)
-        return None if distances is None else distances.gather(1, labels[:, None])[:, 0]
-
-    def transformed(self, features: Tensor) -> Tensor:
-        """The quantity whose statistics are taken; by default ``features: [b, d]`` themselves."""
-        return features
-
-    def moved(self, features: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002 - of heads that follow the model
-        """Transformed features ``[m, d]`` of earlier images with ``labels: [m]`` where the last task moved them."""
-        return features
-
-    def restore(self, installed: Mapping[str, Mapping[str, Tensor]] | None) -> None:
-        """Install the fitted module of :meth:`installed_state` again."""
-        if installed is not None:
-            raise ConfigError(
-                f"the state has a fitted head, and {self.name} is none: build the method by its full name"
-            )
 
 
 class FeatureBatch(NamedTuple):
@@ -118,8 +59,7 @@ class Features:
         module = unwrap(self._context.module)
         with evaluating(module):
             for batch in self._loader:
-                x: Any = model_input(batch)
-                x = x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
+                x = model_input(batch, device)
                 old = None
                 if self.old is not None:
                     self.old.follow()

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods.core.context import NOTHING, Context, count_rows
-from infssm.methods.core.contract import Base, Component, ComponentConfig, Regularizer, Terms
-from infssm.methods.core.head import Head
+from infssm.methods.core.contract import Base, Component, ComponentConfig, Head, Regularizer, Terms
 from infssm.methods.core.tasks import Batches, BatchLike, Input, TaskInfo
 from infssm.models.features import TRAINED, classifier_prefix, trained_classifier, with_rows_of
 from infssm.ssm import unwrap

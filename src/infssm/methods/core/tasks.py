@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from infssm._batch import Batch, inputs_of
+from infssm._batch import Batch
 from infssm.errors import ConfigError
 
 Input = Tensor | Mapping[str, Any]
@@ -29,11 +30,6 @@ class BatchLike(Protocol):
 
 
 Loader = Iterable[BatchLike]
-
-
-def model_input(batch: BatchLike) -> Input:
-    """What the model is called with for a batch: ``x``, with its ``mask`` where steps of sequences are padded."""
-    return inputs_of(batch.x, getattr(batch, "mask", None))
 
 
 class Batches:
@@ -88,7 +84,7 @@ class TaskInfo:
             raise ConfigError(f"a task's classes must be one ascending block of stream labels, got {list(classes)}")
         return cls(index, block, getattr(task, "past", None))
 
-    @property
+    @cached_property
     def block(self) -> slice:
         """Columns of the logits that belong to this task (all of them where classes are unknown)."""
         return slice(None) if self.classes is None else slice(self.classes.start, self.classes.stop)

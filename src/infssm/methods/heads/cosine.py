@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ComponentConfig, Context
-from infssm.methods.core.head import Head, class_count
+from infssm.methods.core.contract import ComponentConfig, Context, Head
+from infssm.methods.core.head import class_count
 from infssm.models.features import find_classifier
 from infssm.ssm import unwrap
 

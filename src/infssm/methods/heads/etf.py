@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, Terms
-from infssm.methods.core.step import train_step
+from infssm.methods.core.losses import train_step
 from infssm.methods.heads.class_statistics import cholesky, shrunk
 from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead
 

@@ -59,6 +59,39 @@ class Gaussians(nn.Module):
         return torch.stack(distances).sum(dim=0).T
 
 
+class Mixtures(Gaussians):
+    """Classes of several Gaussians: log densities of their mixtures up to a constant.
+
+    members: int64 [K, n], the Gaussians of every class by their number, M where a class has fewer than n; mean, whiten
+    and offset as of :class:`Gaussians`, of M Gaussians. The offsets hold the logarithms of their shares of the class.
+    """
+
+    members: Tensor
+
+    def __init__(self, mean: Tensor, whiten: Tensor, offset: Tensor, members: Tensor) -> None:
+        super().__init__(mean, whiten, offset)
+        self.register_buffer("members", members)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``features: [b, m·d]`` to scores ``[b, K]``."""
+        scores = self.offset - 0.5 * super().distances(features)
+        return self._by_class(scores, -torch.inf).logsumexp(dim=2)
+
+    def distances(self, features: Tensor) -> Tensor:
+        """Squared Mahalanobis distances ``[b, K]`` to the nearest Gaussian of each class; ``inf`` for a class of none.
+
+        ``features: [b, m·d]``.
+        """
+        return self.member_distances(features).amin(dim=2)
+
+    def member_distances(self, features: Tensor) -> Tensor:
+        """The same to each Gaussian of the class: ``[b, K, n]``, ``inf`` in the place of missing ones."""
+        return self._by_class(super().distances(features), torch.inf)
+
+    def _by_class(self, values: Tensor, missing: float) -> Tensor:
+        return torch.nn.functional.pad(values, (0, 1), value=missing)[:, self.members]
+
+
 def gaussian_classifier(statistics: ClassStatistics, alpha: float, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """Quadratic discriminant analysis with equal priors and class covariances ``(1-β)Σ_c + βΣ̄``, shrunk by α.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from pydantic import Field
+from torch import nn
 
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig
@@ -32,7 +34,7 @@ class GDA(GaussianHead):
     name = "gda"
     Config: ClassVar[type[ComponentConfig]] = GDAConfig
     config: GDAConfig
-    Module = Gaussians
+    Module: ClassVar[Callable[..., nn.Module]] = Gaussians
 
     def fit(self) -> Gaussians:
         """See :func:`gaussian_classifier`; of several models the mean of their scores."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ALL_DATA
-from infssm.methods.core.head import Head
+from infssm.methods.core.contract import ALL_DATA, Head
 
 
 @register_method

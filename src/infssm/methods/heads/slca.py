@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, Terms
 from infssm.methods.core.head import linear
-from infssm.methods.core.step import train_step
+from infssm.methods.core.losses import train_step
 from infssm.methods.heads.class_statistics import ClassStatistics, cholesky
 from infssm.methods.heads.lda import lda_classifier
 from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead

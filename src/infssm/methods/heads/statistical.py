@@ -85,12 +85,16 @@ class StatisticalHead(FittedHead):
                 for statistics, drift_map in zip(kept, self.drift_maps, strict=True)
             ]
         fresh = [one.statistics() for one in sums]
-        self.statistics = [old.merged(new) for old, new in zip(kept, fresh, strict=True)] if kept else fresh
+        self.statistics = self.joined(kept, fresh)
         number = max(self.task_of, default=-1) + 1
         seen = self.statistics[0].seen.tolist()
         known = self.task_of or [-1] * len(seen)
         self.task_of = [number if met and task < 0 else task for met, task in zip(seen, known, strict=True)]
         self._gaussians = None
+
+    def joined(self, kept: list[ClassStatistics], fresh: list[ClassStatistics]) -> list[ClassStatistics]:
+        """By model the statistics of earlier images, moved with the model, and of a task's images together."""
+        return [old.merged(new) for old, new in zip(kept, fresh, strict=True)] if kept else fresh
 
     def _sums(self) -> list[StatisticsSums]:
         """Empty sums for every model."""

@@ -52,7 +52,8 @@ class LwF(Regularizer):
         assert pair.old.logits is not None
         assert pair.new.logits is not None
         columns = self.context.current.past_classes
-        old, new = pair.old.logits[..., columns], pair.new.logits[..., columns]
+        new = pair.new.logits[..., columns]
+        old = pair.old.logits[..., columns].to(new.dtype)  # self-replay keeps them in half precision
         if self.context.modality.scoring == "numbers":
             divergence = (new - old).square().sum(dim=-1)
         else:

@@ -85,9 +85,7 @@ class EFC(Regularizer):
             width = find_classifier(module).in_features
             total = torch.zeros(width, width, dtype=torch.float64, device=device)
             for batch in loader:
-                x: Any = model_input(batch)
-                x = x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
-                rows = features(module, x)
+                rows = features(module, model_input(batch, device))
                 total += feature_matrix(find_classifier(module).module, rows, task.seen)
                 count += len(rows)
         total, number = sum_over_processes([total, total.new_tensor([count])])

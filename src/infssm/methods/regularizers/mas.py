@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
+from infssm._batch import run_model
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
@@ -46,12 +46,8 @@ class MAS(MeasuredRegularizer):
         totals, count = self.parameters.zeros(), 0
         with evaluating(self.context.module, gradients=True) as module:
             for batch in loader:
-                x = model_input(batch)
-                if isinstance(x, Mapping):
-                    outputs = module(**{key: value.to(self.context.device) for key, value in x.items()})
-                else:
-                    outputs = module(x.to(self.context.device))
-                logits = logits_of(outputs)[:, task.seen]
+                x = model_input(batch, self.context.device)
+                logits = logits_of(run_model(module, x))[:, task.seen]
                 gradients = self.parameters.gradients(logits.square().sum())
                 # Summed before the absolute value, so that processes that share a batch measure what one would.
                 for key, gradient in zip(gradients, sum_over_processes(list(gradients.values())), strict=True):

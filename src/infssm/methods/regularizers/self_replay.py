@@ -32,6 +32,12 @@ class SelfReplayConfig(ComponentConfig):
     sequences: int = Field(768, gt=0, description="sequences that the old model generates when a task begins")
     replay_batch: int = Field(16, gt=0, description="of them in every step, drawn at random")
     length: int = Field(128, ge=2, description="tokens of a sequence; best as many as those of the data have")
+    cache: int = Field(
+        256,
+        ge=0,
+        description="MiB for the old model's logits on all sequences, in half precision, computed once; where they "
+        "do not fit, or more than logits is compared, the old model runs in every step",
+    )
     refresh: int | None = Field(None, gt=0, description="steps after which new sequences are generated; null: never")
     prefixes: list[list[int]] | None = Field(
         None,
@@ -57,8 +63,9 @@ class SelfReplay(Regularizer):
     """A language model rehearses what it generates itself: the old model's own text holds the old domains. No old data.
 
     ``weight · mean KL(softmax(old) ‖ softmax(new))`` over the tokens of ``replay_batch`` sequences in every step, of
-    ``sequences`` that the old model generates when a task begins, from random first tokens or from ``prefixes``. The
-    method's other regularizers compare old and new model on these sequences, too, in the place of the new data.
+    ``sequences`` that the old model generates when a task begins, from random first tokens or from ``prefixes``. Its
+    logits on them are computed once, where they fit into ``cache``. The method's other regularizers compare old and
+    new model on these sequences, too, in the place of the new data.
 
     Paper: self-generated replay after arXiv:2605.26097, 2026
     """
@@ -76,6 +83,8 @@ class SelfReplay(Regularizer):
             raise ConfigError(f"{self.name}.prefixes has {min(unknown)}, but the model's tokens are 0 to {known - 1}")
         self.sequences: Tensor | None = None
         """What the old model generated for the current task, int32 ``[sequences, length]``; gone when it ends."""
+        self.logits: Tensor | None = None
+        """The old model's on these sequences, float16 ``[sequences, length, vocabulary]``; None where not kept."""
         # Away from the seeds of the context's and of replay buffers' draws.
         self._generator = torch.Generator().manual_seed(2**33 + context.seed)
         self._begun: int | None = None
@@ -96,7 +105,7 @@ class SelfReplay(Regularizer):
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Forget the sequences: the next task has those of the model as it is then."""
-        self.sequences, self._begun = None, None
+        self.sequences, self.logits, self._begun = None, None, None
 
     def generate(self) -> None:
         """Replace the sequences by new ones. All processes generate the same, so nothing has to be exchanged."""
@@ -114,16 +123,39 @@ class SelfReplay(Regularizer):
             for start in starts
             for part in torch.split(start, _AT_ONCE)
         ]
-        self.sequences = torch.cat(parts).to("cpu", torch.int32)
+        self.sequences, self.logits = torch.cat(parts).to("cpu", torch.int32), None
 
-    def draw(self) -> Input:
-        """This process's share of the step's sequences, as model input."""
+    def draw(self) -> tuple[Input, Tensor | None]:
+        """This process's share of the step's sequences, as model input; the old model's logits, where they are kept."""
         if self.sequences is None:
             raise ConfigError(f"{self.name} has generated nothing yet: call begin_task(task) before the first step")
         world = this_share().world
         chosen = torch.randperm(len(self.sequences), generator=self._generator)
         chosen = process_slice(chosen[: max(self.config.replay_batch // world, 1) * world])
-        ids = self.sequences[chosen].to(self.context.device, torch.int64)
+        if self.logits is None and self._fits():
+            self.logits = self._old_logits(self.sequences)
+        known = None if self.logits is None else self.logits[chosen.to(self.logits.device)]
+        return self._model_input(self.sequences[chosen]), known
+
+    def _fits(self) -> bool:
+        """Whether the logits of all sequences are worth keeping, and fit."""
+        values = self.config.sequences * self.config.length * vocabulary_of(self.context.module)
+        return self.context.compares_logits_alone and 2 * values <= self.config.cache * 2**20
+
+    def _old_logits(self, sequences: Tensor) -> Tensor:
+        """In batches of a step's size, so that the pass takes no more memory than a step."""
+        old = self.context.old
+        assert old is not None
+        parts = []
+        for part in torch.split(sequences, self.config.replay_batch):
+            logits = old.observe(self._model_input(part), states=False, logits=True).logits
+            assert logits is not None
+            # The softmax does not change with the largest logit at 0, and float16 cannot overflow.
+            parts.append((logits - logits.amax(dim=-1, keepdim=True)).clamp(min=-6e4).half())
+        return torch.cat(parts)
+
+    def _model_input(self, sequences: Tensor) -> Input:
+        ids = sequences.to(self.context.device, torch.int64)
         own = any(isinstance(module, LanguageModel) for module in self.context.module.modules())
         return ids if own else {"input_ids": ids}
 
@@ -133,7 +165,8 @@ class SelfReplay(Regularizer):
         assert pair.new.logits is not None
         if self.config.weight == 0:
             return {}
-        return {"logits": self.config.weight * kl_divergence(pair.old.logits, pair.new.logits, 1.0).mean()}
+        old = pair.old.logits.to(pair.new.logits.dtype)  # may be kept in half precision
+        return {"logits": self.config.weight * kl_divergence(old, pair.new.logits, 1.0).mean()}
 
     def state_dict(self) -> dict[str, Any]:
         """The sequences of the task in training, and where the random numbers are."""
@@ -144,3 +177,4 @@ class SelfReplay(Regularizer):
         """Restore :meth:`state_dict`."""
         self._generator.set_state(state["generator"].cpu())
         self._begun, self._steps, self.sequences = state["begun"], state["steps"], state.get("sequences")
+        self.logits = None  # computed again by the old model, which is restored after this

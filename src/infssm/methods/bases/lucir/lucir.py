@@ -22,8 +22,8 @@ from infssm._processes import sum_over_processes, this_share
 from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.losses import train_step
 from infssm.methods.core.passes import capture, evaluating, require_loader
-from infssm.methods.core.step import train_step
 from infssm.methods.heads.cosine import CosineClassifier
 from infssm.methods.replay.buffers import BalancedBuffer
 from infssm.methods.replay.gathering import gather_rows, process_slice

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods.core.passes import capture
+from infssm.methods.bases.moments import Inputs, masked, second_moment
 from infssm.ssm import find_mixers, unwrap
 
 _DIRECTIONS = (("x_proj", "dt_proj", "A_log"), ("x_proj_b", "dt_proj_b", "A_b_log"))
@@ -57,12 +57,12 @@ class Direction:
         """
         low = F.linear(x, self.x_proj.weight[: self.dt_proj.in_features])
         delta = F.softplus(F.linear(low, self.dt_proj.weight, self.dt_proj.bias))
-        x, delta = (_masked(value.double(), mask) for value in (x, delta))
+        x, delta = (masked(value.double(), mask) for value in (x, delta))
         products = delta.transpose(1, 2) @ x
         return {
-            f"{self.name}.x": _second_moment(x, mask),
-            f"{self.name}.delta": _second_moment(delta, mask),
-            f"{self.name}.delta_x": _second_moment(products, None),
+            f"{self.name}.x": second_moment(x, mask),
+            f"{self.name}.delta": second_moment(delta, mask),
+            f"{self.name}.delta_x": second_moment(products, None),
         }
 
 
@@ -84,15 +84,15 @@ class Gathering:
     """Collects what the projections of some layers are given in the forwards of a block."""
 
     def __init__(self, layers: list[Layer], stack: contextlib.ExitStack) -> None:
-        self._outputs = {f"{layer.name}.out_proj": _inputs(layer.out_proj, stack) for layer in layers}
-        self._scans = [(d, _inputs(d.x_proj, stack)) for layer in layers for d in layer.directions]
+        self._outputs = [Inputs(f"{layer.name}.out_proj", layer.out_proj, stack) for layer in layers]
+        self._scans = [(d, Inputs(d.name, d.x_proj, stack)) for layer in layers for d in layer.directions]
 
     def take(self, mask: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """The second moments of the last forward, summed over samples; ``mask: [b, tokens]`` leaves out padding."""
-        for direction, seen in self._scans:
-            yield from direction.moments(_only(seen, direction.name), mask).items()
-        for name, seen in self._outputs.items():
-            yield name, _second_moment(_masked(_only(seen, name).double(), mask), mask)
+        for direction, inputs in self._scans:
+            yield from direction.moments(inputs.take(), mask).items()
+        for inputs in self._outputs:
+            yield inputs.name, second_moment(masked(inputs.take().double(), mask), mask)
 
 
 def find_layers(model: nn.Module, layers: Any) -> list[Layer]:
@@ -111,27 +111,3 @@ def find_layers(model: nn.Module, layers: Any) -> list[Layer]:
             )
         found.append(Layer(name, parts, out))
     return found
-
-
-def _inputs(layer: nn.Module, stack: contextlib.ExitStack) -> list[Tensor]:
-    return stack.enter_context(capture(layer, inputs=True))
-
-
-def _only(seen: list[Tensor], name: str) -> Tensor:
-    if len(seen) != 1:
-        raise ConfigError(f"nullspace: a forward of the model called {name} {len(seen)} times instead of once")
-    return seen.pop()
-
-
-def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x if mask is None else x * mask[..., None].to(x.dtype)
-
-
-def _second_moment(x: Tensor, mask: Tensor | None) -> Tensor:
-    """``Σ_samples mean_tokens x xᵀ`` of ``x: [b, tokens, D]``: float64 ``[D, D]``."""
-    if mask is None:
-        rows = x.flatten(0, 1)
-        return rows.T @ rows / x.shape[1]
-    tokens = mask.sum(dim=1).clamp(min=1).to(x.dtype)
-    rows = (x / tokens.sqrt()[:, None, None]).flatten(0, 1)
-    return rows.T @ rows

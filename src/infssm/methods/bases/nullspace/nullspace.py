@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -11,13 +10,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
+from infssm.methods.bases.moments import gather
 from infssm.methods.bases.nullspace._layers import Gathering, find_layers
 from infssm.methods.bases.seq import Seq, SeqConfig
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import Context, Loader, TaskInfo, model_input
-from infssm.methods.core.passes import evaluating, require_loader
+from infssm.methods.core.contract import Context, Loader, TaskInfo
+from infssm.methods.core.passes import require_loader
 from infssm.models.features import output_layer
 from infssm.ssm import unwrap
 
@@ -94,25 +93,13 @@ class Nullspace(Seq):
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Add the second moments of this task's data, and project onto what they leave of the null space."""
         loader = require_loader(loader, self.name, "measures second moments of features on the task's data")
-        device, found = self.context.device, self._zeros()
-        with evaluating(unwrap(self.context.module)) as module, contextlib.ExitStack() as stack:
-            gathering = Gathering(self.layers, stack)
-            for batch in loader:
-                x: Any = model_input(batch)
-                x = x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
-                module(**x) if isinstance(x, Mapping) else module(x)
-                for name, moment in gathering.take(x.get("mask") if isinstance(x, Mapping) else None):
-                    found[name] += moment
-        new = dict(zip(found, sum_over_processes(list(found.values())), strict=True))
-        if not all(moment.any() for moment in new.values()):
-            raise ConfigError(f"{self.name}: the loader given to end_task gave no sample; pass one to iterate again")
+        new = gather(self.context, loader, self._widths(), lambda stack: Gathering(self.layers, stack).take)
         self.moments = {name: self.moments[name] + moment if self.moments else moment for name, moment in new.items()}
         self._project()
 
-    def _zeros(self) -> dict[str, Tensor]:
-        """A moment of zeros for every name; its width is that of the side from which it multiplies."""
-        widths = {m.moment: m.parameter.shape[0 if m.side == "left" else 1] for m in self.matrices}
-        return {name: torch.zeros(d, d, dtype=torch.float64, device=self.context.device) for name, d in widths.items()}
+    def _widths(self) -> dict[str, int]:
+        """The width of every moment: that of the side from which it multiplies."""
+        return {m.moment: m.parameter.shape[0 if m.side == "left" else 1] for m in self.matrices}
 
     def _project(self) -> None:
         options = self.config.projection, self.config.eta
@@ -133,8 +120,8 @@ class Nullspace(Seq):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`, and freeze what was frozen when it was saved."""
-        moments, own = state["moments"], self._zeros()
-        if moments and {name: m.shape for name, m in moments.items()} != {name: m.shape for name, m in own.items()}:
+        moments = state["moments"]
+        if moments and {name: len(moment) for name, moment in moments.items()} != self._widths():
             raise ConfigError(f"{self.name}: these second moments belong to another model or to other layers")
         self.moments = {name: moment.to(self.context.device) for name, moment in moments.items()}
         self._project()
