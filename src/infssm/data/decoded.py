@@ -74,9 +74,9 @@ def open_store(fingerprint: str, count: int, size: int) -> DecodedStore | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # remove stores, the one not used for longest first, until this one fits
-            found = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.images"))
-            used = sum(bytes_used for _, bytes_used, _ in found)
-            for _, bytes_used, file in found:
+            stores = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.images"))
+            used = sum(bytes_used for _, bytes_used, _ in stores)
+            for _, bytes_used, file in stores:
                 if used + needed > _ALTOGETHER:
                     file.unlink(missing_ok=True)
                     used -= bytes_used

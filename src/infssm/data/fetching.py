@@ -65,8 +65,8 @@ def _fetch_archive(archive: Archive, root: Path, progress: Received | None) -> P
     with FileLock(root / f".{archive.file}.lock"):
         if target.exists():
             return target
-        found = file.exists()
-        if found:
+        kept = file.exists()
+        if kept:
             verify_file(file, md5=archive.md5, sha256=archive.sha256)
         else:
             download(archive.url, file, md5=archive.md5, sha256=archive.sha256, progress=progress)
@@ -77,7 +77,7 @@ def _fetch_archive(archive: Archive, root: Path, progress: Received | None) -> P
                 raise DataError(f"{file} does not hold {archive.creates}")
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(inside[0], target)
-        if not found:
+        if not kept:
             file.unlink()
     return target
 

@@ -164,15 +164,15 @@ class FileImages(Files):
 
         Each is decoded once, then kept under the cache root.
         """
-        store, found = self.store(size), []
+        store, images = self.store(size), []
         for index in map(int, indices):
             raw = None if store is None else store.get(index)
             if raw is None:
                 raw = to_raw(self.pil(index, 2 * size), size)
                 if store is not None:
                     store.put(index, raw)
-            found.append(raw)
-        return torch.stack(found)
+            images.append(raw)
+        return torch.stack(images)
 
     def facts(self, name: str) -> ImageFacts:
         """See :class:`Images`; files may have any size and are read as RGB."""
@@ -188,10 +188,10 @@ class FileImages(Files):
 def _orientation(image: Image) -> int:
     """How the camera was held, 1 to 8 as in the EXIF standard; 1 (upright) where the image does not tell."""
     try:
-        found = image.getexif().get(0x0112, 1)
+        orientation = image.getexif().get(0x0112, 1)
     except Exception:  # damaged EXIF data: the pixels can be read nevertheless
         return 1
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
 
 def to_rgb(image: Image) -> Image:

@@ -4,15 +4,14 @@ from infssm.learner.config.fields import DataConfig, LogConfig, MethodConfig, Mo
 from infssm.learner.config.grid import expand_overrides
 from infssm.learner.config.load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
 from infssm.learner.evaluate import Evaluation
+from infssm.learner.events import Interrupted
 from infssm.learner.export import export_classifier, export_model
 from infssm.learner.knowledge import Lesson
 from infssm.learner.learner import Learner, load
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups
-from infssm.learner.optim.schedule import learning_rate, task_lr
+from infssm.learner.optim import build_optimizer, decay_groups, learning_rate, task_lr
 from infssm.learner.predict import Prediction, TrainedClassifier, load_classifier
 from infssm.learner.result import Result
-from infssm.learner.saving.checkpoint import load_checkpoint, save_checkpoint
-from infssm.learner.signals import Interrupted
+from infssm.learner.saving import load_checkpoint, save_checkpoint
 
 __all__ = [
     "DataConfig",

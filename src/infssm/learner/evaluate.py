@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from infssm._batch import model_input, run_model
 from infssm.data import Batch, Split, Task
 from infssm.data.loader import Part
 from infssm.errors import ConfigError
@@ -17,8 +18,9 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
 from infssm.learner.metrics import Confusion
+from infssm.learner.modeling import load_weights
 from infssm.learner.scoring import Accuracy, Bits, NumberScoring, Score, scoring_of
-from infssm.learner.setup import Setup, build, load_weights
+from infssm.learner.setup import Setup, build
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
 
@@ -29,7 +31,7 @@ __all__ = ["Accuracy", "Evaluation", "Prediction", "evaluate", "evaluate_ahead",
 
 
 class Prediction(NamedTuple):
-    """What a model said about one sample.
+    """What a model predicted for one sample.
 
     Attributes:
         task: the sample's task, from 0.
@@ -95,9 +97,8 @@ def evaluate(
     loader = setup.eval_loader(task, part)
     for batch in itertools.islice(loader, setup.config.train.limit_batches):
         batch = batch.to(fabric.device)
-        x = batch.inputs
         with fabric.autocast():
-            logits = logits_of(module(**x) if isinstance(x, Mapping) else module(x))
+            logits = logits_of(run_model(module, model_input(batch)))
         if record is not None:
             record(task, batch, logits[:, :seen])
         found = scoring.counts(logits, batch)

@@ -2,15 +2,21 @@
 
 The loop calls its listener with these events, in the order in which things happen. Displays, executors and searches
 listen; none of them steers the run by raising an error. Whoever wants a run to end calls :meth:`Control.stop`: the run
-then saves a checkpoint after the current step and raises :class:`~infssm.learner.signals.Interrupted`. All events are
+then saves a checkpoint after the current step and raises :class:`~infssm.learner.events.Interrupted`. All events are
 plain values that can be sent to another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from types import FrameType
+from typing import Any, TypeAlias
+
+from infssm.errors import InfssmError
 
 
 @dataclass(frozen=True)
@@ -107,3 +113,32 @@ class Control:
     def stopping(self) -> bool:
         """Whether the run was asked to stop."""
         return self._stopped or (self._asked is not None and self._asked())
+
+
+class Interrupted(InfssmError):
+    """The run was asked to stop and has saved its progress."""
+
+    exit_code = 130
+
+
+@contextlib.contextmanager
+def stop_on_signals(control: Control) -> Iterator[None]:
+    """While entered, the first SIGINT or SIGTERM asks ``control`` to stop; a second one acts at once."""
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        before.clear()
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+        control.stop()
+        restore()
+
+    if threading.current_thread() is threading.main_thread():  # others may not set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()

@@ -178,6 +178,7 @@ def export_model(
     name: str = "image",
     outputs: Sequence[str] = ("logits",),
     any_length: bool = False,
+    fixed: bool = False,
     resize: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> float:
@@ -185,13 +186,14 @@ def export_model(
 
     Args:
         model: ``[n, ...]`` to logits ``[n, K]``.
-        example: an input ``[n, ...]``, n > 1.
+        example: an input ``[n, ...]``, n > 1 unless ``fixed``.
         path: the file to write.
         to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
         metadata: stored in an ONNX file.
         name: of the input in an ONNX file.
         outputs: names of the outputs in an ONNX file, the logits first.
         any_length: whether inputs are sequences ``[n, time, ...]``, which may be of any length.
+        fixed: whether the file takes inputs of the example's shape alone.
         resize: a graph in ONNX's text form whose output ``pixels`` is put before the model.
         progress: called with a line of text before each stage.
     """
@@ -205,7 +207,7 @@ def export_model(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporters, about themselves
         progress("tracing the model")
-        axes = dict.fromkeys((0, 1) if any_length else (0,), torch.export.Dim.DYNAMIC)
+        axes = {} if fixed else dict.fromkeys((0, 1) if any_length else (0,), torch.export.Dim.DYNAMIC)
         portable(example)  # some heads compute what they measure distances by at the first call, which is not traceable
         program = torch.export.export(portable, (example,), dynamic_shapes=(axes,))
         progress("writing the file")
@@ -222,7 +224,8 @@ def export_model(
     if to == "onnx" and resize is not None:  # the caller compares from raw images, which the graph resizes
         return largest
     run = _session(target, name) if to == "onnx" else torch.export.load(target).module()
-    for batch in (example[:1], torch.cat([example, example.flip(0)])):  # of other sizes than the file was made with
+    sizes = (example[:1], torch.cat([example, example.flip(0)]))  # other than that which the file was made with
+    for batch in (example,) if fixed else sizes:
         with torch.no_grad():
             found, expected = (y if isinstance(y, Tensor) else y[0] for y in (run(batch), portable(batch)))
             largest = max(largest, _difference(found, expected, target))

@@ -14,9 +14,9 @@ from infssm.learner.config.fields import TASK0_KINDS
 from infssm.learner.config.load import load_config, to_dict, to_yaml
 from infssm.learner.learner import Learner
 from infssm.learner.predict import TrainedClassifier, load_classifier
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.manifest import read_checked
+from infssm.learner.store.layout import read_checked
 from infssm.learner.store.versions import POINTER
 
 try:
@@ -173,8 +173,8 @@ class HubClassifier(_OnHub):
     """
 
     _files: ClassVar[list[str]] = [
-        *(names.MARKER, names.CONFIG, names.STREAM, names.MATRIX, names.RESULT),
-        f"{names.CHECKPOINTS}/*.safetensors",
+        *(layout.MARKER, layout.CONFIG, layout.STREAM, layout.MATRIX, layout.RESULT),
+        f"{layout.CHECKPOINTS}/*.safetensors",
     ]
 
     def __init__(self, run: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu") -> None:
@@ -189,9 +189,9 @@ class HubClassifier(_OnHub):
     def _save_pretrained(self, save_directory: Path) -> None:
         config = load_config(_public(self._run.config()))
         copy = RunDirectory.create(save_directory)
-        copy.write_text(names.CONFIG, to_yaml(config))
-        copy.write_json(names.STREAM, self._run.stream())
-        for name in (names.MATRIX, names.RESULT):
+        copy.write_text(layout.CONFIG, to_yaml(config))
+        copy.write_json(layout.STREAM, self._run.stream())
+        for name in (layout.MATRIX, layout.RESULT):
             if (self._run.path / name).exists():
                 copy.write_text(name, read_checked(self._run.path / name).decode())
         copy.write_weights(self._task, read_checked(self._run.weights_path(self._task)))

@@ -14,12 +14,10 @@ from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import Calibration, HeldOut, calibrate
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, to_dict
-from infssm.learner.modeling import OWN, OwnModel
+from infssm.learner.modeling import OWN, OwnModel, build_method_and_recipe, known_facts
 from infssm.learner.predict import Prediction
-from infssm.learner.saving.checkpoint import load_newest
-from infssm.learner.saving.progress import Position
+from infssm.learner.saving import Position, load_newest
 from infssm.learner.scoring import SCORINGS
-from infssm.learner.setup import build_method_and_recipe, known_facts
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
 from infssm.methods import Method

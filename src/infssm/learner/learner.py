@@ -36,7 +36,7 @@ from infssm.learner.reading import SampleLike, token_input
 from infssm.learner.setup import Setup
 from infssm.learner.shift import Shift, shift
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.versions import Versions
+from infssm.learner.store.versions import POINTER, Versions
 from infssm.learner.streaming import Stream
 from infssm.learner.teaching import TaughtTask, as_dataset, as_task, fitting, for_testing, from_stream
 from infssm.methods import parse_name
@@ -473,7 +473,7 @@ def load(
         device: where to compute.
         **own: ``model`` and ``transform`` of a learner that was made of a module of your own.
     """
-    if task is None and Versions(Path(folder)).exists:
+    if task is None and (Path(folder) / POINTER).is_file():
         return Learner.load(folder, device=device, **own)
     return load_classifier(folder, task=task, device=device)
 

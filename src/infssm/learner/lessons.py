@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from infssm._batch import model_input, run_model
 from infssm._seeding import seed_all
+from infssm._timing import num_threads
 from infssm.data import Task, TaskData
 from infssm.data.loader import Part
 from infssm.errors import ConfigError
@@ -24,9 +24,10 @@ from infssm.learner.events import Control, Listener, RunBegan, RunEnded
 from infssm.learner.knowledge import Knowledge
 from infssm.learner.loop import Loop, weights_of
 from infssm.learner.metrics import AccuracyMatrix
-from infssm.learner.saving.progress import Position, Progress
+from infssm.learner.modeling import known_facts
+from infssm.learner.saving import Position, Progress
 from infssm.learner.scoring import Bits, TokenScoring
-from infssm.learner.setup import Setup, known_facts, make_setup
+from infssm.learner.setup import Setup, make_setup
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.teaching import TaughtTask
 from infssm.methods import parse_name
@@ -68,7 +69,8 @@ def teach(
     check_method(config, taught)
     task, before, place = taught.task, now.method, torch.device(device)
     facts = known_facts(config, taught.facts, task.index)
-    with _threads(config), tempfile.TemporaryDirectory() as folder:
+    # Sums depend on the number of threads in their last digits, so it is that of the settings.
+    with num_threads(config.train.threads), tempfile.TemporaryDirectory() as folder:
         task0 = None
         if before is None and config.train.task0 == "plain":
             plain = make_setup(task0_config(config), taught, facts, place, own=now.own)
@@ -132,17 +134,6 @@ def _train(fabric: Any, setup: Setup, task: Task, listen: Listener, control: Con
             listen(RunEnded())
 
 
-@contextlib.contextmanager
-def _threads(config: RunConfig) -> Iterator[None]:
-    """Compute with the number of threads that the settings have: sums depend on it in their last digits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.train.threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def sample_counts(taught: TaughtTask) -> dict[str, int]:
     """Samples of each class that is taught, held-out ones included; of language of the domain."""
     task = taught.task
@@ -164,6 +155,5 @@ def bits_of(setup: Setup, task: Task, part: Part) -> Bits:
     counts = []
     for batch in setup.eval_loader(task, part):
         batch = batch.to(setup.method.context.device)
-        x = batch.inputs
-        counts.append(scoring.counts(logits_of(module(**x) if isinstance(x, Mapping) else module(x)), batch))
+        counts.append(scoring.counts(logits_of(run_model(module, model_input(batch))), batch))
     return scoring.score(torch.stack(counts).sum(0))

@@ -19,23 +19,19 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from infssm._batch import model_input, run_model
 from infssm._seeding import seed_all
 from infssm.data import Batch, Task
 from infssm.learner.devices import average_gradients
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
-from infssm.learner.events import Control, EpochDone, Listener, Note, StepDone, TaskBegan, TaskEnded
+from infssm.learner.events import Control, EpochDone, Interrupted, Listener, Note, StepDone, TaskBegan, TaskEnded
 from infssm.learner.log import Log
 from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, RMSE, Confusion
-from infssm.learner.optim.guard import diagnose, health
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
-from infssm.learner.optim.schedule import learning_rate
-from infssm.learner.saving.checkpoint import load_checkpoint
-from infssm.learner.saving.progress import Progress, load_method, save_best, save_progress
-from infssm.learner.saving.rng import set_rng_state
+from infssm.learner.optim import build_optimizer, decay_groups, diagnose, is_finite, learning_rate, set_learning_rate
+from infssm.learner.saving import Progress, load_checkpoint, load_method, save_best, save_progress, set_rng_state
 from infssm.learner.scoring import Bits, Errors, scoring_of
 from infssm.learner.setup import Setup
-from infssm.learner.signals import Interrupted
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import train_step
 from infssm.ssm import logits_of
@@ -145,7 +141,9 @@ class Loop:
             terms = self.step(batch, task, optimizer)
             progress.position.step += 1
             progress.position.at += 1
-            progress.meter.add(terms)
+            for name, value in terms.items():
+                progress.sums[name] = progress.sums.get(name, 0.0) + value.detach()
+                progress.counts[name] += 1
             self.images += len(batch) * self.fabric.world_size
             due, now = progress.position.at % train.log_every == 0, time.monotonic()
             if due or now - self.reported >= _REPORT_EVERY:
@@ -165,7 +163,7 @@ class Loop:
         module, batch = self.setup.method.module, batch.to(self.fabric.device)
         module.eval()
         with self.fabric.autocast():
-            logits = logits_of(module(**x) if isinstance(x := batch.inputs, Mapping) else module(x))
+            logits = logits_of(run_model(module, model_input(batch)))
         module.train()
         right = int((logits.argmax(1) == batch.y).sum())
         self.progress.matrix.add_online(right, len(batch))
@@ -180,7 +178,7 @@ class Loop:
         def check(total: Tensor, terms: dict[str, Tensor]) -> None:
             if self.fabric.world_size > 1:
                 average_gradients(self.fabric, parameters)
-            if not math.isfinite(health(total, parameters).item()):
+            if not is_finite(total, parameters):
                 position = self.progress.position
                 where = f"task {task.index}, epoch {position.epoch}, step {position.step}"
                 raise diagnose(method.module, terms, lambda: method.loss(batch), where)
@@ -200,7 +198,8 @@ class Loop:
         value = math.nan
         if train.select_best or epoch == self.setup.epochs(task.index) - 1:
             value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
-        seconds, loss = max(time.monotonic() - self.started, 1e-9), self.progress.meter.means()
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        loss = {name: float(total) / self.progress.counts[name] for name, total in self.progress.sums.items()}
         if self.fabric.world_size > 1 and loss:
             terms = torch.tensor(list(loss.values()), device=self.fabric.device)
             loss = dict(zip(loss, self.fabric.all_reduce(terms, reduce_op="mean").tolist(), strict=True))
@@ -288,11 +287,11 @@ class Loop:
     def write_task(self, task: Task, confusion: Tensor | None) -> None:
         """Write the matrix, the confusions ``[seen, seen]`` and the weights after a task."""
         setup = self.setup
-        self.run.write_text(names.MATRIX, self.progress.matrix.to_csv())
+        self.run.write_text(layout.MATRIX, self.progress.matrix.to_csv())
         if confusion is not None:
             sizes = (setup.stream.num_classes,) if setup.stream.domains else setup.stream.task_sizes
             found = Confusion.of(confusion.tolist(), setup.stream.class_names, sizes)
-            self.run.write_json(names.CONFUSION, found.to_json())
+            self.run.write_json(layout.CONFUSION, found.to_json())
         self.run.write_weights(task.index, weights_of(setup.method.weights()))
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
@@ -302,7 +301,7 @@ class Loop:
             save_progress(self.run, self.setup, self.progress, self.log)
             best = self.progress.position.best
             self.best_files_in_use.append(best["file"] if best else None)
-            for path in names.best_files(self.run.path):
+            for path in layout.best_files(self.run.path):
                 if path.name not in self.best_files_in_use:
                     path.unlink(missing_ok=True)
         self.fabric.barrier()

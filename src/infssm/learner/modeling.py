@@ -1,21 +1,28 @@
-"""The model of a configuration, made for the data of a stream."""
+"""The model of a configuration, made for the data of a stream, and the method that holds it."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor, nn
 
-from infssm.data import PerImageRecipe, StreamFacts
-from infssm.errors import ConfigError
-from infssm.learner.config.fields import ModelConfig
-from infssm.models import create_model, kinds_of_model, list_models
-from infssm.models.features import find_classifier
-from infssm.models.hub import HubModel, hub_model, is_hub
+from infssm._seeding import seed_all
+from infssm.data import PerImageRecipe, StreamFacts, make_recipe, strong_recipe
+from infssm.data.recipes import Recipe
+from infssm.errors import CheckpointError, ConfigError
+from infssm.learner.config.fields import TASK0_KINDS, ModelConfig, RunConfig
+from infssm.learner.store.layout import read_checked
+from infssm.methods import Method, Transforms, build_method, check_suits
+from infssm.models import Backbone, create_model, find_weights, kinds_of_model, list_models
+from infssm.models.features import find_classifier, training_weights, with_rows_of
+from infssm.models.hub import PREFIX, HubModel, hub_model
 from infssm.ssm.accelerate import accelerate
 
 if TYPE_CHECKING:
@@ -64,23 +71,30 @@ class OwnModel:
 
 def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True) -> nn.Module:
     """Build the model with as many inputs and outputs as the data have; ``weights=False`` leaves its weights out."""
-    check_fits(config.name, facts)
-    if not is_hub(config.name):
-        options = facts.modality.model_options(len(facts.classes), facts.samples.size) | config.options
+    if config.name.startswith(PREFIX):
+        _check_fits(config.name, HubModel.supported_data, facts)
+        found = _from_hub(config.name, config.options, weights=weights)
+        if found.num_classes < facts.num_outputs:
+            raise ConfigError(
+                f"the model knows {found.num_classes} tokens and the text has {facts.num_outputs}: give the model's "
+                "own tokenizer, data.options.tokenizer=FILE"
+            )
+        return accelerate(found)  # our scans in place of its loops over tokens, where it has layers that we know
+    options = facts.modality.model_options(len(facts.classes), facts.samples.size) | config.options
+    try:
         model: nn.Module = create_model(config.name, weights=config.weights if weights else None, **options)
-        return model
-    found = _from_hub(config.name, config.options, weights=weights)
-    if found.num_classes < facts.num_outputs:
-        raise ConfigError(
-            f"the model knows {found.num_classes} tokens and the text has {facts.num_outputs}: give the model's own "
-            "tokenizer, data.options.tokenizer=FILE"
-        )
-    return accelerate(found)  # our scans in place of its loops over tokens, where it has layers that we know
+    except ConfigError:  # options that a model for other data does not have: that it is for other data says more
+        _check_fits(config.name, kinds_of_model(config.name), facts)
+        raise
+    _check_fits(config.name, getattr(model, "supported_data", Backbone.supported_data), facts)
+    return model
 
 
 def any_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     """The model of a configuration before its data are known, to see that it can be built."""
-    model: nn.Module = _from_hub(name, options, weights=False) if is_hub(name) else create_model(name, **options)
+    model: nn.Module = (
+        _from_hub(name, options, weights=False) if name.startswith(PREFIX) else create_model(name, **options)
+    )
     return model
 
 
@@ -93,12 +107,94 @@ def _from_hub(name: str, options: Mapping[str, Any], *, weights: bool) -> HubMod
     return hub_model(name, weights=weights, trust_remote_code=trusted)
 
 
-def check_fits(name: str, facts: StreamFacts) -> None:
-    """Raise for a model that is made for other data, with those that are for these."""
-    taken = HubModel.supported_data if is_hub(name) else kinds_of_model(name)
-    if not facts.modality.supported_by(taken):
+def _check_fits(name: str, kinds: frozenset[str], facts: StreamFacts) -> None:
+    """Raise for a model that is made for other ``kinds`` of data, with the models that are for these."""
+    if not facts.modality.supported_by(kinds):
         fitting = ", ".join(other for other in list_models() if facts.modality.supported_by(kinds_of_model(other)))
         raise ConfigError(
-            f"model {name!r} is for {' and '.join(sorted(taken))}, and {facts.samples.name} is {facts.modality.name}: "
+            f"model {name!r} is for {' and '.join(sorted(kinds))}, and {facts.samples.name} is {facts.modality.name}: "
             f"choose model= {fitting}"
         )
+
+
+def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
+    """The stream up to ``task``; the whole stream if ``model.classes`` is 'all'."""
+    known = facts.up_to(task)
+    # A single class of token sequences would read as language, which has no classes.
+    return facts if config.model.classes == "all" or known.modality is not facts.modality else known
+
+
+def build_method_and_recipe(
+    config: RunConfig,
+    facts: StreamFacts,
+    device: torch.device,
+    *,
+    weights: bool = True,
+    task0: Path | None = None,
+    own: OwnModel | None = None,
+    regularizers: bool = True,
+) -> tuple[Method, Recipe | None]:
+    """The method with its model, and the recipe of its images; the data need not be there.
+
+    ``regularizers=False`` leaves them out, where the model only predicts.
+    """
+    data, train = config.data, config.train
+    check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
+    seed_all(config.seed, "model")
+    model = build_model(config.model, facts, weights=weights) if own is None else own.build(facts.num_outputs)
+    recipe: Recipe | None = None
+    transforms = None
+    if facts.modality.augmented:
+        height, width = getattr(model, "img_size", (None, None))  # pixels of the images that the model was made for
+        size = height if data.recipe == "deit" and height == width else None
+        recipe = (own and own.recipe(facts.images.channels)) or make_recipe(
+            data.recipe,
+            facts.images,
+            size=data.image_size or size,
+            eval_normalization=data.eval_normalization,
+            val_transform=data.val_transform,
+        )
+        transforms = Transforms(recipe.train, recipe.eval, strong_recipe(recipe).train)
+        if (resize := getattr(model, "set_input_size", None)) is not None:
+            resize(recipe.size)
+    elif train.mixing != "none" or train.label_smoothing:
+        raise ConfigError("sequences are not mixed or smoothed: set train.mixing=none train.label_smoothing=0")
+    if weights and (task0 is not None or train.task0 not in TASK0_KINDS):
+        try:
+            found = task0 or find_weights(train.task0)  # which may be named as `model.weights` may
+        except CheckpointError as error:
+            raise CheckpointError(f"train.task0: cannot read the weights: {error}") from None
+        load_weights(model, found)
+    method = build_method(
+        model.to(device),
+        config.method.name,
+        num_classes=facts.num_outputs,
+        num_tasks=len(facts.task_sizes),
+        task_sizes=facts.task_sizes,
+        data_kind=facts.modality.name,
+        domains=bool(facts.domains),
+        transforms=transforms,
+        regularizers=regularizers,
+        seed=config.seed,
+        **config.method.options,
+    )
+    method.module.to(device)
+    return method, recipe
+
+
+def load_weights(into: nn.Module | Method, path: Path) -> None:
+    """Load the weights that a run saved after a task (``task_00.safetensors``).
+
+    A method built like the run's gets the head that the run had reached; a model, to train on, the classifier that was
+    in training.
+    """
+    try:
+        weights = load(read_checked(path))
+        if isinstance(into, Method):
+            into.load_weights(weights)
+        else:
+            into.load_state_dict(with_rows_of(training_weights(into, weights), into))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the weights {path}: {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights {path} do not fit the model: {error}") from None

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
+from infssm.learner.modeling import build_method_and_recipe, known_facts, load_weights
 from infssm.learner.reading import SampleLike, model_input, padded, sequence_input
 from infssm.learner.scoring import SCORINGS
-from infssm.learner.setup import build_method_and_recipe, known_facts, load_weights
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 
 
@@ -120,9 +120,9 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     """
     directory = RunDirectory.open(run)
     last = directory.saved_task(task)
-    if not (directory.path / names.STREAM).exists():
+    if not (directory.path / layout.STREAM).exists():
         raise DataError(
-            f"{directory.path} does not say what its classes and images were: its {names.STREAM} is missing; "
+            f"{directory.path} does not say what its classes and images were: its {layout.STREAM} is missing; "
             "`infssm eval` still tests it, with its data"
         )
     config, facts = load_config(directory.config()), StreamFacts.from_json(directory.stream())
@@ -136,12 +136,13 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
         raise ConfigError(f"{directory.path} predicts numbers instead of classes: test it with `infssm eval`")
     if not SCORINGS[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
-    method, recipe = build_method_and_recipe(config, known_facts(config, facts, last), place, weights=False)
+    known_then = known_facts(config, facts, last)
+    method, recipe = build_method_and_recipe(config, known_then, place, weights=False, regularizers=False)
     load_weights(method, directory.weights_path(last))
     known = facts.classes[: facts.seen(last)]
     if len(set(known)) < len(known):
         raise DataError(
-            f"{directory.path / names.STREAM} names two classes alike, so predictions would not tell them apart: give "
+            f"{directory.path / layout.STREAM} names two classes alike, so predictions would not tell them apart: give "
             "each class a name of its own and train again"
         )
     return TrainedClassifier(method.module.eval().requires_grad_(False), known, facts.samples, recipe)

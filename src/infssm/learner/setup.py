@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import nn
 
 from infssm._memory import describe_bytes, memory_here
 from infssm._processes import ALONE, Share, this_share
-from infssm._seeding import seed_all
 from infssm.data import (
     Dataset,
     SequenceLoader,
@@ -31,23 +27,19 @@ from infssm.data import (
     load_dataset,
     make_loader,
     make_mixing,
-    make_recipe,
     make_sequence_loader,
     make_split,
     require_readable,
-    strong_recipe,
 )
 from infssm.data.loader import ImageLoader, Part
 from infssm.data.recipes import Mixing, Recipe
-from infssm.errors import CheckpointError, ConfigError, MissingDataError
-from infssm.learner.config.fields import TASK0_KINDS, DataConfig, RunConfig
+from infssm.errors import ConfigError, MissingDataError
+from infssm.learner.config.fields import DataConfig, RunConfig
 from infssm.learner.metrics import Measure
-from infssm.learner.modeling import OwnModel, any_model, build_model
+from infssm.learner.modeling import OwnModel, any_model, build_method_and_recipe, known_facts
 from infssm.learner.scoring import SCORINGS, scoring_of
-from infssm.learner.store.manifest import read_checked
-from infssm.methods import Method, Transforms, build_method, check_suits, method_options, parse_name
-from infssm.models import check_weights, find_weights
-from infssm.models.features import training_weights, with_rows_of
+from infssm.methods import Method, method_options, parse_name
+from infssm.models import check_weights
 
 
 @dataclass(frozen=True)
@@ -251,85 +243,7 @@ def make_setup(
     return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
 
 
-def known_facts(config: RunConfig, facts: StreamFacts, task: int) -> StreamFacts:
-    """The stream up to ``task``; the whole stream if ``model.classes`` is 'all'."""
-    known = facts.up_to(task)
-    # A single class of token sequences would read as language, which has no classes.
-    return facts if config.model.classes == "all" or known.modality is not facts.modality else known
-
-
 def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mixing | None:
     if recipe is None:
         return None
     return make_mixing(facts.num_outputs, config.train.mixing, label_smoothing=config.train.label_smoothing)
-
-
-def build_method_and_recipe(
-    config: RunConfig,
-    facts: StreamFacts,
-    device: torch.device,
-    *,
-    weights: bool = True,
-    task0: Path | None = None,
-    own: OwnModel | None = None,
-) -> tuple[Method, Recipe | None]:
-    """The method with its model, and the recipe of its images; the data need not be there."""
-    data, train = config.data, config.train
-    check_suits(config.method.name, facts.modality.name, domains=bool(facts.domains))
-    seed_all(config.seed, "model")
-    model = build_model(config.model, facts, weights=weights) if own is None else own.build(facts.num_outputs)
-    recipe: Recipe | None = None
-    transforms = None
-    if facts.modality.augmented:
-        height, width = getattr(model, "img_size", (None, None))  # pixels of the images that the model was made for
-        size = height if data.recipe == "deit" and height == width else None
-        recipe = (own and own.recipe(facts.images.channels)) or make_recipe(
-            data.recipe,
-            facts.images,
-            size=data.image_size or size,
-            eval_normalization=data.eval_normalization,
-            val_transform=data.val_transform,
-        )
-        transforms = Transforms(recipe.train, recipe.eval, strong_recipe(recipe).train)
-        if (resize := getattr(model, "set_input_size", None)) is not None:
-            resize(recipe.size)
-    elif train.mixing != "none" or train.label_smoothing:
-        raise ConfigError("sequences are not mixed or smoothed: set train.mixing=none train.label_smoothing=0")
-    if weights and (task0 is not None or train.task0 not in TASK0_KINDS):
-        try:
-            found = task0 or find_weights(train.task0)  # which may be named as `model.weights` may
-        except CheckpointError as error:
-            raise CheckpointError(f"train.task0: cannot read the weights: {error}") from None
-        load_weights(model, found)
-    method = build_method(
-        model.to(device),
-        config.method.name,
-        num_classes=facts.num_outputs,
-        num_tasks=len(facts.task_sizes),
-        task_sizes=facts.task_sizes,
-        data_kind=facts.modality.name,
-        domains=bool(facts.domains),
-        transforms=transforms,
-        seed=config.seed,
-        **config.method.options,
-    )
-    method.module.to(device)
-    return method, recipe
-
-
-def load_weights(into: nn.Module | Method, path: Path) -> None:
-    """Load the weights that a run saved after a task (``task_00.safetensors``).
-
-    A method built like the run's gets the head that the run had reached; a model, to train on, the classifier that was
-    in training.
-    """
-    try:
-        weights = load(read_checked(path))
-        if isinstance(into, Method):
-            into.load_weights(weights)
-        else:
-            into.load_state_dict(with_rows_of(training_weights(into, weights), into))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read the weights {path}: {error}") from None
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights {path} do not fit the model: {error}") from None

@@ -2,8 +2,16 @@
 
 from infssm.data.recipes.factory import deit_recipe, list_recipes, make_recipe, strong_recipe
 from infssm.data.recipes.mixing import Mixing, make_mixing
-from infssm.data.recipes.recipe import CIFAR100, DIGITS, IMAGENET, LightRecipe, PerImageRecipe, Recipe, Stats
-from infssm.data.recipes.strong import StrongRecipe
+from infssm.data.recipes.recipe import (
+    CIFAR100,
+    DIGITS,
+    IMAGENET,
+    LightRecipe,
+    PerImageRecipe,
+    Recipe,
+    Stats,
+    StrongRecipe,
+)
 
 __all__ = [
     "CIFAR100",

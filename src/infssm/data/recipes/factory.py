@@ -11,8 +11,16 @@ from infssm._registry import suggest
 from infssm._torchvision import timm
 from infssm.data.dataset import Dataset
 from infssm.data.facts import ImageFacts
-from infssm.data.recipes.recipe import CIFAR100, DIGITS, IMAGENET, LightRecipe, PerImageRecipe, Recipe, Stats
-from infssm.data.recipes.strong import StrongRecipe
+from infssm.data.recipes.recipe import (
+    CIFAR100,
+    DIGITS,
+    IMAGENET,
+    LightRecipe,
+    PerImageRecipe,
+    Recipe,
+    Stats,
+    StrongRecipe,
+)
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -116,8 +116,8 @@ def load_hub(
                 for row in table.select_columns([*columns, domain] if domain else columns)
                 if row[columns[0]] is not None
             )
-            found = text_dataset(title, texts, length=length, tokenizer=tokenizer)
-            return replace(found, domain_word=domain or "domain")
+            dataset = text_dataset(title, texts, length=length, tokenizer=tokenizer)
+            return replace(dataset, domain_word=domain or "domain")
         domains: Any = ()
         domain_of = None
         if domain:
@@ -145,15 +145,15 @@ def _parts(name: str) -> list[Any]:
     datasets: Any = require("datasets", install="data=hf:... needs it: pip install 'infssm[hf]'")
     folder = Path(name).expanduser()
     try:
-        found: Any = datasets.load_from_disk(str(folder)) if folder.is_dir() else datasets.load_dataset(name)
+        parts: Any = datasets.load_from_disk(str(folder)) if folder.is_dir() else datasets.load_dataset(name)
     except Exception as error:
         raise DataError(f"cannot load {name!r} with the datasets library: {one_line(error)}") from error
-    if not isinstance(found, datasets.DatasetDict):
-        return [found]
-    if "train" not in found:
-        raise DataError(f"{name!r} has no part 'train'; it has {', '.join(found)}")
-    test = [found[part] for part in ("test", "validation") if part in found]
-    return [found["train"], *test[:1]]
+    if not isinstance(parts, datasets.DatasetDict):
+        return [parts]
+    if "train" not in parts:
+        raise DataError(f"{name!r} has no part 'train'; it has {', '.join(parts)}")
+    test = [parts[part] for part in ("test", "validation") if part in parts]
+    return [parts["train"], *test[:1]]
 
 
 def _of_type(features: Any, kind: str) -> list[str]:

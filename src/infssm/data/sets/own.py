@@ -172,23 +172,23 @@ def _dataset(root: Path, name: str, folders: Sequence[_Folder], *, stratified: b
     Classes without files, and files of a format whose library is not installed, are left out with a warning.
     """
     known = images.SUFFIXES | audio.SUFFIXES
-    found = [(folder, f"{folder.path}/{file}") for folder in folders for file in sorted(walk(root / folder.path))]
-    found = [(folder, path) for folder, path in found if _suffix(path) in known]
+    files = [(folder, f"{folder.path}/{file}") for folder in folders for file in sorted(walk(root / folder.path))]
+    files = [(folder, path) for folder, path in files if _suffix(path) in known]
     for suffixes, library, description in _OPTIONAL:
-        skipped = [path for _, path in found if _suffix(path) in suffixes] if find_spec(library) is None else []
+        skipped = [path for _, path in files if _suffix(path) in suffixes] if find_spec(library) is None else []
         if skipped:
             warnings.warn(f"{root}: left out {len(skipped)} {description}: {shown(skipped)}", UserWarning, stacklevel=4)
-            found = [(folder, path) for folder, path in found if _suffix(path) not in suffixes]
-    if not found:
+            files = [(folder, path) for folder, path in files if _suffix(path) not in suffixes]
+    if not files:
         raise DataError(f"no class folder of {root} holds images or sounds ({', '.join(sorted(known))})")
-    classes, domains = (sorted({getattr(folder, key) for folder, _ in found}) for key in ("label", "domain"))
+    classes, domains = (sorted({getattr(folder, key) for folder, _ in files}) for key in ("label", "domain"))
     if empty := sorted({folder.label for folder in folders} - set(classes)):
         warnings.warn(
             f"{root}: {len(empty)} class folders hold no images or sounds and are left out: {shown(empty)}",
             UserWarning,
             stacklevel=4,
         )
-    paths = tuple(path for _, path in found)
+    paths = tuple(path for _, path in files)
     sounds = [path for path in paths if _suffix(path) in audio.SUFFIXES]
     if len(sounds) not in (0, len(paths)):
         raise DataError(f"{root} holds {len(sounds)} sounds and {len(paths) - len(sounds)} images: keep one kind")
@@ -196,11 +196,11 @@ def _dataset(root: Path, name: str, folders: Sequence[_Folder], *, stratified: b
         name,
         tuple(classes),
         SoundFiles(root, paths, _rate(root, paths)) if sounds else FileImages(root, paths),
-        _numbers(classes, (folder.label for folder, _ in found)),
-        num_test=sum(folder.test for folder, _ in found),
+        _numbers(classes, (folder.label for folder, _ in files)),
+        num_test=sum(folder.test for folder, _ in files),
         stratified=stratified or bool(sounds),
         domains=() if domains == [""] else tuple(domains),
-        domain_of=None if domains == [""] else _numbers(domains, (folder.domain for folder, _ in found)),
+        domain_of=None if domains == [""] else _numbers(domains, (folder.domain for folder, _ in files)),
     )
 
 

@@ -38,19 +38,19 @@ def speech_digits(root: Path) -> Dataset:
     folder = find_layout("speech-digits", root, candidates, what="spoken digits")
     if (folder / "recordings").is_dir():
         folder = folder / "recordings"
-    found = [(m, path.name) for path in sorted(folder.glob("*.wav")) if (m := _NAME.fullmatch(path.name))]
-    if not found:
+    recordings = [(m, path.name) for path in sorted(folder.glob("*.wav")) if (m := _NAME.fullmatch(path.name))]
+    if not recordings:
         raise DataError(f"{folder} holds no recordings such as 7_jackson_32.wav")
-    found.sort(key=lambda item: (int(item[0][3]) < _TEST, item[1]))
-    speakers = tuple(sorted({match[2] for match, _ in found}))
+    recordings.sort(key=lambda item: (int(item[0][3]) < _TEST, item[1]))
+    speakers = tuple(sorted({match[2] for match, _ in recordings}))
     return Dataset(
         "speech-digits",
         tuple("0123456789"),
-        SoundFiles(folder, tuple(name for _, name in found), RATE),
-        np.array([int(match[1]) for match, _ in found]),
-        num_test=sum(int(match[3]) < _TEST for match, _ in found),
+        SoundFiles(folder, tuple(name for _, name in recordings), RATE),
+        np.array([int(match[1]) for match, _ in recordings]),
+        num_test=sum(int(match[3]) < _TEST for match, _ in recordings),
         stratified=True,
         domains=speakers,
         domain_word="speaker",
-        domain_of=np.array([speakers.index(match[2]) for match, _ in found]),
+        domain_of=np.array([speakers.index(match[2]) for match, _ in recordings]),
     )

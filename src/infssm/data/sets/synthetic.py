@@ -43,7 +43,8 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
     """Write generated images under ``root`` in the real layout of a data set, for smoke runs of its presets.
 
     Args:
-        name: ``cifar100``, ``imagenet-r``, ``caltech256``, ``cub200`` or ``speech-digits``, whose sounds are tones.
+        name: ``cifar100``, ``imagenet-r``, ``caltech256``, ``cub200``, ``tiny-imagenet-200/train`` or
+            ``speech-digits``, whose sounds are tones.
         root: data root to write under.
         per_class: images per class (and per part, where there are two).
         size: height of the images; CIFAR's stay at 32.
@@ -53,6 +54,7 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
         "imagenet-r": ("imagenet-r",),
         "caltech256": ("256_ObjectCategories",),
         "cub200": ("cub200/train", "cub200/test"),
+        "tiny-imagenet-200/train": ("tiny-imagenet-200/train",),
     }
     if name == "cifar100":
         return _write_cifar100(root / "cifar-100-python", per_class)
@@ -67,6 +69,7 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
         images = make_images(len(names), per_class, (size, size + size // 4, 3), seed=seed)
         for number, image in enumerate(images):
             target = root / folder / names[number // per_class]
+            target /= "images" if name.startswith("tiny-imagenet") else ""  # one folder deeper, as published
             target.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(target / f"image{number % per_class:03d}.jpg")
     return root / layouts[name][0].partition("/")[0]

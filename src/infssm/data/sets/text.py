@@ -245,9 +245,9 @@ def _tokenizer(path: str | None) -> tuple[_Encode, int]:
                     "file (iconv -t utf-8) or leave the tokenizer out, so that bytes are the tokens"
                 ) from error
             with _one_line_errors(f"the tokenizer {path} cannot encode {source}"):
-                found = tokenizer.encode(text)
-                ids, added = np.array(found.ids, np.int64), np.array(found.special_tokens_mask, bool)
-                characters = np.fromiter((end for _, end in found.offsets), np.int64, len(ids))
+                encoding = tokenizer.encode(text)
+                ids, added = np.array(encoding.ids, np.int64), np.array(encoding.special_tokens_mask, bool)
+                characters = np.fromiter((end for _, end in encoding.offsets), np.int64, len(ids))
                 codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
                 sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
                 ends = start + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[characters]  # in UTF-8

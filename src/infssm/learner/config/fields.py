@@ -177,8 +177,9 @@ class TrainConfig(Section):
     schedule: Literal["authors", "plain"] = "plain"
     """'authors': epoch-wise, one epoch behind, cosine that includes the warm-up (release); 'plain': step-wise warm-up,
     then cosine over the rest"""
-    lr_scale: float = Field(default=1.0, gt=0)
-    """factor on the base learning rate per task (Tables 12-19: 0.25, 0.5); above 1 for self-replay, with 'once'"""
+    lr_scale: float | None = Field(default=None, gt=0)
+    """factor on the base learning rate per task (Tables 12-19: 0.25, 0.5); above 1 for self-replay, with 'once'; null:
+    0.03 with 'once' where a fitted head (lda, gda, ...) follows features that move, else 1"""
     lr_scale_variant: Literal["authors", "plain", "once"] = "plain"
     """base of task t: 'authors' lr*s^(t+1) (release), 'plain' lr*s^t, 'once' lr then lr*s"""
     weight_decay: float = Field(default=0.05, ge=0)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import LogConfig, MethodConfig, RunConfig
-from infssm.learner.optim.schedule import task_lr
-from infssm.learner.precision import settle_precision
+from infssm.learner.devices import settle_precision
+from infssm.learner.optim import task_lr
 from infssm.methods import list_methods, method_options, parse_name
+from infssm.methods.core.build import Composition
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Decide what a configuration leaves to the machine and the method: threads, precision, task 0.
+    """Decide what a configuration leaves to the machine and the method: threads, precision, task 0, later rates.
 
     Sums depend on the number of threads in their last digits, so it must not depend on what else is running: models
     called ``..._nano`` get one, in which they are fastest, others all that torch has here.
     """
     train = config.train
     threads = train.threads or (1 if config.model.name.endswith("_nano") else torch.get_num_threads())
-    components = parse_name(config.method.name).classes
+    composition = parse_name(config.method.name)
+    components = composition.classes
     task0 = train.task0
     options = method_options(config.method.name, config.method.options)
     start_model = any(getattr(option, "start_model", False) for option in options.values())
@@ -27,10 +31,19 @@ def resolve(config: RunConfig) -> RunConfig:
         raise ConfigError(
             f"method.start_model keeps the model before task 0, which train.task0={task0} replaces: use train.task0=own"
         )
+    lora = any(getattr(option, "first_session", "all") == "lora" for option in options.values())
+    if lora and task0 not in ("train", "own"):
+        raise ConfigError(f"method.first_session=lora trains task 0, which train.task0={task0} replaces: leave it out")
     if task0 == "train":  # by cross-entropy alone, unless the method needs a model of its own
         plain = options.get("seq")
         full = getattr(plain, "mask", "current") == "full"  # trains the logits of later classes, in task 0 too
-        own = full or start_model or config.data.online or any(component.own_first_task for component in components)
+        own = (
+            full
+            or start_model
+            or lora
+            or config.data.online
+            or any(component.own_first_task for component in components)
+        )
         task0 = "own" if own else "plain"
     for component in components if config.model.classes == "grow" else ():
         if component.needs_total:
@@ -40,8 +53,20 @@ def resolve(config: RunConfig) -> RunConfig:
             )
     if config.data.online:
         _check_online(config)
-    changes = {"threads": threads, "precision": settle_precision(train), "task0": task0}
+    changes: dict[str, Any] = {"threads": threads, "precision": settle_precision(train), "task0": task0}
+    if train.lr_scale is None:
+        changes |= _later_rates(composition)
     return config.model_copy(update={"train": train.model_copy(update=changes)})
+
+
+def _later_rates(composition: Composition) -> dict[str, Any]:
+    """The factor on the learning rate of tasks after the first, where none is given.
+
+    The statistics of a fitted head follow the features only as far as a linear map of them does: features that go on
+    at the first task's rate leave it behind.
+    """
+    follows = composition.head.fitted and not (composition.base.freezes or composition.base.joint)
+    return {"lr_scale": 0.03, "lr_scale_variant": "once"} if follows else {"lr_scale": 1.0}
 
 
 def _check_online(config: RunConfig) -> None:

@@ -1,9 +1,9 @@
 """What is measured, the accuracy matrix, the confusion of classes, and everything computed from them."""
 
+from infssm.learner.metrics.accuracies import Accuracies
 from infssm.learner.metrics.confusion import Confusion
-from infssm.learner.metrics.matrix import Accuracies, AccuracyMatrix
+from infssm.learner.metrics.matrix import AccuracyMatrix
 from infssm.learner.metrics.measure import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE, Measure, measure_of
-from infssm.learner.metrics.measures import aa_curve, per_task_forgetting, per_task_transfer
 from infssm.learner.metrics.reliability import auroc, expected_calibration_error
 from infssm.learner.metrics.summary import Summary, summarize
 
@@ -17,11 +17,8 @@ __all__ = [
     "Confusion",
     "Measure",
     "Summary",
-    "aa_curve",
     "auroc",
     "expected_calibration_error",
     "measure_of",
-    "per_task_forgetting",
-    "per_task_transfer",
     "summarize",
 ]

@@ -6,96 +6,20 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from infssm.errors import ConfigError, DataError
-from infssm.learner.metrics import measures
+from infssm.learner.metrics.accuracies import Accuracies, ForgettingRule, Matrix, mean_or_nan
 from infssm.learner.metrics.measure import ACCURACY, BITS_PER_TOKEN, Measure, measure_of
-from infssm.learner.metrics.measures import ForgettingRule, Matrix
 
 _VALUE = "class_incremental"
 _OTHERS = ("step", "task", "task_incremental", "samples", "num_tasks", "tokens")
 """Columns of the CSV; that of the values is called by the measure, accuracy by :data:`_VALUE`."""
 _UNREADABLE = (LookupError, StopIteration, TypeError, ValueError, MemoryError, ConfigError, DataError, csv.Error)
 """What reading damaged files raises."""
-
-
-@dataclass(frozen=True)
-class Accuracies:
-    """The finished rows of one scenario, and what follows from them.
-
-    Attributes:
-        values: [steps, steps] accuracies as fractions (or values of another measure), NaN above the diagonal.
-        samples: [steps] test images per task.
-        measure: what the values are. Forgetting and transfer count in the direction that is better: forgetting is
-            positive where a task got worse, transfer where it got better.
-    """
-
-    values: Matrix
-    samples: Matrix
-    measure: Measure = ACCURACY
-
-    @property
-    def aa_curve(self) -> Matrix:
-        """AA after every step, tasks weighing equally: [steps]."""
-        return measures.aa_curve(self.values)
-
-    @property
-    def weighted_aa_curve(self) -> Matrix:
-        """AA after every step, images weighing equally: [steps]. NaN when the image counts are unknown."""
-        if np.isnan(self.samples).any():
-            return np.full(len(self.values), np.nan)
-        return measures.aa_curve(self.values, self.samples)
-
-    @property
-    def aa(self) -> float:
-        """Average accuracy over the seen tasks after the last step."""
-        return float(self.aa_curve[-1]) if len(self.values) else math.nan
-
-    @property
-    def weighted_aa(self) -> float:
-        """Accuracy over all images of the seen tasks after the last step (other toolkits' "average accuracy")."""
-        return float(self.weighted_aa_curve[-1]) if len(self.values) else math.nan
-
-    @property
-    def aia(self) -> float:
-        """Average incremental accuracy: mean of the AA curve."""
-        return measures.mean_or_nan(self.aa_curve)
-
-    @property
-    def weighted_aia(self) -> float:
-        """Mean of the image-weighted AA curve."""
-        return measures.mean_or_nan(self.weighted_aa_curve)
-
-    @property
-    def harmonic(self) -> float:
-        """Harmonic mean of the last accuracies on task 0 and on all images of later tasks; NaN before the second."""
-        if len(self.values) < 2:
-            return math.nan
-        last, images = self.values[-1], self.samples
-        base, new = float(last[0]), float((last[1:] * images[1:]).sum() / images[1:].sum())
-        return 2 * base * new / (base + new) if base + new > 0 else 0.0
-
-    @property
-    def bwt(self) -> float:
-        """Backward transfer: mean change of earlier tasks since each was learnt; NaN before the second task."""
-        return measures.mean_or_nan(self.transfer_per_task()) if len(self.values) else math.nan
-
-    def fm(self, rule: ForgettingRule = "code") -> float:
-        """Forgetting measure; NaN before the second task. See :func:`measures.per_task_forgetting` for ``rule``."""
-        return measures.mean_or_nan(self.forgetting_per_task(rule))
-
-    def forgetting_per_task(self, rule: ForgettingRule = "code") -> Matrix:
-        """Forgetting of every task but the last: [steps - 1]."""
-        return measures.per_task_forgetting(self.measure.sign * self.values, rule)
-
-    def transfer_per_task(self) -> Matrix:
-        """Backward transfer of every task but the last: [steps - 1]."""
-        return measures.per_task_transfer(self.measure.sign * self.values)
 
 
 class AccuracyMatrix:
@@ -232,7 +156,7 @@ class AccuracyMatrix:
     def fwt(self) -> float:
         """Forward transfer: mean gain over guessing of every later task, just before its turn."""
         before = np.diagonal(self._ahead[1:], 1)[: max(self.steps - 1, 0)]  # of task j + 1 after task j
-        return measures.mean_or_nan(self.measure.sign * (before - self._ahead[0, 1 : len(before) + 1]))
+        return mean_or_nan(self.measure.sign * (before - self._ahead[0, 1 : len(before) + 1]))
 
     @property
     def of_domains(self) -> bool:
@@ -242,7 +166,7 @@ class AccuracyMatrix:
     @property
     def newest(self) -> float:
         """Mean over tasks of the value right after a task's own training."""
-        return measures.mean_or_nan(np.diagonal(self._class)[: self.steps])
+        return mean_or_nan(np.diagonal(self._class)[: self.steps])
 
     @property
     def all_values(self) -> Matrix:

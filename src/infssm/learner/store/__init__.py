@@ -2,6 +2,6 @@
 
 from infssm.learner.store.directory import RunDirectory, find_runs
 from infssm.learner.store.env import commit_of, environment
-from infssm.learner.store.manifest import read_checked
+from infssm.learner.store.layout import read_checked
 
 __all__ = ["RunDirectory", "commit_of", "environment", "find_runs", "read_checked"]

@@ -16,9 +16,9 @@ from infssm._files import atomic_file, explained
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import settings_digest
 from infssm.learner.metrics import AccuracyMatrix, Confusion
-from infssm.learner.store import names
+from infssm.learner.store import layout
+from infssm.learner.store.layout import Manifest, digest_of, read_checked
 from infssm.learner.store.lock import locked
-from infssm.learner.store.manifest import Manifest, digest_of, read_checked
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class RunDirectory:
     | ``confusion.json`` | test images by true and predicted class, after the last task done |
     | ``result.json`` | the measures; written when the run is complete |
     | ``checkpoints/`` | ``last.ckpt`` to resume from, ``task_00.safetensors`` ... to use |
-    | ``report.html`` | all of it to look at |
+    | ``report.html`` | tables and charts of all of it |
     | ``lock`` | which process works here |
 
     Other files that lie in the folder stay there, whatever is done to the run.
@@ -46,12 +46,12 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.config_path = self.path / names.CONFIG
-        self.split_path = self.path / names.SPLIT
-        self.metrics_path = self.path / names.METRICS
-        self.report_path = self.path / names.REPORT
-        self.checkpoints = self.path / names.CHECKPOINTS
-        self.last_checkpoint = self.path / names.LAST
+        self.config_path = self.path / layout.CONFIG
+        self.split_path = self.path / layout.SPLIT
+        self.metrics_path = self.path / layout.METRICS
+        self.report_path = self.path / layout.REPORT
+        self.checkpoints = self.path / layout.CHECKPOINTS
+        self.last_checkpoint = self.path / layout.LAST
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
@@ -75,7 +75,7 @@ class RunDirectory:
         run = cls(path)
         if not run.is_run:
             raise ConfigError(
-                f"{path} is not a run directory: it has no {names.MARKER} (give the folder that holds it, "
+                f"{path} is not a run directory: it has no {layout.MARKER} (give the folder that holds it, "
                 "or start a run with `infssm run`, a learner with `infssm learn`)"
             )
         return run
@@ -83,15 +83,15 @@ class RunDirectory:
     @property
     def is_run(self) -> bool:
         """Whether infssm made this folder: it has a ``run.json``, or all the rest where a damaged one was deleted."""
-        rest = (names.CONFIG, names.ENV, names.SPLIT, names.CHECKPOINTS)
-        return os.path.lexists(self.path / names.MARKER) or all((self.path / name).exists() for name in rest)
+        rest = (layout.CONFIG, layout.ENV, layout.SPLIT, layout.CHECKPOINTS)
+        return os.path.lexists(self.path / layout.MARKER) or all((self.path / name).exists() for name in rest)
 
     def check_usable(self) -> None:
-        """Raise where a run here would replace files that are none of ours."""
+        """Raise where a run in this folder would replace files that no run wrote."""
         if self.is_run:
             return
         try:
-            taken = [file for file in names.our_files(self.path) if not names.is_unfinished_write(file)]
+            taken = [file for file in layout.our_files(self.path) if not layout.is_unfinished_write(file)]
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error.strerror}; choose another folder with --out") from error
         if taken:
@@ -115,46 +115,46 @@ class RunDirectory:
 
     def adopt(self) -> None:
         """Go on with an unfinished run: remove half-written files, and take checksums where ``run.json`` is lost."""
-        for path in filter(names.is_unfinished_write, names.our_files(self.path)):
+        for path in filter(layout.is_unfinished_write, layout.our_files(self.path)):
             with explained(path):
                 path.unlink(missing_ok=True)
-        if not os.path.lexists(self.path / names.MARKER):
+        if not os.path.lexists(self.path / layout.MARKER):
             manifest = Manifest(settings_digest(self.config()))
-            for name in (names.ENV, names.MATRIX, *map(names.weights_name, self.saved_tasks)):
+            for name in (layout.ENV, layout.MATRIX, *map(layout.weights_name, self.saved_tasks)):
                 if (self.path / name).is_file():
                     manifest = manifest.expecting(name, digest_of((self.path / name).read_bytes()))
             manifest.write(self.path)
 
     def _clear(self) -> None:
         """Remove the files of a run; first those that would make the rest look like one."""
-        files = names.our_files(self.path)
-        first = [self.path / names.RESULT, *map(self.weights_path, self.saved_tasks)]
+        files = layout.our_files(self.path)
+        first = [self.path / layout.RESULT, *map(self.weights_path, self.saved_tasks)]
         for path in [*(f for f in files if f in first), *(f for f in files if f not in first)]:
-            if path.name != names.MARKER:
+            if path.name != layout.MARKER:
                 with explained(path):
                     path.unlink(missing_ok=True)
 
     def drop_checkpoints(self) -> None:
         """Remove what only serves to continue the run; the models stay."""
-        for path in [*self.checkpoints.glob("last.ckpt*"), *names.best_files(self.path)]:
+        for path in [*self.checkpoints.glob("last.ckpt*"), *layout.best_files(self.path)]:
             path.unlink(missing_ok=True)
 
     def weights_path(self, task: int) -> Path:
         """Where the model after a task is."""
-        return self.path / names.weights_name(task)
+        return self.path / layout.weights_name(task)
 
     @property
     def saved_tasks(self) -> list[int]:
         """Tasks whose model was saved and is still there."""
-        return names.tasks_of(os.listdir(self.checkpoints) if self.checkpoints.is_dir() else ())
+        return layout.tasks_of(os.listdir(self.checkpoints) if self.checkpoints.is_dir() else ())
 
     @property
     def complete(self) -> bool:
         """Whether the run went through all its tasks."""
-        return os.path.lexists(self.path / names.RESULT)
+        return os.path.lexists(self.path / layout.RESULT)
 
     def verify(self) -> None:
-        """Raise for the first file that is not what the run wrote; files that are missing are no matter here."""
+        """Raise for the first file that is not what the run wrote; missing files are not checked."""
         for name in Manifest.read(self.path).files:
             if os.path.lexists(self.path / name):
                 self._read(name)
@@ -178,33 +178,33 @@ class RunDirectory:
 
     def env(self) -> dict[str, Any]:
         """The environment the run was started in."""
-        return self._json(names.ENV)
+        return self._json(layout.ENV)
 
     def result(self) -> dict[str, Any]:
         """The measures of a complete run."""
         if not self.complete:
             raise DataError(f"the run {self.path} is not complete: continue it with `infssm resume {self.path}`")
-        return self._json(names.RESULT)
+        return self._json(layout.RESULT)
 
     def matrix(self) -> AccuracyMatrix:
         """The accuracy matrix as far as it is filled."""
-        path = self.path / names.MATRIX
+        path = self.path / layout.MATRIX
         final = self.result().get("matrix") if self.complete else None
-        known = None if final is None else self._parsed(names.RESULT, lambda: AccuracyMatrix.from_json(final))
+        known = None if final is None else self._parsed(layout.RESULT, lambda: AccuracyMatrix.from_json(final))
         if not os.path.lexists(path):
             if known is None:
                 raise DataError(f"the run {self.path} has not finished its first task")
             return known
-        content = self._read(names.MATRIX)
-        matrix = self._parsed(names.MATRIX, lambda: AccuracyMatrix.from_csv(content.decode()))
+        content = self._read(layout.MATRIX)
+        matrix = self._parsed(layout.MATRIX, lambda: AccuracyMatrix.from_csv(content.decode()))
         if known is not None and known.to_csv() != matrix.to_csv():
-            raise DataError(f"{path} is damaged: it differs from the matrix in {names.RESULT}; {names.REMEDY}")
+            raise DataError(f"{path} is damaged: it differs from the matrix in {layout.RESULT}; {layout.REMEDY}")
         return matrix if known is None else known  # which also has what a table of tasks cannot hold
 
     @property
     def last_task(self) -> int | None:
         """The last task whose model the run saved, whether or not the file is still there; None before the first."""
-        return max([*self.saved_tasks, *names.tasks_of(Manifest.read(self.path).files)], default=None)
+        return max([*self.saved_tasks, *layout.tasks_of(Manifest.read(self.path).files)], default=None)
 
     def saved_task(self, task: int | None = None) -> int:
         """The task after which the asked-for model was saved (the last one unless given); ConfigError without it."""
@@ -214,24 +214,24 @@ class RunDirectory:
             missing = "" if wanted is None else f", not after {'the last one, ' if task is None else ''}task {wanted}"
             raise ConfigError(
                 f"{self.path} has saved weights after {there}{missing}: restore the file or choose another task with "
-                f"--task; an unfinished run goes on with `infssm resume {self.path}`"
+                f"--task; continue an unfinished run with `infssm resume {self.path}`"
             )
         return wanted
 
     def stream(self) -> dict[str, Any]:
         """What the model has to know of its data, as plain values."""
-        return self._json(names.STREAM)
+        return self._json(layout.STREAM)
 
     def confusion(self) -> Confusion | None:
         """Which classes are taken for which; None for a run that did not record it."""
-        if not os.path.lexists(self.path / names.CONFUSION):
+        if not os.path.lexists(self.path / layout.CONFUSION):
             return None
-        values = self._json(names.CONFUSION)
-        return self._parsed(names.CONFUSION, lambda: Confusion.from_json(values))
+        values = self._json(layout.CONFUSION)
+        return self._parsed(layout.CONFUSION, lambda: Confusion.from_json(values))
 
     def names_per_task(self) -> list[tuple[str, ...]]:
         """What each task is of, its classes or its domain; empty where that was not recorded."""
-        if os.path.lexists(self.path / names.STREAM) and (domains := self.stream().get("domains")):
+        if os.path.lexists(self.path / layout.STREAM) and (domains := self.stream().get("domains")):
             return [(str(domain),) for domain in domains]
         confusion = self.confusion()
         return confusion.names_per_task if confusion else []
@@ -241,7 +241,7 @@ class RunDirectory:
         if not os.path.lexists(self.metrics_path):
             return []
         found = []
-        for number, line in enumerate(self._read(names.METRICS).split(b"\n")[:-1], start=1):
+        for number, line in enumerate(self._read(layout.METRICS).split(b"\n")[:-1], start=1):
             try:
                 values = json.loads(line)
             except (ValueError, RecursionError):
@@ -257,7 +257,7 @@ class RunDirectory:
     def seal_metrics(self) -> None:
         """Take the checksum of the metric lines: they are complete."""
         if self.metrics_path.is_file():
-            self._expect(names.METRICS, self.metrics_path.read_bytes())
+            self._expect(layout.METRICS, self.metrics_path.read_bytes())
 
     def write(self, name: str, content: bytes, *, checked: bool = True) -> None:
         """Write a file of the run whole or not at all; ``checked``: after its checksum, which later reads ask for."""
@@ -271,9 +271,9 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the run; the report is made of the others and never read, so it needs no checksum."""
-        if name == names.CONFIG:  # its checksum is over the settings that count, so that folders may be moved
+        if name == layout.CONFIG:  # its checksum is over the settings that count, so that folders may be moved
             replace(Manifest.read(self.path), settings=settings_digest(yaml.safe_load(text))).write(self.path)
-        self.write(name, text.encode(), checked=name not in (names.CONFIG, names.REPORT))
+        self.write(name, text.encode(), checked=name not in (layout.CONFIG, layout.REPORT))
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a JSON file of the run whole or not at all."""
@@ -281,7 +281,7 @@ class RunDirectory:
 
     def write_weights(self, task: int, content: bytes) -> None:
         """Write the model after a task whole or not at all."""
-        self.write(names.weights_name(task), content)
+        self.write(layout.weights_name(task), content)
 
     def _expect(self, name: str, content: bytes) -> None:
         Manifest.read(self.path).expecting(name, digest_of(content)).write(self.path)
@@ -291,20 +291,20 @@ class RunDirectory:
         try:
             return read_checked(path)
         except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}; {names.REMEDY}") from None
+            raise DataError(f"cannot read {path}: {error.strerror}; {layout.REMEDY}") from None
 
     def _json(self, name: str) -> dict[str, Any]:
         content = self._read(name)
         values = self._parsed(name, lambda: json.loads(content))
         if not isinstance(values, dict):
-            raise DataError(f"{self.path / name} is damaged: it holds no named values; {names.REMEDY}")
+            raise DataError(f"{self.path / name} is damaged: it holds no named values; {layout.REMEDY}")
         return values
 
     def _parsed(self, name: str, parse: Callable[[], T]) -> T:
         try:
             return parse()
         except (DataError, ValueError, RecursionError) as error:
-            raise DataError(f"{self.path / name} is damaged: {error}; {names.REMEDY}") from None
+            raise DataError(f"{self.path / name} is damaged: {error}; {layout.REMEDY}") from None
 
 
 def find_runs(paths: Iterable[str | os.PathLike[str]], *, complete: bool = True) -> list[RunDirectory]:
@@ -313,8 +313,8 @@ def find_runs(paths: Iterable[str | os.PathLike[str]], *, complete: bool = True)
     for path in map(Path, paths):
         if not path.exists():
             raise ConfigError(f"there is no {path}")
-        found |= {file.parent for name in (names.MARKER, names.CONFIG) for file in path.rglob(name)}
-    runs = [RunDirectory(path) for path in sorted(found) if path.parent.name != names.TASK0]
+        found |= {file.parent for name in (layout.MARKER, layout.CONFIG) for file in path.rglob(name)}
+    runs = [RunDirectory(path) for path in sorted(found) if path.parent.name != layout.TASK0]
     return [run for run in runs if run.complete] if complete else runs
 
 

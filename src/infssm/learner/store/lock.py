@@ -19,7 +19,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from infssm._files import explained
 from infssm.errors import ConfigError
-from infssm.learner.store import names
+from infssm.learner.store import layout
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -34,7 +34,7 @@ def locked(folder: Path, then: str | None = None) -> Iterator[None]:
 
     ``then`` is what to do once that process is done; a run is resumed by default.
     """
-    path = folder.resolve() / names.LOCK
+    path = folder.resolve() / layout.LOCK
     lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False)
     with contextlib.ExitStack() as stack:
         try:

@@ -8,13 +8,13 @@ import zipfile
 
 from infssm._registry import shorten
 from infssm.errors import DataError
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.manifest import Manifest, digest_of
+from infssm.learner.store.layout import Manifest, digest_of
 
-_LAST = (names.LAST, names.RESULT)
+_LAST = (layout.LAST, layout.RESULT)
 """The checkpoint and the result: they are written last, after the files that they refer to."""
-_OWN = (names.MARKER, names.CONFIG, names.REPORT)
+_OWN = (layout.MARKER, layout.CONFIG, layout.REPORT)
 """Not sent: they hold paths of this machine, and the receiver writes its own."""
 _UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError)
 """What zipfile and json raise for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
@@ -28,15 +28,15 @@ def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:
     known = {} if known is None else known
     parcel = io.BytesIO()
     with zipfile.ZipFile(parcel, "w", zipfile.ZIP_STORED) as archive:
-        for path in names.our_files(run.path):
+        for path in layout.our_files(run.path):
             name = path.relative_to(run.path).as_posix()
-            if name in _OWN or names.is_unfinished_write(path) or not path.is_file():
+            if name in _OWN or layout.is_unfinished_write(path) or not path.is_file():
                 continue
             content = path.read_bytes()
             if known.get(name) != (digest := digest_of(content)):
                 known[name] = digest
                 archive.writestr(name, content)
-        archive.writestr(names.MARKER, json.dumps(sorted(Manifest.read(run.path).files)))
+        archive.writestr(layout.MARKER, json.dumps(sorted(Manifest.read(run.path).files)))
     return parcel.getvalue()
 
 
@@ -51,22 +51,24 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
             members = archive.infolist()
             foreign = [info.filename for info in members if not _is_fine(info)]
             files = {} if foreign else {info.filename: archive.read(info) for info in members}
-            checked = [] if foreign else json.loads(files.pop(names.MARKER))
+            checked = [] if foreign else json.loads(files.pop(layout.MARKER))
     except _UNREADABLE as error:
         reason = shorten(" ".join(str(error).split()), 200)
         raise DataError(f"what was sent for {run.path} is not a run: {reason}") from None
     if foreign:
         raise DataError(f"what was sent for {run.path} holds {shorten(repr(foreign[0]))}, which is not a file of a run")
     if not isinstance(checked, list) or not all(isinstance(name, str) for name in checked):
-        raise DataError(f"what was sent for {run.path} is not a run: its {names.MARKER} is not a list of names")
+        raise DataError(f"what was sent for {run.path} is not a run: its {layout.MARKER} is not a list of names")
     run.check_usable()
     run.make()
     with run.lock():
         Manifest.read(run.path).write(run.path)  # marks the folder as a run before anything else is in it
-        run.write_text(names.CONFIG, config)
+        run.write_text(layout.CONFIG, config)
         for name in sorted(files, key=lambda name: (_LAST.index(name) + 1 if name in _LAST else 0, name)):
             run.write(name, files[name], checked=name in checked)
 
 
 def _is_fine(info: zipfile.ZipInfo) -> bool:
-    return info.compress_type == zipfile.ZIP_STORED and (names.is_ours(info.filename) or info.filename == names.MARKER)
+    return info.compress_type == zipfile.ZIP_STORED and (
+        layout.is_ours(info.filename) or info.filename == layout.MARKER
+    )

@@ -10,7 +10,8 @@ lock                           which process writes here
 A version is written in this order: tensors, then its JSON file, then ``learner.json``. Each file is written aside,
 synced and renamed, so a process that is killed at any moment, or a power failure, leaves the version before or the
 version after, never a mixture. Versions that are no longer kept are removed last. Where they have to go, because a
-class was forgotten, ``learner.json`` says so until they are gone, and whoever opens the folder next finishes it.
+class was forgotten, ``learner.json`` says so until they are gone, and the next process that opens the folder finishes
+the removal.
 """
 
 from __future__ import annotations

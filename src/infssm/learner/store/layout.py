@@ -1,8 +1,9 @@
-"""``run.json``: marks a folder as a run directory, and holds the checksums of its files.
+"""The layout of a run directory: the names of its files, and ``run.json``, which holds their checksums.
 
-A checksum is written before the file it belongs to, beside the one of the content that is replaced. So a process may be
-killed at any moment: what lies there is always one of the two. Checkpoints (``*.ckpt``) and ``split.json`` carry
-checksums of their own, and ``config.yaml`` has one over the settings that count, so that folders may be moved.
+Files with other names are never touched. A checksum is written before the file it belongs to, beside the one of the
+content that is replaced. So a process may be killed at any moment: what lies there is always one of the two.
+Checkpoints (``*.ckpt``) and ``split.json`` carry checksums of their own, and ``config.yaml`` has one over the settings
+that count, so that folders may be moved.
 """
 
 from __future__ import annotations
@@ -10,16 +11,78 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infssm._files import write_text
 from infssm.errors import DataError
-from infssm.learner.store import names
 
 FORMAT = 1
 """Version of the run directory's layout."""
+MARKER = "run.json"
+LOCK = "lock"
+CONFIG = "config.yaml"
+ENV = "env.json"
+SPLIT = "split.json"
+STREAM = "stream.json"
+METRICS = "metrics.jsonl"
+MATRIX = "accuracy_matrix.csv"
+CONFUSION = "confusion.json"
+RESULT = "result.json"
+REPORT = "report.html"
+CHECKPOINTS = "checkpoints"
+TASK0 = "task0"
+"""Folder of a benchmark in which the models after task 0 are that its runs share."""
+LAST = f"{CHECKPOINTS}/last.ckpt"
+
+REMEDY = "restore it, or delete it if you can do without"
+"""The way out where one of a run's files is damaged."""
+
+_FILES = (MARKER, CONFIG, ENV, SPLIT, STREAM, METRICS, MATRIX, CONFUSION, RESULT, REPORT, "mlflow.txt")
+_CHECKPOINT = r"last\.ckpt(\.previous|\.damaged)?|best_\d{2,}_\d{3,}\.ckpt|task_\d{2,}\.safetensors"
+_NAME = "|".join([*map(re.escape, _FILES), _CHECKPOINT])
+_OURS = re.compile(
+    rf"({'|'.join(map(re.escape, _FILES))})"
+    rf"|{CHECKPOINTS}/({_CHECKPOINT})"
+    rf"|({CHECKPOINTS}/)?\.({_NAME})\.(\d+\.)?writing"
+    r"|tensorboard/events\.out\.tfevents\.[^/]+"
+)
+_WEIGHTS = re.compile(r"task_(\d{2,})\.safetensors")
+_BEST = re.compile(r"best_\d{2,}_\d{3,}\.ckpt")
+
+
+def weights_name(task: int) -> str:
+    """The model after a task, below the run directory."""
+    return f"{CHECKPOINTS}/task_{task:02}.safetensors"
+
+
+def tasks_of(files: Iterable[str]) -> list[int]:
+    """Tasks whose models are among files, in order."""
+    return sorted([int(match[1]) for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))])
+
+
+def best_files(folder: Path) -> list[Path]:
+    """Checkpoints of best epochs in a run directory."""
+    return [path for path in (folder / CHECKPOINTS).glob("best_*") if _BEST.fullmatch(path.name)]
+
+
+def our_files(folder: Path) -> list[Path]:
+    """Files of a folder that are named like files of a run, except the lock."""
+    found = [*folder.glob("*"), *folder.glob(f"{CHECKPOINTS}/*"), *folder.glob("tensorboard/*")]
+    files = [path for path in found if path.is_symlink() or not path.is_dir()]
+    return sorted(path for path in files if _OURS.fullmatch(path.relative_to(folder).as_posix()))
+
+
+def is_ours(name: str) -> bool:
+    """Whether a path below a run directory is the name of a finished file of a run."""
+    return _OURS.fullmatch(name) is not None and not name.endswith(".writing")
+
+
+def is_unfinished_write(path: Path) -> bool:
+    """Whether one of our files is a temporary one, left behind by a process that was killed."""
+    return path.name.endswith(".writing")
 
 
 _READ: dict[Path, tuple[tuple[int, ...], Manifest]] = {}
@@ -41,7 +104,7 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """The manifest of a run directory; an empty one where there is none."""
-        path = folder / names.MARKER
+        path = folder / MARKER
         try:
             now = os.stat(path)
             version = (now.st_ino, now.st_mtime_ns, now.st_size)
@@ -65,7 +128,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write ``run.json``."""
         values = {"format": FORMAT, "settings": self.settings, "files": self.files, "checksum": self._checksum()}
-        write_text(folder / names.MARKER, json.dumps(values, indent=2) + "\n")
+        write_text(folder / MARKER, json.dumps(values, indent=2) + "\n")
 
     def _checksum(self) -> str:
         text = json.dumps([self.settings, self.files], sort_keys=True)
@@ -80,9 +143,7 @@ class Manifest:
         """Raise unless ``content`` is what the run wrote to the file ``name``."""
         known = self.files.get(name)
         if known is not None and digest_of(content) not in known:
-            raise DataError(
-                f"{folder / name} is damaged: its checksum is not the one in {names.MARKER}; {names.REMEDY}"
-            )
+            raise DataError(f"{folder / name} is damaged: its checksum is not the one in {MARKER}; {REMEDY}")
 
 
 def digest_of(content: bytes) -> str:
@@ -91,7 +152,7 @@ def digest_of(content: bytes) -> str:
 
 
 def read_checked(path: Path) -> bytes:
-    """Content of a file; one that lies in a run directory is held against the run's checksum.
+    """Content of a file; inside a run directory it is compared with the checksum that the run stored.
 
     Raises OSError where it cannot be read, DataError where it is not what the run wrote.
     """
