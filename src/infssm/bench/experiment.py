@@ -18,7 +18,7 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import config_hash, flatten, to_dict
 from infssm.learner.config.resolve import resolve, task0_config
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.names import TASK0
+from infssm.learner.store.layout import TASK0
 
 
 @dataclass(frozen=True, eq=False)

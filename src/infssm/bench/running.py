@@ -21,16 +21,14 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
 from infssm.learner.devices import launch
 from infssm.learner.display import choose_screen
-from infssm.learner.events import Control, Listener, Note, RunBegan, RunEnded
+from infssm.learner.events import Control, Interrupted, Listener, Note, RunBegan, RunEnded, stop_on_signals
 from infssm.learner.log import Log
 from infssm.learner.loop import Loop
 from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.result import Result
-from infssm.learner.saving.checkpoint import load_newest, previous
-from infssm.learner.saving.progress import Position, Progress, check_belongs, check_best, restore_progress
+from infssm.learner.saving import Position, Progress, check_belongs, check_best, load_newest, previous, restore_progress
 from infssm.learner.setup import Setup, build, check_data, load_stream
-from infssm.learner.signals import Interrupted, stop_on_signals
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.env import environment
 from infssm.learner.store.lock import InUseError
@@ -72,7 +70,7 @@ def run(
 def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet: bool = False) -> Result:
     """Continue an interrupted run bit for bit; ``overrides`` may only touch what does not change its results."""
     directory = RunDirectory.open(path)
-    if directory.path.resolve().parent.name == names.TASK0:
+    if directory.path.resolve().parent.name == layout.TASK0:
         raise ConfigError(f"{path} is the task-0 model of other runs, which continue it when they are resumed")
     directory.verify()
     stored = load_config(directory.config())
@@ -151,8 +149,8 @@ def _train(
     if saved is None:
         progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
         if fabric.is_global_zero:
-            run.write_json(names.ENV, environment())
-            run.write_json(names.STREAM, setup.stream.facts.to_json())
+            run.write_json(layout.ENV, environment())
+            run.write_json(layout.STREAM, setup.stream.facts.to_json())
             setup.stream.split.save(run.split_path)
     else:
         check_belongs(saved, setup)
@@ -186,7 +184,7 @@ def _train(
         values: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in measures.items()}
         values |= {"seconds": progress.position.seconds, "matrix": progress.matrix.to_json()}
         run.seal_metrics()
-        run.write_json(names.RESULT, values)  # which marks the run as complete
+        run.write_json(layout.RESULT, values)  # which marks the run as complete
         write_report(run)
 
 
@@ -300,7 +298,7 @@ def _open(
                     f"kept. Restore {last}, choose another --out, or start over with `infssm run ... --overwrite`, "
                     "which removes them"
                 )
-            RunDirectory.create(run.path, overwrite=True).write_text(names.CONFIG, to_yaml(config))
+            RunDirectory.create(run.path, overwrite=True).write_text(layout.CONFIG, to_yaml(config))
         fabric.barrier()
         return None
     if fabric.is_global_zero:

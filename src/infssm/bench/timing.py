@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from infssm._timing import measure
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
+from infssm.learner.optim import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import Batch, Method, TaskInfo, build_method, train_step
 from infssm.models import create_model
 

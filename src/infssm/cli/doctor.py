@@ -51,7 +51,7 @@ def command(
         _look_at(model, as_json)
         return
     from infssm.data import data_root
-    from infssm.learner.precision import bfloat16_gain, bfloat16_unit
+    from infssm.learner.devices import bfloat16_gain, bfloat16_unit
     from infssm.learner.store.env import environment
 
     env, root, unit = environment(), data_root(), bfloat16_unit()

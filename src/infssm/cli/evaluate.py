@@ -25,7 +25,7 @@ def command(
     ] = None,
     data_root: Annotated[str | None, typer.Option(help="Folder that holds the data sets.")] = None,
     predictions: Annotated[
-        Path | None, typer.Option(help="Write what the model says about every sample to this CSV file.")
+        Path | None, typer.Option(help="Write the prediction for every sample to this CSV file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
@@ -56,12 +56,12 @@ def command(
         return
     if task is None and Versions(run).exists:
         raise ConfigError(f"{run} is a learner, which keeps no data: name some to test it on, `infssm eval {run} DATA`")
-    said: list[Prediction] | None = None if predictions is None else []
-    rows = evaluate_run(run, task, data_root=data_root, predictions=said)
-    if predictions is not None and said is not None:
+    found: list[Prediction] | None = None if predictions is None else []
+    rows = evaluate_run(run, task, data_root=data_root, predictions=found)
+    if predictions is not None and found is not None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([Prediction._fields, *(p._replace(probability=round(p.probability, 6)) for p in said)])
+        writer.writerows([Prediction._fields, *(p._replace(probability=round(p.probability, 6)) for p in found)])
         write_text(predictions, text.getvalue())
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in rows]))

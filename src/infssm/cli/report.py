@@ -94,7 +94,7 @@ def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:
 
 
 def _readable(paths: list[Path]) -> list[RunDirectory]:
-    """Complete runs, their own reports written again; what is left out is said on stderr."""
+    """Complete runs, their own reports written again; runs that are left out are named on stderr."""
     from infssm.bench.reports.report import write_reports
     from infssm.learner.store.directory import find_runs
 

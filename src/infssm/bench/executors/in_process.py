@@ -9,9 +9,8 @@ from infssm.bench.executors.executor import Finished, StoppedError, Watch
 from infssm.bench.experiment import Experiment
 from infssm.bench.running import forget_task0, run
 from infssm.learner.display import choose_screen
-from infssm.learner.events import Control, Event, TaskEnded
+from infssm.learner.events import Control, Event, Interrupted, TaskEnded
 from infssm.learner.result import Result
-from infssm.learner.signals import Interrupted
 
 
 class InProcess:

@@ -18,8 +18,7 @@ from infssm.bench.executors.executor import StoppedError
 from infssm.bench.experiment import Experiment
 from infssm.bench.running import run
 from infssm.errors import InfssmError
-from infssm.learner.events import Control, Event, TaskEnded
-from infssm.learner.signals import Interrupted
+from infssm.learner.events import Control, Event, Interrupted, TaskEnded
 from infssm.learner.store.lock import InUseError
 
 _PATIENCE = 60.0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from infssm._batch import model_input, run_model
 from infssm._memory import describe_bytes, memory_here
 from infssm._modality import IMAGES, Modality
 from infssm._timing import measure, num_threads
@@ -18,7 +19,7 @@ from infssm.bench.presets.fast import shorter_measurements
 from infssm.data import Batch, Task
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge, to_dict
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups
+from infssm.learner.optim import build_optimizer, decay_groups
 from infssm.learner.setup import Setup, build
 from infssm.methods import TaskInfo, train_step
 from infssm.methods.core.head import FittedHead
@@ -87,7 +88,8 @@ class Estimate:
         if self.generated[0]:
             size = describe_bytes(self.generated[0])
             lines.append(
-                f"{size} of sequences that the old model generates for each later task, in {self.generated[1]:.1f} s"
+                f"{size} of sequences, and logits on them, that the old model generates for each later task, in "
+                f"{self.generated[1]:.1f} s"
             )
         if (there := memory_here()) and self.memory > there:
             lines.append(f"this machine has {there / 2**30:.2f} GiB: lower train.batch_size, or the run may be killed")
@@ -119,13 +121,13 @@ def _measure(setup: Setup) -> Estimate:
     generated = (0, 0.0)  # by the old model, for each later task
     for component in method.regularizers:
         if isinstance(component, SelfReplay) and component.sequences is not None:
-            generated = (_bytes(component.sequences), measure(component.generate, 1, warmup=0)[0])
+            size = _bytes(component.sequences) + _bytes(component.logits)
+            generated = (size, measure(component.generate, 1, warmup=0)[0])
     training = train.batch_size * (steps[0] * first + sum(steps[1:]) * later)
 
     batch, module = _few(setup, tasks[0], 16), method.module.eval()
-    x = batch.inputs
     with torch.no_grad():
-        seconds = measure(lambda: module(**x) if isinstance(x, Mapping) else module(x), 2)
+        seconds = measure(lambda: run_model(module, model_input(batch)), 2)
 
     def evaluated(part: Any) -> int:
         most = train.limit_batches and train.limit_batches * (train.eval_batch_size or 2 * train.batch_size)

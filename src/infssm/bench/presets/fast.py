@@ -13,7 +13,7 @@ from infssm.methods import parse_name
 
 FAST = {"epochs": 1, "task0_epochs": 1, "limit_batches": 2}
 """Two steps per task: does it work?"""
-_LAYOUTS = ("caltech256", "cifar100", "cub200", "imagenet-r", "speech-digits")
+_LAYOUTS = ("caltech256", "cifar100", "cub200", "imagenet-r", "speech-digits", "tiny-imagenet-200/train")
 _SEQUENCES = ("speech-digits", "stdlib-text", "waves")
 _DEPTH = 2
 _SMALLER: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ def fast_dev_config(config: RunConfig, folder: str | os.PathLike[str]) -> RunCon
     run passes does.
     """
     known = config.data.name in _LAYOUTS
-    done = Path(folder) / f".{config.data.name}"
+    done = Path(folder) / f".{config.data.name.replace('/', '-')}"
     if known and not done.exists():
         write_synthetic(config.data.name, Path(folder))
         done.touch()

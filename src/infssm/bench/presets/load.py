@@ -63,8 +63,8 @@ def paper_numbers() -> dict[str, Any]:
 def list_benchmarks() -> list[str]:
     """Names of all benchmarks, such as ``imagenet-r/5-task``."""
     folders = [folder for folder in _HERE.iterdir() if folder.is_dir()]
-    found = [(folder.name, file.name) for folder in folders for file in folder.iterdir()]
-    return sorted(f"{folder}/{file.removesuffix('.yaml')}" for folder, file in found if file.endswith(".yaml"))
+    files_of = [(folder.name, file.name) for folder in folders for file in folder.iterdir()]
+    return sorted(f"{folder}/{file.removesuffix('.yaml')}" for folder, file in files_of if file.endswith(".yaml"))
 
 
 def list_presets() -> list[str]:
@@ -103,10 +103,10 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
     sources = (*bench.get("sources", ()), *row.get("sources", ()))
     paper = None
     if (key := row.get("result")) is not None:  # table, data set, number of tasks and method of a published result
-        found = [r for r in paper_numbers()["results"] if all(r[k] == v for k, v in key.items())]
-        if len(found) != 1:
-            raise ConfigError(f"{len(found)} published results match {dict(key)}")
-        paper = found[0]
+        matches = [r for r in paper_numbers()["results"] if all(r[k] == v for k, v in key.items())]
+        if len(matches) != 1:
+            raise ConfigError(f"{len(matches)} published results match {dict(key)}")
+        paper = matches[0]
     return Preset(name, values, sources, assumed, paper)
 
 
@@ -145,7 +145,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _row(rows: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A method's row, laid over the row it is ``like``, if any."""
+    """A method's row, merged over the row that it names as ``like``, if any."""
     if name not in rows:
         return {"assumed": {"method": "no published values on this benchmark; the method's defaults"}}
     row: dict[str, Any] = rows[name]

@@ -88,7 +88,7 @@ def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
     A run belongs to a preset of its benchmark with the same method and method options. Runs that changed other
     settings are shown where no faithful ones are, with the differences from the closer variant of the preset.
     """
-    found: dict[str, dict[tuple[str, ...], dict[int, RunDirectory]]] = {}
+    by_preset: dict[str, dict[tuple[str, ...], dict[int, RunDirectory]]] = {}
     presets = list_presets()
     for run in runs:
         config = load_config(run.config())
@@ -96,10 +96,10 @@ def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
             if name.rpartition("/")[0] == config.benchmark_name:
                 close = [d for variant in VARIANTS if (d := _differences(config, name, variant)) is not None]
                 if close:  # a seed counts once
-                    groups = found.setdefault(name, {})
+                    groups = by_preset.setdefault(name, {})
                     groups.setdefault(min(close, key=len), {}).setdefault(config.seed, run)
     measured = {}
-    for name, groups in found.items():
+    for name, groups in by_preset.items():
         differing = min(groups, key=lambda d, groups=groups: (len(d), -len(groups[d])))  # type: ignore[misc]
         members = dict(sorted(groups[differing].items()))
         measures = summarize([run.matrix() for run in members.values()])

@@ -22,7 +22,7 @@ from infssm.learner.result import Result
 from infssm.learner.setup import check_config
 from infssm.methods import check_suits
 from infssm.models import kinds_of_model
-from infssm.models.hub import HubModel, is_hub
+from infssm.models.hub import PREFIX, HubModel
 
 
 def run(
@@ -91,12 +91,12 @@ def plan(
         for chosen in expand_overrides(overrides):
             command = merge(parse_overrides(chosen), options if seed is None else {**options, "seed": seed})
             preset, methods = ({}, ()) if source is not None else main_job(command, job or MAIN_JOB)
-            given = merge(file, command)
-            load_config(given)  # report invalid settings before the data are read
+            settings = merge(file, command)
+            load_config(settings)  # report invalid settings before the data are read
             if job is None:
-                key = json.dumps([given.get("data"), given.get("model")], sort_keys=True)
+                key = json.dumps([settings.get("data"), settings.get("model")], sort_keys=True)
                 if key not in fits:
-                    fits[key] = fitted(given, data_root=data_root)
+                    fits[key] = fitted(settings, data_root=data_root)
                 preset = merge(preset, fits[key])
             asked = [{"method": m} for m in methods if "method" not in command and _suits(m["name"], preset)]
             for method in asked or [{}]:
@@ -109,7 +109,7 @@ def plan(
 def _suits(method: str, base: Mapping[str, Any]) -> bool:
     """Whether one of a job's methods works on the data that the job's model is for."""
     model, by = base["model"]["name"], base["data"].get("by")
-    for kind in HubModel.supported_data if is_hub(model) else kinds_of_model(model):
+    for kind in HubModel.supported_data if model.startswith(PREFIX) else kinds_of_model(model):
         try:
             check_suits(method, kind, domains=(by or modality_named(kind).by) != "class")
         except ConfigError:

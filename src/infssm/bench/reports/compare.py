@@ -102,18 +102,18 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
             repeated.append(_repetition(config, members[config["seed"]], run))
     setups = [setup for setup, _ in groups.values()]
     named = {title: _varying([s.protocol for s in setups if s.title == title]) for title in {s.title for s in setups}}
-    names = [setup.title + setup.shown(named[setup.title]) for setup in setups]
+    benchmarks = [setup.title + setup.shown(named[setup.title]) for setup in setups]
     rows: list[tuple[Any, Row]] = []
-    for (setup, members), benchmark in zip(groups.values(), names, strict=True):
-        rivals = [other for other, name in zip(setups, names, strict=True) if name == benchmark]
+    for (setup, members), benchmark in zip(groups.values(), benchmarks, strict=True):
+        rivals = [other for other, name in zip(setups, benchmarks, strict=True) if name == benchmark]
         methods = list(dict.fromkeys(other.method for other in rivals))
         varying = {m: _varying([other.settings for other in rivals if other.method == m]) for m in methods}
         # Training settings that were varied for one method are shown for all of them: else a reader could not tell
         # which learning rate the others had.
-        trained = {name for found in varying.values() for name in found if name.startswith("train.")}
+        trained = {name for names in varying.values() for name in names if name.startswith("train.")}
         label = setup.method + setup.shown({*varying[setup.method], *trained})
         order = [_sorted_as(setup.settings.get(name)) for name in varying[setup.method]]
-        place = (names.index(benchmark), methods.index(setup.method), order)
+        place = (benchmarks.index(benchmark), methods.index(setup.method), order)
         rows.append((place, _row(benchmark, setup.method, label, dict(sorted(members.items())))))
     return Comparison(tuple(row for _, row in sorted(rows, key=lambda item: item[0])), tuple(repeated))
 
@@ -155,6 +155,6 @@ def _repetition(config: dict[str, Any], counted: RunDirectory, run: RunDirectory
 
 def _row(benchmark: str, method: str, label: str, members: dict[int, RunDirectory]) -> Row:
     matrices = tuple(run.matrix() for run in members.values())
-    found = {tuple(run.names_per_task()) for run in members.values()}
-    classes = found.pop() if len(found) == 1 else ()
+    distinct = {tuple(run.names_per_task()) for run in members.values()}
+    classes = distinct.pop() if len(distinct) == 1 else ()
     return Row(benchmark, method, label, tuple(members), summarize(matrices), matrices, classes)

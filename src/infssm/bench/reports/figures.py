@@ -99,8 +99,8 @@ def _heat_map(panel: Axes, chart: HeatMap) -> int:
 
     columns = chart.columns
     values = np.full((len(chart.values), columns), np.nan)
-    for row, given in zip(values, chart.values, strict=True):
-        row[: len(given)] = given
+    for row, numbers in zip(values, chart.values, strict=True):
+        row[: len(numbers)] = numbers
     colours = LinearSegmentedColormap.from_list("heat", ["white", _colours()["heat"]])
     panel.imshow(values, cmap=colours, vmin=0, vmax=chart.top, aspect="auto")
     if columns <= 12:

@@ -77,13 +77,13 @@ class PairedTest:
 
 def paired_tests(rows: Sequence[Row], first: str, second: str) -> list[PairedTest]:
     """Compare two set-ups, given by label or by method, on every benchmark that has both with two seeds in common."""
-    found: list[PairedTest] = []
+    tests: list[PairedTest] = []
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
         own = [row for row in rows if row.benchmark == benchmark]
         one, other = _named(own, first), _named(own, second)
         if one is not None and other is not None:
-            found += filter(None, (_test(one, other, measure) for measure in _MEASURES))
-    if not found:
+            tests += filter(None, (_test(one, other, measure) for measure in _MEASURES))
+    if not tests:
         for name in (first, second):
             labels = {known for row in rows for known in (row.label, row.method)}
             if name not in labels:
@@ -91,7 +91,7 @@ def paired_tests(rows: Sequence[Row], first: str, second: str) -> list[PairedTes
         raise ConfigError(
             f"{first!r} and {second!r} have fewer than two seeds in common: run both with --seed 0 10 100"
         )
-    return found
+    return tests
 
 
 def _named(rows: Sequence[Row], name: str) -> Row | None:

@@ -13,13 +13,13 @@ from infssm.bench.reports.charts import Bars, Chart, HeatMap, Lines, Series
 from infssm.bench.reports.page import render, shortened
 from infssm.errors import InfssmError
 from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, RMSE, AccuracyMatrix, Measure
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 
 
 def readable(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str]]:
     """Complete runs whose files can be read, and the reasons why others are left out."""
-    found, problems, unfinished = [], [], []
+    complete, problems, unfinished = [], [], []
     for run in runs:
         if not run.complete:
             unfinished.append(run)
@@ -28,25 +28,25 @@ def readable(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str
             RunDirectory.open(run.path)
             for read in (run.config, run.matrix, run.names_per_task):
                 read()
-            found.append(run)
+            complete.append(run)
         except InfssmError as error:
             problems.append(f"left out {run.path}: {error}")
     if unfinished:
         first = unfinished[0].path
         problems.append(f"left out {len(unfinished)} unfinished; continue the first with `infssm resume {first}`")
-    return found, problems
+    return complete, problems
 
 
 def write_reports(runs: Iterable[RunDirectory]) -> tuple[list[RunDirectory], list[str]]:
     """Write ``report.html`` of every complete run that can be read; returns what :func:`readable` does."""
-    found, problems = readable(runs)
-    for run in found:
+    complete, problems = readable(runs)
+    for run in complete:
         try:
             write_report(run)
         # Its curves are damaged or the folder is read-only: its results still count, and the others have their reports.
         except InfssmError as error:  # noqa: PERF203
             problems.append(f"no report.html for {run.path}: {error}")
-    return found, problems
+    return complete, problems
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -58,7 +58,7 @@ def write_report(run: RunDirectory) -> Path:
 def render_report(run: RunDirectory) -> str:
     """The report as one self-contained HTML document."""
     config, matrix = run.config(), run.matrix()
-    env = run.env() if (run.path / names.ENV).exists() else {}
+    env = run.env() if (run.path / layout.ENV).exists() else {}
     state = "" if run.complete else f" · {matrix.steps} of {matrix.num_tasks} tasks so far"
     if config["data"].get("evaluate") == "val":
         state += " · on validation data"
@@ -85,7 +85,7 @@ def charts(run: RunDirectory) -> list[Chart]:
     measure, domains = matrix.measure, matrix.of_domains
     decided = "Domains to come are tested too." if domains else "Decided among all classes seen so far."
     heat = accuracy_map(matrix.all_values, classes, measure)
-    found = [Chart("matrix", f"{measure.title.capitalize()} after each task, {measure.unit}", heat, decided, classes)]
+    drawn = [Chart("matrix", f"{measure.title.capitalize()} after each task, {measure.unit}", heat, decided, classes)]
     if domains:
         curves = {"tasks seen so far": matrix.aa_curve}
     else:
@@ -95,28 +95,28 @@ def charts(run: RunDirectory) -> list[Chart]:
         }
         inside = accuracy_map(matrix.task_incremental.values, classes)
         note = "Decided inside the image's own task."
-        found.append(Chart("matrix inside tasks", "Task-incremental accuracy, %", inside, note))
+        drawn.append(Chart("matrix inside tasks", "Task-incremental accuracy, %", inside, note))
     after = [task + 1 for task in range(matrix.steps)]
     series = [Series(name, after, (measure.scale * np.asarray(curve)).tolist()) for name, curve in curves.items()]
-    found.append(Chart("average", f"Average {measure.title}, {measure.unit}", mean_chart(series, measure)))
+    drawn.append(Chart("average", f"Average {measure.title}, {measure.unit}", mean_chart(series, measure)))
     drawing: Lines | Bars | str = "One task only: nothing to forget yet."
     if matrix.steps > 1:
         drops = (measure.scale * matrix.class_incremental.forgetting_per_task("code")).tolist()
         drawing = forgetting_chart([("forgetting", drops)], measure)
     lost = f"From a task's best {measure.title} to its final one."
-    found.append(Chart("forgetting", f"Forgetting per task, {measure.change}", drawing, lost))
+    drawn.append(Chart("forgetting", f"Forgetting per task, {measure.change}", drawing, lost))
     epochs = [line for line in metrics if line["kind"] == "epoch"]
     drawing = "No epoch was trained."
     if terms := list(dict.fromkeys(name for line in epochs for name in line["loss"])):
         points = {name: [(i, e["loss"][name]) for i, e in enumerate(epochs, 1) if name in e["loss"]] for name in terms}
         series = [Series(name, *zip(*pairs, strict=True)) for name, pairs in points.items()]
         drawing = Lines(series, "epoch of the run", "loss", log=True, markers=len(epochs) <= 60)
-    found.append(Chart("losses", "Loss terms", drawing, "Mean per epoch, weights applied, logarithmic scale."))
+    drawn.append(Chart("losses", "Loss terms", drawing, "Mean per epoch, weights applied, logarithmic scale."))
     drawing = "No step was trained."
     if steps := [line for line in metrics if line["kind"] == "step"]:
         rates = Series("learning rate", [line["at"] for line in steps], [line["lr"] for line in steps])
         drawing = Lines([rates], "step of the run", "learning rate", log=True, markers=False)
-    found.append(Chart("learning rate", "Learning rate", drawing))
+    drawn.append(Chart("learning rate", "Learning rate", drawing))
     if (confusion := run.confusion()) is not None:
         totals, names = confusion.counts.sum(1, keepdims=True), confusion.classes
         shares = np.where(totals > 0, 100 * confusion.counts / np.maximum(totals, 1), np.nan)
@@ -128,8 +128,8 @@ def charts(run: RunDirectory) -> list[Chart]:
             names=names if len(names) <= 20 else (),
         )
         note = "Share of each class's images, after the last task. Point at a cell for its classes."
-        found.append(Chart("confusion", "What is taken for what, %", taken, note))
-    return found
+        drawn.append(Chart("confusion", "What is taken for what, %", taken, note))
+    return drawn
 
 
 def mean_chart(series: Sequence[Series], measure: Measure) -> Lines:

@@ -30,16 +30,16 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
     measure = rows[0].measure
     better: Best = max if measure.higher_is_better else min
     aa, aia, fm = ("AA", "AIA", "FM") if measure == ACCURACY else (measure.unit, "all tasks", "forgets")
-    found: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
+    shown: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
     if measure == ACCURACY and not all("fwt" in row.measures for row in rows):
         if all("online" in row.measures for row in rows):
-            return {"aa": found["aa"], "online": ("along", max)}
-        return found | {"til_aa": ("task-inc. AA", max)}
-    found |= {"newest": ("newest", better), "fwt": ("FWT", max)}
+            return {"aa": shown["aa"], "online": ("along", max)}
+        return shown | {"til_aa": ("task-inc. AA", max)}
+    shown |= {"newest": ("newest", better), "fwt": ("FWT", max)}
     # Where bytes are the tokens, bits per token are bits per byte.
     if measure.unit == "bits" and any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows):
-        found["bits_per_token"] = ("per token", min)
-    return found
+        shown["bits_per_token"] = ("per token", min)
+    return shown
 
 
 def note(rows: Sequence[Row]) -> str:
@@ -85,8 +85,8 @@ def write_comparison(runs: Iterable[RunDirectory], folder: Path) -> tuple[Compar
     """
     folder.mkdir(parents=True, exist_ok=True)
     every = {run.path.resolve(): run for run in (*runs, *find_runs([folder]))}
-    found, problems = readable(every.values())
-    comparison = compare(found)
+    complete, problems = readable(every.values())
+    comparison = compare(complete)
     comparison = replace(comparison, left_out=(*problems, *comparison.left_out))
     for form in ("html", "md", "csv", "tex"):
         write_text(folder / f"comparison.{form}", render(comparison, form))
@@ -111,8 +111,8 @@ def to_csv(comparison: Comparison) -> str:
     measures = list(dict.fromkeys(m for row in comparison.rows for m in row.measures))
     writer.writerow(["benchmark", "method", "seeds", *(f"{m}_{part}" for m in measures for part in ("mean", "std"))])
     for row in comparison.rows:
-        found = [row.measures.get(m) for m in measures]
-        numbers = [n for s in found for n in ((None, None) if s is None else (s.mean, s.std))]
+        summaries = [row.measures.get(m) for m in measures]
+        numbers = [n for s in summaries for n in ((None, None) if s is None else (s.mean, s.std))]
         shown = ["" if n is None or math.isnan(n) else repr(n) for n in numbers]
         writer.writerow([one_line(row.benchmark), one_line(row.label), " ".join(map(str, row.seeds)), *shown])
     return text.getvalue()
@@ -176,15 +176,15 @@ def charts(rows: Sequence[Row]) -> list[Chart]:
     curves = [Series(row.label, after, row.aa_curve, *row.aa_range) for row in rows]
     bands = "Bands reach from the lowest to the highest seed." if any(row.aa_range for row in rows) else ""
     title = f"Average {measure.title}, {measure.unit}"
-    found = [Chart(f"{benchmark} average", title, mean_chart(curves, measure), bands)]
+    drawn = [Chart(f"{benchmark} average", title, mean_chart(curves, measure), bands)]
     if len(after) > 1:
         bars = forgetting_chart([(row.label, row.forgetting) for row in rows], measure)
-        found.append(Chart(f"{benchmark} forgetting", f"Forgetting per task, {measure.change}", bars))
+        drawn.append(Chart(f"{benchmark} forgetting", f"Forgetting per task, {measure.change}", bars))
     for row in rows:
         heat = accuracy_map(np.mean([m.all_values for m in row.matrices], axis=0), row.names_per_task, measure)
         title = f"{row.label}: {measure.title} after each task, {measure.unit}"
-        found.append(Chart(f"{benchmark} matrix {row.label}", title, heat))
-    return found
+        drawn.append(Chart(f"{benchmark} matrix {row.label}", title, heat))
+    return drawn
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {

@@ -46,15 +46,15 @@ def _of_errors(rows: Sequence[Row], base: Row | None) -> str:
     best = min((row for row in rows if base is None or row.method != "seq"), key=_aa)
     seeds = "" if all(len(row.seeds) > 1 for row in rows) else "; one seed, so differences may be noise"
     forgotten = best.measures["fm"].mean
-    said = f"{best.label} has {best.measures['aa'].mean:.3f} {best.measure.title} and forgets {forgotten:.3f}"
+    reached = f"{best.label} has {best.measures['aa'].mean:.3f} {best.measure.title} and forgets {forgotten:.3f}"
     if base is None:
-        return f"{said}{seeds}."
+        return f"{reached}{seeds}."
     plain = base.measures["fm"].mean
     newest = 100 * (best.measures["newest"].mean / base.measures["newest"].mean - 1)
     share = f" ({100 * forgotten / plain:.0f} % of it)" if plain > 0 else ""
     return (
-        f"{said}; plain sequential training has {base.measures['aa'].mean:.3f} and forgets {plain:.3f}{share}. On the "
-        f"newest task it takes {newest:+.1f} % {best.measure.unit}{seeds}."
+        f"{reached}; plain sequential training has {base.measures['aa'].mean:.3f} and forgets {plain:.3f}{share}. On "
+        f"the newest task it takes {newest:+.1f} % {best.measure.unit}{seeds}."
     )
 
 

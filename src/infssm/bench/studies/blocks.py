@@ -36,14 +36,14 @@ def blocks(
     such as ``train.epochs=2`` shorten it. All start from one task-0 model per seed; plain training is the yardstick.
     """
     changes = merge(parse_overrides(overrides), {} if data_root is None else {"data": {"root": data_root}})
-    found: dict[str, list[Result]] = {}
+    by_label: dict[str, list[Result]] = {}
     for seed in seeds:
         configs = _configs(run, method, merge(changes, {"seed": seed, "out": os.fspath(out)}))
         jobs = [Experiment.of(config) for config in configs.values()]
         for label, result in zip(configs, results(gather(InProcess(), jobs, quiet=True)), strict=True):
-            found.setdefault(label, []).append(result)
+            by_label.setdefault(label, []).append(result)
     rows: list[dict[str, Any]] = []
-    for label, runs in found.items():
+    for label, runs in by_label.items():
         table = summarize([result.matrix for result in runs])
         stds = {m: table[m].std for m in _MEASURES}
         spread = {m: None if std is None else 100 * std for m, std in stds.items()}

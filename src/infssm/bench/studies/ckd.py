@@ -83,8 +83,8 @@ def _disparities(old: nn.Module, new: nn.Module, x: Tensor, batch_size: int) -> 
         before, after = states_of(old, part), states_of(new, part)
         for layer, spaces in before.items():
             for direction, pair in enumerate(zip(spaces, after[layer], strict=True)):
-                found = alignments.setdefault(layer, [LinearCKA() for _ in spaces])[direction]
-                found.add(*(torch.cat([_real(space.a), _real(space.c)], dim=-1) for space in pair))
+                alignment = alignments.setdefault(layer, [LinearCKA() for _ in spaces])[direction]
+                alignment.add(*(torch.cat([_real(space.a), _real(space.c)], dim=-1) for space in pair))
     return [1 - sum(a.value() for a in layer) / len(layer) for layer in alignments.values()]
 
 

@@ -46,8 +46,8 @@ def distance_speed(
         with num_threads(1):
             for name in [*formulas] * _ROUNDS:
                 times[name].append(_time(formulas[name], *spaces[name], repeats))
-        for name, found in times.items():
-            forward, both = (min(seconds) for seconds in zip(*found, strict=True))
+        for name, rounds in times.items():
+            forward, both = (min(seconds) for seconds in zip(*rounds, strict=True))
             rows.append({"n": n, "formula": name, "forward_s": forward, "forward_backward_s": both})
             kind = name.partition(",")[0]
             if f"{kind}, determinant" in _TEXTBOOK:

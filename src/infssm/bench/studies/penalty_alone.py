@@ -13,7 +13,7 @@ from torch import Tensor
 from infssm.bench.studies.run import TrainedRun, states_of
 from infssm.bench.studies.study import Study, axes, choose_kinds, register_study
 from infssm.errors import ConfigError
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
+from infssm.learner.optim import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import Batch, Method, build_method, train_step
 from infssm.ssm import StateSpace
 

@@ -16,7 +16,8 @@ from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.evaluate import evaluate
-from infssm.learner.setup import Setup, build, load_weights
+from infssm.learner.modeling import load_weights
+from infssm.learner.setup import Setup, build
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import Method
 from infssm.ssm import StateSpace, record_states
@@ -66,11 +67,11 @@ class TrainedRun:
 
     def images(self, count: int, *, task: int = 0) -> Tensor:
         """The first test images of a task through the evaluation transform: [count, channels, height, width]."""
-        batches, found = [], 0
+        batches, collected = [], 0
         for batch in self.setup.eval_loader(self.setup.stream[task], "test"):
             batches.append(batch.x)
-            found += len(batch.x)
-            if found >= count:
+            collected += len(batch.x)
+            if collected >= count:
                 break
         return torch.cat(batches)[:count]
 

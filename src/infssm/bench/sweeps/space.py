@@ -78,28 +78,28 @@ def parse_space(overrides: Sequence[str]) -> tuple[list[str], dict[str, Range | 
     space: dict[str, Range | Choice] = {}
     for override in overrides:
         key, _, text = override.partition("=")
-        found = _RANGE.fullmatch(text.strip())
+        match = _RANGE.fullmatch(text.strip())
         values = split_values(text)
-        if found is None and len(values) == 1:
+        if match is None and len(values) == 1:
             if ".." in text and re.match(r"\s*(log:|int:|[-+]?\.?\d)", text):
                 raise ConfigError(f"{override}: a range is written low..high, log:low..high or int:low..high")
             fixed.append(override)
             continue
         if key in space:
             raise ConfigError(f"{key} is searched twice")
-        space[key] = _range(override, *found.groups()) if found else Choice(tuple(v.strip() for v in values))
+        space[key] = _range(override, *match.groups()) if match else Choice(tuple(v.strip() for v in values))
     return fixed, space
 
 
 def _range(override: str, kind: str | None, low: str, high: str) -> Range:
-    found = Range(float(low), float(high), log=kind == "log:", whole=kind == "int:")
-    if found.low >= found.high:
+    bounds = Range(float(low), float(high), log=kind == "log:", whole=kind == "int:")
+    if bounds.low >= bounds.high:
         raise ConfigError(f"{override}: the lower end of a range must be below the upper one")
-    if found.log and found.low <= 0:
+    if bounds.log and bounds.low <= 0:
         raise ConfigError(f"{override}: a range in decades (log:) must begin above 0")
-    if found.whole and not (found.low.is_integer() and found.high.is_integer()):
+    if bounds.whole and not (bounds.low.is_integer() and bounds.high.is_integer()):
         raise ConfigError(f"{override}: the ends of a range of whole numbers (int:) must be whole")
-    return found
+    return bounds
 
 
 def overrides_of(space: Space, params: Mapping[str, Any]) -> list[str]:

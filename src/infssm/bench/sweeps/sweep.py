@@ -13,9 +13,8 @@ from typing import Any
 
 from infssm.bench.executors import Executor, Experiment, Finished, StoppedError
 from infssm.bench.presets import plan
-from infssm.bench.sweeps.propose import propose
 from infssm.bench.sweeps.space import overrides_of, parse_space
-from infssm.bench.sweeps.trials import Trial, Trials
+from infssm.bench.sweeps.trials import Trial, Trials, propose
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.metrics import Measure
@@ -73,25 +72,24 @@ class Sweep:
                 "nothing is searched: give a setting a range, such as method.weight=log:1e-2..1e6, or values, such as "
                 "train.lr=1e-3,1e-4"
             )
-        given = {} if source is None else to_dict(load_config(source))
-        facts = {
-            "source": given,
+        self._identity = {
+            "source": {} if source is None else to_dict(load_config(source)),
             "overrides": sorted(overrides),
             "seeds": self.seeds,
             "search_seed": search_seed,
         }
-        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+        name = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()[:8]
         self.folder = Path(out).expanduser() / f"sweep-{name}"
         for pick in (0, -1):  # settings that no trial could run with are reported before the first one starts
-            found = self._plan([f"{key}={part.text(part.values[pick])}" for key, part in self.space.items()])
-            if len(found) != len(self.seeds):
+            experiments = self._plan([f"{key}={part.text(part.values[pick])}" for key, part in self.space.items()])
+            if len(experiments) != len(self.seeds):
                 raise ConfigError("a search is for one method: name it, such as method=inf-ssm-exact")
-        self._facts, self._seed = facts, search_seed
+        self._seed = search_seed
         self._work: dict[Experiment, _Work] = {}
 
     @cached_property
     def _trials(self) -> Trials:
-        return Trials(self.folder, self.space, self._facts, self._seed, self.measure.sign)
+        return Trials(self.folder, self.space, self._identity, self._seed, self.measure.sign)
 
     @cached_property
     def measure(self) -> Measure:
@@ -121,9 +119,9 @@ class Sweep:
             while True:
                 for end in executor.run(self._jobs(trials, deadline), quiet=quiet, watch=self._watch):
                     self._take(end)
-                found = self.trials()
-                if time.monotonic() >= deadline or all(trial.state != "running" for trial in found):
-                    return found
+                trials_so_far = self.trials()
+                if time.monotonic() >= deadline or all(trial.state != "running" for trial in trials_so_far):
+                    return trials_so_far
                 time.sleep(_PAUSE)
         finally:
             self._trials.let_go()

@@ -8,6 +8,7 @@ taken up again. New trials are added under a lock on the folder.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import statistics
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infssm._files import write_text
-from infssm.bench.sweeps.propose import propose
-from infssm.bench.sweeps.space import Space
+from infssm.bench.sweeps.space import Space, overrides_of
 from infssm.errors import ConfigError
 from infssm.learner.store.lock import InUseError, locked
 
+STARTUP = 8
+"""Trials drawn at random before TPE learns from them."""
+_ATTEMPTS = 50
+"""Draws until one differs from all trials."""
 _PATIENCE = 5
 """Finished trials there must be before one is stopped for being worse than they were."""
 
@@ -50,12 +54,12 @@ class Trial:
 
 
 class Trials:
-    """The trials of one search, in ``folder``; what is searched, ``facts``, must be what it was when it began.
+    """The trials of one search, in ``folder``; what is searched, ``identity``, must be what it was when it began.
 
     ``better`` is 1 where higher values of the objective are better, -1 where lower ones are (bits per byte).
     """
 
-    def __init__(self, folder: Path, space: Space, facts: dict[str, Any], seed: int, better: int = 1) -> None:
+    def __init__(self, folder: Path, space: Space, identity: dict[str, Any], seed: int, better: int = 1) -> None:
         self.folder, self._space, self._seed, self._better = folder, space, seed, better
         self._finished: dict[int, Trial] = {}
         self._claims: dict[int, ExitStack] = {}
@@ -63,8 +67,8 @@ class Trials:
         path = folder / "sweep.json"
         with self._alone():
             if not path.exists():
-                write_text(path, json.dumps(facts, indent=2) + "\n")
-            elif json.loads(path.read_text()) != facts:
+                write_text(path, json.dumps(identity, indent=2) + "\n")
+            elif json.loads(path.read_text()) != identity:
                 raise ConfigError(f"{path} belongs to another search: choose another --out")
 
     def all(self) -> list[Trial]:
@@ -163,3 +167,39 @@ def hopeless(value: float, step: int, finished: Sequence[Trial], better: int = 1
     """
     others = [trial.reports[step] for trial in finished if step in trial.reports]
     return len(others) >= _PATIENCE and better * value < better * statistics.median(others)
+
+
+def propose(space: Space, trials: Sequence[Trial], seed: int, better: int = 1) -> dict[str, Any] | None:
+    """Settings for trial number ``len(trials)``, unlike all others; None where there are none left.
+
+    The result depends on the seed and the trials alone, so a search that was interrupted proposes what it would have
+    proposed. ``better`` is 1 where higher values are better, -1 where lower ones are.
+    """
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    tried = {tuple(overrides_of(space, trial.params)) for trial in trials}
+    distributions = {key: part.distribution() for key, part in space.items()}
+    states = {"running": TrialState.RUNNING, "complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
+    for attempt in range(_ATTEMPTS):
+        digest = hashlib.sha256(repr((seed, len(trials), attempt)).encode()).digest()
+        fresh = int.from_bytes(digest[:4], "big")
+        sampler: optuna.samplers.BaseSampler
+        if attempt < _ATTEMPTS // 2:
+            sampler = optuna.samplers.TPESampler(seed=fresh, n_startup_trials=STARTUP)
+        else:  # TPE insists on what it has seen
+            sampler = optuna.samplers.RandomSampler(seed=fresh)
+        study = optuna.create_study(direction="maximize" if better > 0 else "minimize", sampler=sampler)
+        for trial in trials:
+            known = create_trial(
+                state=states[trial.state],
+                value=trial.value,
+                params=trial.params,
+                distributions=distributions,
+                intermediate_values=trial.reports,
+            )
+            study.add_trial(known)
+        params = study.ask(distributions).params
+        if tuple(overrides_of(space, params)) not in tried:
+            return params
+    return None
