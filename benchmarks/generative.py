@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import infssm
-from benchmarks.results.common import machine
+from benchmarks.pages import RESULTS, machine, markdown_table, read_json, spread, write_json, write_table
 from infssm._seeding import seed_all
 from infssm.bench.presets import load_preset
 from infssm.data import ArrayImages, Spectra, TaskData, TaskStream
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.metrics.measures import aa_curve, per_task_forgetting
+from infssm.learner.metrics.accuracies import Accuracies
 from infssm.learner.setup import load_stream
 from infssm.models.generate import generate
 
@@ -41,7 +40,7 @@ LEVELS, CLASSES, SIDE = 17, 10, 8
 STARTS = LEVELS * CLASSES
 """The first of the tokens that start a class; the classes' alphabets are before it."""
 RAW = "Gaussian classes on raw values"
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "generative.md"
+PAGE = RESULTS / "generative.md"
 
 
 @dataclass(frozen=True)
@@ -173,9 +172,10 @@ def outcome(stream: TaskStream, seed: int, arm: Arm, part: str) -> dict[str, Any
             found = log_likelihoods(model, levels(asked), task.classes.stop, arm).argmax(1)
             matrix[task.index, seen.index] = 100 * float((found == asked.labels).float().mean())
     rows = [[round(value, 2) for value in row if value == value] for row in matrix.tolist()]  # JSON has no NaN
-    result = {"aa": float(aa_curve(matrix)[-1]), "seconds": seconds, "matrix": rows}
+    accuracies = Accuracies(matrix, np.array([len(task.test) for task in tasks], dtype=np.float64))
+    result = {"aa": accuracies.aa, "seconds": seconds, "matrix": rows}
     if not arm.joint:
-        result |= {"fm": float(per_task_forgetting(matrix).mean()), "new": float(matrix.diagonal().mean())}
+        result |= {"fm": accuracies.fm(), "new": float(matrix.diagonal().mean())}
     return result
 
 
@@ -193,28 +193,22 @@ def raw_statistics(stream: TaskStream, part: str) -> dict[str, Any]:
     return {"aa": 100 * statistics.mean(right)}
 
 
-def table(stored: dict[str, Any]) -> str:
-    """Markdown: one line per stream and arm, of test samples."""
-    lines = ["| stream | arm | AA | seeds | FM | new task |", "|---|---|---|---|---|---|"]
+def table(stored: dict[str, Any]) -> list[str]:
+    """One line per stream and arm, of test samples."""
+    rows = []
     for stream in PRESETS:
         for name in (*ARMS, RAW):
             runs = list(stored.get(f"{stream}, {name}, test", {}).values())
-            if not runs:
-                continue
-            cells = []
-            for key in ("aa", "fm", "new"):
-                values = [run[key] for run in runs if key in run]
-                spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-                cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "-")
-            seeds = ", ".join(f"{run['aa']:.1f}" for run in runs)
-            lines.append(f"| {stream} | {name} | {cells[0]} | {seeds} | {cells[1]} | {cells[2]} |")
-    return "\n".join(lines)
+            if runs:
+                aa, fm, new = (spread([run[key] for run in runs if key in run]) for key in ("aa", "fm", "new"))
+                rows.append([stream, name, aa, ", ".join(f"{run['aa']:.1f}" for run in runs), fm, new])
+    return markdown_table(["stream", "arm", "AA", "seeds", "FM", "new task"], rows)
 
 
 def measure(streams: Sequence[str], arms: Sequence[str], seeds: Sequence[int], part: str, root: Path | None) -> None:
     """Run what the JSON file does not hold, and write it and the page's table after every run."""
     path = PAGE.with_suffix(".json")
-    stored: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    stored = read_json(path)
     for name in streams:
         for arm in (*arms, RAW):
             for seed in seeds[:1] if arm == RAW else seeds:
@@ -226,10 +220,8 @@ def measure(streams: Sequence[str], arms: Sequence[str], seeds: Sequence[int], p
                 runs[str(seed)] = raw_statistics(stream, part) if arm == RAW else outcome(stream, seed, ARMS[arm], part)
                 print(name, arm, part, seed, runs[str(seed)], flush=True)
                 stored["machine"] = machine()
-                path.write_text(json.dumps(stored, indent=1) + "\n")
-                before, rest = PAGE.read_text().split("<!-- table -->\n")
-                after = rest.partition("<!-- end -->")[2]
-                PAGE.write_text(f"{before}<!-- table -->\n{table(stored)}\n<!-- end -->{after}")
+                write_json(path, stored)
+                write_table(PAGE, table(stored))
 
 
 def main() -> None:

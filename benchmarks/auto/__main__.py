@@ -12,19 +12,17 @@ takes speech, pixels and language through ``infssm run`` from the runs of benchm
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from benchmarks.auto.language import language
 from benchmarks.auto.page import page, pairs_of
-from benchmarks.auto.regimes import GROUPS, NAME, Places, Regime
-from benchmarks.results.common import ROOT, machine
+from benchmarks.auto.regimes import GROUPS, NAME, Places
+from benchmarks.pages import RESULTS, machine, read_json, remembered, write_json
 
-RESULTS = ROOT / "docs" / "results"
 SEEDS_OF_LANGUAGE = range(9)
 ODD_SEED, ORDERS = 1, (101, 102, 103)
 """A seed in which old text fared badly, and other orders of its batches: is it the seed, or chance?"""
@@ -42,16 +40,16 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     path = RESULTS / "auto.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    known = read_json(path)
     if args.what == "all":
         places = Places(args.out.resolve(), args.data_root, args.bases)
         for name, seed, measured in _measured(places, args.only, args.seeds):
             known.setdefault(name[0], {}).setdefault(name[1], {})[str(seed)] = measured
             print(f"{': '.join(name)}, seed {seed}: {measured}", flush=True)
             known["environment"] = machine()
-            path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    known["sequences"] = known.get("sequences", {}) | pairs_of(json.loads(args.sequences.read_text()))
-    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            write_json(path, known)
+    known["sequences"] = known.get("sequences", {}) | pairs_of(read_json(args.sequences))
+    write_json(path, known)
     (RESULTS / "auto.md").write_text(page(known), encoding="utf-8")
 
 
@@ -60,8 +58,9 @@ def _measured(places: Places, only: list[str], seeds: list[int] | None) -> Itera
     for group, regimes in GROUPS.items():
         for label, regime in regimes.items():
             if _wanted(f"{group}: {label}", only) and all(getattr(places, need) for need in regime.needs):
-                for seed in _chosen(regime, seeds):
-                    yield (group, label), seed, regime.measure(places, seed)
+                for seed in regime.seeds:
+                    if seeds is None or seed in seeds:
+                        yield (group, label), seed, regime.measure(places, seed)
     if _wanted("language", only):
         for seed in SEEDS_OF_LANGUAGE:
             yield ("language", "seeds"), seed, [_kept(places.out, name, seed, None) for name in ("seq", NAME)]
@@ -73,18 +72,10 @@ def _wanted(name: str, only: list[str]) -> bool:
     return any(name.startswith(start) for start in only)
 
 
-def _chosen(regime: Regime, seeds: list[int] | None) -> list[int]:
-    return [seed for seed in regime.seeds if seeds is None or seed in seeds]
-
-
 def _kept(out: Path, name: str, seed: int, order: int | None) -> list[list[float]]:
     """A run of the language stream, from its file where there is one."""
     path = out / "language" / (f"{name}-{seed}.json" if order is None else f"{name}-{seed}-{order}.json")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(language(name, seed, order)))
-    found: list[list[float]] = json.loads(path.read_text())
-    return found
+    return cast(list[list[float]], remembered(path, lambda: language(name, seed, order)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.auto.language import DOMAINS
 from benchmarks.auto.regimes import GROUPS
 from benchmarks.auto.text import ANSWER, EXPLAINED, HEADINGS, LANGUAGE, ORDERS, SEQUENCES, TEXT
+from benchmarks.pages import markdown_table, standard_error
 from benchmarks.sequences.page import Point
 
 BOUND, PERPLEXITY = -1.0, 3.0
@@ -64,17 +65,18 @@ _GROUPS = {
 
 def _summary(groups: Mapping[str, Sequence[Row]], texts: Sequence[tuple[str, list[float], Any]]) -> list[str]:
     """One line per group of regimes."""
-    lines = ["| regimes | number | mean difference | smallest | largest | bound holds | broken | open |"]
-    lines.append("|---" + "|---:" * 7 + "|")
+    rows = []
     for group, title in _GROUPS.items():
         means = [statistics.mean(row.gains) for row in groups[group]]
         found = Counter(_verdict(row.gains) for row in groups[group])
         cells = [f"{v:+.1f}" for v in (statistics.mean(means), min(means), max(means))]
         cells += [str(found[word]) for word in ("holds", "broken", "open")]
-        lines.append(f"| {title} | {len(means)} | {' | '.join(cells)} |")
+        rows.append([title, str(len(means)), *cells])
     found = Counter(_verdict(changes, PERPLEXITY) for _, changes, _ in texts)
-    counts = " | ".join(str(found[word]) for word in ("holds", "broken", "open"))
-    return [*lines, f"| language | {len(texts)} | - | - | - | {counts} |"]
+    counts = [str(found[word]) for word in ("holds", "broken", "open")]
+    rows.append(["language", str(len(texts)), "-", "-", "-", *counts])
+    header = ["regimes", "number", "mean difference", "smallest", "largest", "bound holds", "broken", "open"]
+    return markdown_table(header, rows, numbers=7)
 
 
 def _rows(regimes: Mapping[str, Any], first: str, second: str) -> Iterator[Row]:
@@ -114,14 +116,10 @@ def _texts(sequences: Mapping[str, Any]) -> Iterator[tuple[str, list[float], lis
         yield name, [100 * (2 ** (b.newest - a.newest) - 1) for a, b in pairs], pairs
 
 
-def _error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / len(values) ** 0.5
-
-
 def _mean(values: Sequence[float], sign: str = "") -> str:
     """Mean ± standard error; of one seed its value."""
     mean = f"{statistics.mean(values):{sign}.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {_error(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {standard_error(values):.1f}"
 
 
 def _verdict(differences: Sequence[float], bound: float = BOUND) -> str:
@@ -129,63 +127,47 @@ def _verdict(differences: Sequence[float], bound: float = BOUND) -> str:
     if len(differences) == 1:
         return "open"
     margin = (statistics.mean(differences) - bound) * (1 if bound < 0 else -1)
-    error = _error(differences)
+    error = standard_error(differences)
     return "holds" if margin >= error else "broken" if margin < -error else "open"
 
 
 def _table(rows: Sequence[Row], first: str, second: str) -> list[str]:
-    lines = [f"| regime | seeds | {first}, no penalty | auto | difference | bound | difference in {second} |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    cells = []
     for row in rows:
-        cells = [_mean(row.plain), _mean(row.auto), _mean(row.gains, "+"), _verdict(row.gains), _mean(row.beside, "+")]
-        lines.append(f"| {row.label} | {len(row.plain)} | {' | '.join(cells)} |")
-    return lines
+        means = [_mean(row.plain), _mean(row.auto), _mean(row.gains, "+"), _verdict(row.gains), _mean(row.beside, "+")]
+        cells.append([row.label, str(len(row.plain)), *means])
+    header = ["regime", "seeds", f"{first}, no penalty", "auto", "difference", "bound", f"difference in {second}"]
+    return markdown_table(header, cells)
 
 
 def _text_table(texts: Sequence[tuple[str, list[float], list[tuple[Point, Point]]]]) -> list[str]:
-    heads = (
-        "stream",
-        "seeds",
-        "newest, no penalty",
-        "auto",
-        "its perplexity",
-        "bound",
-        "forgetting, no penalty",
-        "auto",
-    )
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for name, changes, pairs in texts:
         newest, lost = ([[getattr(p[arm], key) for p in pairs] for arm in (0, 1)] for key in ("newest", "forgetting"))
         cells = [*(f"{statistics.mean(v):.3f}" for v in newest), f"{_mean(changes, '+')} %"]
-        cells += [_verdict(changes, PERPLEXITY)]
-        cells += [f"{statistics.mean(v):.3f}" for v in lost]
-        lines.append(f"| {name} | {len(pairs)} | {' | '.join(cells)} |")
-    return lines
+        cells += [_verdict(changes, PERPLEXITY), *(f"{statistics.mean(v):.3f}" for v in lost)]
+        rows.append([name, str(len(pairs)), *cells])
+    header = ["stream", "seeds", "newest, no penalty", "auto", "its perplexity", "bound"]
+    return markdown_table([*header, "forgetting, no penalty", "auto"], rows)
 
 
 def _language(seeds: Mapping[str, list[list[list[float]]]]) -> list[str]:
-    lines = [
-        "| after | domain | no penalty, mean | auto, mean | ratio, median | geometric mean | smallest to largest |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
+    rows = []
     for task in range(1, len(DOMAINS)):
         for seen in range(task + 1):
             plain, auto = ([arms[arm][task][seen] for arms in seeds.values()] for arm in (0, 1))
             ratios = [b / a for a, b in zip(plain, auto, strict=True)]
-            lines.append(
-                f"| {DOMAINS[task]} | {DOMAINS[seen]} ({'new' if seen == task else 'old'}) "
-                f"| {statistics.mean(plain):.2f} | {statistics.mean(auto):.2f} "
-                f"| {statistics.median(ratios):.3f} | {statistics.geometric_mean(ratios):.3f} "
-                f"| {min(ratios):.3f} to {max(ratios):.3f} |"
-            )
-    return [*lines, "", f"Seeds {', '.join(seeds)}."]
+            cells = [f"{statistics.mean(plain):.2f}", f"{statistics.mean(auto):.2f}"]
+            cells += [f"{statistics.median(ratios):.3f}", f"{statistics.geometric_mean(ratios):.3f}"]
+            domain = f"{DOMAINS[seen]} ({'new' if seen == task else 'old'})"
+            rows.append([DOMAINS[task], domain, *cells, f"{min(ratios):.3f} to {max(ratios):.3f}"])
+    header = ["after", "domain", "no penalty, mean", "auto, mean", "ratio, median", "geometric mean"]
+    return [*markdown_table([*header, "smallest to largest"], rows), "", f"Seeds {', '.join(seeds)}."]
 
 
 def _orders(orders: Mapping[str, list[list[list[float]]]]) -> list[str]:
-    lines = [f"| order | {' | '.join(f'{domain}: no penalty, auto' for domain in DOMAINS)} |"]
-    lines.append("|---" * (len(DOMAINS) + 1) + "|")
-    for order, (plain, auto) in orders.items():
-        lines.append(
-            f"| {order} | {' | '.join(f'{a:.2f}, {b:.2f}' for a, b in zip(plain[-1], auto[-1], strict=True))} |"
-        )
-    return lines
+    rows = [
+        [order, *(f"{a:.2f}, {b:.2f}" for a, b in zip(plain[-1], auto[-1], strict=True))]
+        for order, (plain, auto) in orders.items()
+    ]
+    return markdown_table(["order", *(f"{domain}: no penalty, auto" for domain in DOMAINS)], rows)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.heads.fit import Gaussian, gda, linear, load, score, statistics
-from benchmarks.heads.memo import remembered
 from benchmarks.heads.runs import SEARCHED, Place, Spec, train
 from benchmarks.heads.search import PROTOCOLS
-from benchmarks.results.common import ROOT, SEEDS, Bench
+from benchmarks.pages import RESULTS, read_json, remembered
+from benchmarks.results.common import SEEDS, Bench
 from benchmarks.results.digits import BASE, REGIMES
 from benchmarks.results.replay import ALONE, BUFFER, REPLAY, UNMASKED, cifar_base
 from infssm.learner.config.load import merge
@@ -56,7 +55,7 @@ def _trained(stream: str, base: str, options: Mapping[str, Any], changes: Mappin
 
 def _headed(protocol: str, rate: float) -> Regime:
     """A run of the heads page at a learning rate: its own classifier, and Gaussian classes as plain training chose."""
-    known = json.loads((ROOT / "docs" / "results" / "heads.json").read_text())[protocol]["arms"]["plain"]
+    known = read_json(RESULTS / "heads.json")[protocol]["arms"]["plain"]
     chosen = [Gaussian(*values) for values in known["settings"]["drift"]["gda"].values()]
 
     def judged(path: Path) -> Values:
@@ -75,7 +74,7 @@ def _headed(protocol: str, rate: float) -> Regime:
             spec = Spec(protocol, seed, arm, {"name": name}, rate)
             train(spec, place)
             path = place.file(spec)
-            found.append(remembered(path, f"{chosen}", lambda path=path: judged(path)))
+            found.append(remembered(path.with_suffix(".json"), lambda path=path: judged(path), f"{chosen}"))
         return found[0], found[1]
 
     needs = frozenset({"data_root", "bases"} if protocol == "b50-5" else ())

@@ -19,7 +19,10 @@ from infssm.data.spectra import mel_bank
 
 
 class Job(NamedTuple):
-    """A task: model options, training and test data, steps and batch size; text has no labels but the next byte."""
+    """A task: model options, training and test data, steps and batch size; text has no labels but the next byte.
+
+    The seed changes the first weights and the order of batches; training and test data stay the same.
+    """
 
     model: str
     options: dict[str, Any]
@@ -28,13 +31,15 @@ class Job(NamedTuple):
     steps: int
     batch: int = 32
     text: bool = False
+    seed: int = 0
 
     def make(self, states: int) -> nn.Module:
-        torch.manual_seed(0)
+        torch.manual_seed(self.seed)
         return create_model(self.model, **self.options, d_state=states)
 
-    def batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        draw = torch.Generator().manual_seed(seed)
+    def batches(self, part: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches without end; part 1 is for training, 2 for calibration."""
+        draw = torch.Generator().manual_seed(part + 100 * self.seed)
         while True:
             rows = torch.randint(len(self.train[0]), (self.batch,), generator=draw)
             yield self.train[0][rows], self.train[1][rows]

@@ -12,7 +12,6 @@ is in runs.py, the heads in fit.py.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,9 @@ from benchmarks.heads.fit import choose, fitted, load
 from benchmarks.heads.page import figure, page
 from benchmarks.heads.runs import SEARCHED, Place, Spec
 from benchmarks.heads.search import ARMS, PROTOCOLS, REPLAY, Protocol, Work, chosen, replay_of, search
+from benchmarks.pages import RESULTS, machine, read_json, write_json
 from benchmarks.pretrain import train as pretrain
-from benchmarks.results.common import ROOT, machine
 
-RESULTS = ROOT / "docs" / "results"
 FROZEN = "frozen"
 LONGER, EPOCHS = "lwf-f", 3
 """The arm that is also trained longer on b50-5, and whose images are then looked at more than once."""
@@ -111,15 +109,15 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     path = RESULTS / "heads.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    known = read_json(path)
     if args.what == "cost":
         known["costs"] = costs(Place(str(args.data_root), args.out, {SEARCHED: "cifar100-base"}), args.arms)
-        path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        write_json(path, known)
     for name, protocol in PROTOCOLS.items():
         if name.startswith(args.what):
             work = Work(place_of(name, args.data_root, args.out), args.jobs)
             known[name] = measure(work, protocol, args.arms) | {"environment": machine()}
-            path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            write_json(path, known)
     (RESULTS / "heads.md").write_text(page(known), encoding="utf-8")
     figure(known, RESULTS / "heads.svg")
 

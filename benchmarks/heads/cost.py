@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from benchmarks.heads.runs import SEARCHED, Place, Spec, setup_of
 from benchmarks.heads.search import ARMS, REPLAY
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
+from infssm.learner.optim import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import train_step
 
 STEPS = 20

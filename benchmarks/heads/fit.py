@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.heads.memo import remembered
+from benchmarks.pages import remembered
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
 from infssm.methods.heads.drift import MapDrift
 from infssm.methods.heads.gaussians import gaussian_classifier
@@ -168,7 +168,7 @@ class Settings(NamedTuple):
 
 def choose(path: Path, *, drift: bool) -> Settings:
     """The best settings on validation images of a run."""
-    lda, gda = remembered(path, f"settings, drift {drift}", lambda: _best(load(path), drift=drift))
+    lda, gda = remembered(path.with_suffix(".json"), lambda: _best(load(path), drift=drift), f"settings, drift {drift}")
     return Settings(lda, {prior: Gaussian(*values) for prior, values in gda.items()})
 
 
@@ -203,7 +203,8 @@ def fitted(path: Path, settings: dict[bool, Settings], *, still: bool) -> dict[s
         kept = load(path)
         return {name: score(kept, head, "test") for name, head in heads(kept, settings, still=still)}
 
-    return {name: Score(*values) for name, values in remembered(path, f"fitted with {settings}", fit).items()}
+    scores = remembered(path.with_suffix(".json"), fit, f"fitted with {settings}")
+    return {name: Score(*values) for name, values in scores.items()}
 
 
 class Quadratic:
@@ -238,7 +239,7 @@ def judge(path: Path, *, replay: bool) -> Score:
         linears = (score(kept, linear(kept, align=align), "val") for align in (False, True))
         return max(linears if replay else gaussian_scores(kept).values(), key=lambda found: found.both)
 
-    return Score(*remembered(path, "linear" if replay else "gaussian", best))
+    return Score(*remembered(path.with_suffix(".json"), best, "linear" if replay else "gaussian"))
 
 
 def gaussian_scores(kept: Kept, found: ClassStatistics | None = None) -> dict[Gaussian, Score]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.heads.search import ARMS, REPLAY
 from benchmarks.heads.text import ANSWER, CONDITIONS, FINDINGS, PROTOCOL_TEXT, TERMS, TRIED, VIEWS_TEXT
+from benchmarks.pages import markdown_table, paired_gain, spread, standard_error
 
 SHOWN = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac", "ncm", "linear, aligned", "linear")
 COMPARED = ("gda, task prior", "gda", "lda, task prior", "lda", "ranpac")
@@ -37,17 +38,11 @@ def page(known: Mapping[str, Any]) -> str:
         compared = [h for h in COMPARED if h in shown]
         lines += [_PAIRED, "", *_differences(arms, compared, both=unequal)]
         if "views" in known[name]:
-            lines += [
-                "",
-                "#### Several views, several models",
-                "",
-                VIEWS_TEXT,
-                "",
-                *_views(known[name]["views"]),
-            ]
+            lines += ["", "#### Several views, several models", "", VIEWS_TEXT, "", *_views(known[name]["views"])]
         lines += ["", "#### The search", "", _SEARCH, "", *_searched(known[name]["search"])]
     if "costs" in known:
-        lines += ["", "### Cost of a step", "", _COST, "", *_costs(known["costs"])]
+        costs = [[name, f"x{value:.2f}"] for name, value in known["costs"].items()]
+        lines += ["", "### Cost of a step", "", _COST, "", *markdown_table(["arm", "step"], costs)]
     lines += ["", "### What was tried to beat it", "", TRIED]
     lines += ["", "### Where this was measured", "", *_environments(known)]
     return "\n".join(lines) + "\n"
@@ -69,16 +64,16 @@ def _top(known: Mapping[str, Any]) -> list[str]:
     }
     lost = gain(every["frozen"]["task"], every["frozen and lwf-f"]["task"], "all")
     answer = ANSWER.format(
-        digits=_spread([s["aa"] for s in known["digits"]["arms"]["frozen"]["heads"]["gda"]]),
-        two=_spread([s["aa"] for s in every["frozen"]["task"]]),
-        both=_spread([s["aa"] for s in every["frozen and lwf-f"]["task"]]),
+        digits=spread([s["aa"] for s in known["digits"]["arms"]["frozen"]["heads"]["gda"]]),
+        two=spread([s["aa"] for s in every["frozen"]["task"]]),
+        both=spread([s["aa"] for s in every["frozen and lwf-f"]["task"]]),
         lost=lost.removeprefix("+"),
     )
-    cells = [[name, *(_spread([s[key] for s in scores]) for key in ("aa", "all"))] for name, scores in rows.items()]
+    cells = [[name, *(spread([s[key] for s in scores]) for key in ("aa", "all"))] for name, scores in rows.items()]
     return [
         answer,
         "",
-        *_table(["CIFAR-100, 50 classes and then five times 10", "AA", "all classes"], cells),
+        *markdown_table(["CIFAR-100, 50 classes and then five times 10", "AA", "all classes"], cells),
         "",
         CONDITIONS,
     ]
@@ -102,21 +97,11 @@ _COST = """Processor time of a step relative to plain training, the arms in turn
 steps)."""
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-
-
 def _cell(scores: Sequence[Mapping[str, float]] | None, *, both: bool) -> str:
     if not scores:
         return "-"
-    aa = _spread([s["aa"] for s in scores])
-    return f"{aa} / {_spread([s['all'] for s in scores])}" if both else aa
-
-
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    names = list(header)
-    lines = [names, ["---"] * len(names), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    aa = spread([s["aa"] for s in scores])
+    return f"{aa} / {spread([s['all'] for s in scores])}" if both else aa
 
 
 def _scores(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
@@ -125,7 +110,7 @@ def _scores(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
         setting = "-" if arm["lr"] is None else f"{arm['lr']:g}" + (f", {arm['weight']:g}" if arm["weight"] else "")
         cells = [_cell(arm["heads"].get(head), both=both) for head in shown]
         rows.append([name, setting, f"{statistics.mean(arm['drift']):.2f}", *cells])
-    return _table(["arm", "learning rate, weight", "drift", *shown], rows)
+    return markdown_table(["arm", "learning rate, weight", "drift", *shown], rows)
 
 
 def _differences(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
@@ -139,13 +124,12 @@ def _differences(arms: Arms, shown: Sequence[str], *, both: bool) -> list[str]:
             keys = ("aa", "all") if both else ("aa",)
             cells.append(" / ".join(gain(mine, other, key) for key in keys) if mine and other else "-")
         rows.append([name, *cells])
-    return _table(["arm", *(f"{head}: AA{' / all classes' if both else ''}" for head in shown)], rows)
+    return markdown_table(["arm", *(f"{head}: AA{' / all classes' if both else ''}" for head in shown)], rows)
 
 
 def gain(mine: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], key: str) -> str:
-    """Paired difference, mean ± standard error."""
-    values = [a[key] - b[key] for a, b in zip(mine, other, strict=True)]
-    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+    """Paired difference of a measure, mean ± standard error."""
+    return paired_gain([score[key] for score in mine], [score[key] for score in other])
 
 
 def _views(views: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
@@ -155,7 +139,9 @@ def _views(views: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
             mine, other = scores[prior], models["frozen"][prior]
             gains = " / ".join(gain(mine, other, key) for key in ("aa", "all")) if name != "frozen" else "-"
             rows.append([view, "gda, task prior" if prior == "task" else "gda", name, _cell(mine, both=True), gains])
-    return _table(["features", "head", "model", "AA / all classes", "against frozen, same features and head"], rows)
+    return markdown_table(
+        ["features", "head", "model", "AA / all classes", "against frozen, same features and head"], rows
+    )
 
 
 def _searched(search: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -170,11 +156,7 @@ def _searched(search: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
                 text = "-" if run is None else f"{run['aa']:.1f} / {run['all']:.1f}"
                 cells.append(f"**{text}**" if run is best else text)
             rows.append([name, "-" if weight is None else f"{weight:g}", *cells])
-    return _table(["arm", "weight", *(f"lr {rate:g}" for rate in rates)], rows)
-
-
-def _costs(costs: Mapping[str, float]) -> list[str]:
-    return _table(["arm", "step"], [[name, f"x{value:.2f}"] for name, value in costs.items()])
+    return markdown_table(["arm", "weight", *(f"lr {rate:g}" for rate in rates)], rows)
 
 
 def _environments(known: Mapping[str, Any]) -> list[str]:
@@ -203,7 +185,7 @@ def figure(known: Mapping[str, Any], path: Path) -> None:
             scores = arm["heads"].get(head)
             if scores and (head != "linear" or "images" in name):
                 x, y = ([s[key] for s in scores] for key in ("all", "aa"))
-                errors = [statistics.stdev(v) / len(v) ** 0.5 for v in (x, y)]
+                errors = [standard_error(v) for v in (x, y)]
                 place = {"x": statistics.mean(x), "y": statistics.mean(y), "xerr": errors[0], "yerr": errors[1]}
                 axes.errorbar(**place, fmt=mark, ms=5, color=f"C{index % 10}", mfc=_fill(index))
         axes.plot([], [], "o", color=f"C{index % 10}", mfc=_fill(index), label=name)

@@ -22,8 +22,7 @@ from infssm._seeding import seed_all
 from infssm.data import Task
 from infssm.errors import DivergedError
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
-from infssm.learner.optim.schedule import learning_rate, task_lr
+from infssm.learner.optim import build_optimizer, decay_groups, learning_rate, set_learning_rate, task_lr
 from infssm.learner.setup import Setup, build
 from infssm.methods import train_step
 from infssm.models import create_model

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from benchmarks.heads.fit import PRIORS, Gaussian, Kept, Score, log_prior, score, statistics
-from benchmarks.heads.memo import remembered
 from benchmarks.heads.runs import SEARCHED, Place, Spec, setup_of
+from benchmarks.pages import remembered
 from infssm.learner.setup import Setup
 from infssm.methods.heads.gda import Gaussians, gaussian_classifier
 
@@ -130,8 +130,7 @@ def measure(place: Place, still: Spec, moved: Spec, seeds: tuple[int, ...]) -> d
             found.setdefault(str(view), {}).setdefault(name, {}).setdefault(prior, []).append(value._asdict())
         return found
 
-    known: dict[str, Any] = remembered(place.file(moved), f"views of {seeds}", fit)
-    return known
+    return cast(dict[str, Any], remembered(place.file(moved).with_suffix(".json"), fit, f"views of {seeds}"))
 
 
 def _measured(place: Place, still: Spec, moved: Spec, seeds: tuple[int, ...]) -> Iterator[tuple[View, str, str, Score]]:

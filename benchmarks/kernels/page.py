@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "results" / "kernels.md"
+from benchmarks.pages import RESULTS, ROOT, markdown_table
+
+PAGE = RESULTS / "kernels.md"
 QUARTER = "... on a quarter"
 
 # ruff: noqa: E501 - the lines of the page are those of the template
@@ -47,6 +47,11 @@ Value and gradient, from raw states; ms.
 `output`, `simplified` and `aligned` have compiled kernels. The others, which depend on the poles alone and are in no
 recommended method, are formulas in PyTorch, in float64.
 
+`output` of 1,024 systems with 64 states: sampling serves systems whose poles are not known, and where they are, the closed
+form is faster.
+
+{sampled}
+
 ## What does holding the states add to a step?
 
 Times a plain step; in brackets the plain step in ms and over its matrix products alone.
@@ -84,9 +89,8 @@ def digits(ms: float) -> str:
     return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(markdown_table(header, rows))
 
 
 def compare(ms: dict[str, Any], names: dict[str, str], *more: dict[str, str]) -> list[list[str]]:
@@ -159,6 +163,17 @@ def main() -> None:
             compare(ms, {"conv f+b: ours": "ours", "conv f+b: torch.conv1d + silu": "`torch.conv1d` and SiLU"}),
         ),
         distances=table(["kind", "25,216 systems, n = 16", "1,024 systems, n = 100"], distances),
+        sampled=table(
+            ["", "ms", "times the kernel"],
+            compare(
+                ms,
+                {
+                    "distance f+b n=64: output": "closed form, kernel",
+                    "distance f+b n=64: output, reference": "closed form, PyTorch",
+                    "distance f+b n=64: output, 128 samples": "128 sampled frequencies, PyTorch",
+                },
+            ),
+        ),
         steps=table(["", *cases.values()], of_steps),
         ssd=table(["", *(f"n = {n}, {unit}" for n in (64, 128) for unit in ("ms", "times ours", "peak MiB"))], ssd),
         accelerated=table(

@@ -13,17 +13,15 @@ RUNS keeps a file per part: what is there is not measured again. A topic renews 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.learner import baselines, growth, speed, unknowns
-from benchmarks.results.common import ROOT, machine
+from benchmarks.pages import RESULTS, machine, read_json, write_json, write_table
 
-PAGE = ROOT / "docs" / "results" / "learner.md"
+PAGE = RESULTS / "learner.md"
 TOPICS: dict[str, Any] = {"baselines": baselines, "unknowns": unknowns, "growth": growth, "speed": speed}
 
 
@@ -35,19 +33,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     stored = PAGE.with_suffix(".json")
-    found: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {}
+    found = read_json(stored)
     for topic in [args.topic] if args.topic else TOPICS:
         found[topic] = TOPICS[topic].run(args.data_root, args.out / topic)
-        stored.write_text(json.dumps(found | {"machine": machine()}, indent=1) + "\n")
-        rows = "\n".join(TOPICS[topic].table(found[topic]))
-        PAGE.write_text(
-            re.sub(
-                rf"(?s)(<!-- {topic} -->\n).*?(<!-- end -->)",
-                lambda match, rows=rows: f"{match[1]}{rows}\n{match[2]}",
-                PAGE.read_text(),
-            )
-        )
-        print(rows, flush=True)
+        write_json(stored, found | {"machine": machine()})
+        lines = TOPICS[topic].table(found[topic])
+        write_table(PAGE, lines, topic)
+        print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.learner.data import Samples, cifar100, digits
-from benchmarks.learner.memo import memo
-from benchmarks.results.common import SEEDS, spread
+from benchmarks.pages import markdown_table, remembered, spread
+from benchmarks.results.common import SEEDS
 from infssm import Learner
 from infssm.models import create_model
+from infssm.models.features import features
 from infssm.models.pretrained import PACKAGED_FOR
 
 ARMS = {
@@ -114,7 +115,7 @@ def _fit(model: nn.Module, x: Tensor, y: Tensor, arm: str, first: int, stop: int
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model.train()
     with torch.no_grad():
-        kept = torch.cat([_features(model, part) for part in x[rows].split(200)]) if alone else None
+        kept = torch.cat([features(model, part) for part in x[rows].split(200)]) if alone else None
     for _ in range(EPOCHS[arm]):
         for part in torch.randperm(len(rows)).split(32):
             logits = model(x[rows[part]]) if kept is None else classifier(kept[part])
@@ -125,18 +126,12 @@ def _fit(model: nn.Module, x: Tensor, y: Tensor, arm: str, first: int, stop: int
             schedule.step()
 
 
-def _features(model: nn.Module, x: Tensor) -> Tensor:
-    from infssm.models.features import features
-
-    return features(model, x)
-
-
 def run(data_root: Path, out: Path) -> dict[str, Any]:
     """All arms on all streams with all seeds."""
     return {
         name: {
             label: {
-                str(seed): memo(
+                str(seed): remembered(
                     out / f"{name} {arm} {seed}.json",
                     lambda make=make, arm=arm, seed=seed: measure(make(data_root, seed), arm, seed),
                 )
@@ -150,13 +145,15 @@ def run(data_root: Path, out: Path) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> list[str]:
     """Markdown."""
-    heads = "".join(f" {name}: accuracy | seconds per class |" for name in found)
-    lines = [f"| | old images |{heads}", "|---|---" + "|---:" * (2 * len(found)) + "|"]
+    header = ["", "old images"]
+    for name in found:
+        header += [f"{name}: accuracy", "seconds per class"]
+    rows = []
     for label, arm in ARMS.items():
         cells = []
         for stream in found.values():
             runs = stream[label].values()
             cells.append(f"{spread([100 * run['accuracy'] for run in runs])} %")
             cells.append(f"{np.mean([run['seconds'] for run in runs]):.2f}")
-        lines.append(f"| {label} | {'all' if arm in OLD_IMAGES else 'none'} | {' | '.join(cells)} |")
-    return lines
+        rows.append([label, "all" if arm in OLD_IMAGES else "none", *cells])
+    return markdown_table(header, rows, numbers=len(header) - 2)

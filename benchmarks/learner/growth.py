@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learner.data import omniglot
-from benchmarks.learner.memo import memo
+from benchmarks.pages import markdown_table, remembered
 from infssm import Learner
 
 CLASSES, STEP = 1000, 20
@@ -43,31 +43,26 @@ def measure(root: Path, head: str) -> dict[str, Any]:
 
 def run(data_root: Path, out: Path) -> dict[str, Any]:
     """Both heads."""
-    return {head: memo(out / f"{head}.json", lambda head=head: measure(data_root, head)) for head in HEADS}
+    return {head: remembered(out / f"{head}.json", lambda head=head: measure(data_root, head)) for head in HEADS}
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """Markdown."""
-    lines = [
-        "| head | | " + " | ".join(f"{k:,} classes" for k in SHOWN) + " |",
-        "|---|---" + "|---:" * len(SHOWN) + "|",
-    ]
+    growth, totals = [], []
     for head, one in found.items():
-        rows = [next(call for call in one["calls"] if call["classes"] == shown) for shown in SHOWN]
-        lines.append(f"| `{head}` | this call | " + " | ".join(f"{row['seconds']:.2f} s" for row in rows) + " |")
-        lines.append("| | folder | " + " | ".join(f"{row['bytes'] / 2**20:.1f} MiB" for row in rows) + " |")
-    lines += [
+        calls = [next(call for call in one["calls"] if call["classes"] == shown) for shown in SHOWN]
+        growth.append([f"`{head}`", "this call", *(f"{call['seconds']:.2f} s" for call in calls)])
+        growth.append(["", "folder", *(f"{call['bytes'] / 2**20:.1f} MiB" for call in calls)])
+        seconds = [sum(call["seconds"] for call in one["calls"]), one["seconds_at_once"]]
+        accuracies = [f"{100 * one[key]:.2f} %" for key in ("accuracy", "at_once")]
+        totals.append([f"`{head}`", *(f"{value:.0f} s" for value in seconds), *accuracies])
+    shown = ["head", "", *(f"{k:,} classes" for k in SHOWN)]
+    ends = ["head", "50 calls of 20 classes", "one call", "accuracy, 50 calls", "accuracy, one call"]
+    return [
+        *markdown_table(shown, growth, numbers=len(SHOWN)),
         "",
-        "| head | 50 calls of 20 classes | one call | accuracy, 50 calls | accuracy, one call |",
-        "|---" + "|---:" * 4 + "|",
+        *markdown_table(ends, totals, numbers=4),
     ]
-    for head, one in found.items():
-        total = sum(call["seconds"] for call in one["calls"])
-        lines.append(
-            f"| `{head}` | {total:.0f} s | {one['seconds_at_once']:.0f} s | {100 * one['accuracy']:.2f} % | "
-            f"{100 * one['at_once']:.2f} % |"
-        )
-    return lines
 
 
 def slope(found: dict[str, Any], head: str) -> tuple[float, float]:

@@ -6,12 +6,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learner.memo import memo
+from benchmarks.pages import markdown_table, remembered
 from infssm import Learner
 
 CLASSES, IMAGES, REPEATS = 10, 50, 7
@@ -64,22 +64,20 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def run(data_root: Path, out: Path) -> dict[str, Any]:  # noqa: ARG001 - generated images
     """The figures."""
-    found: dict[str, Any] = memo(out / "speed.json", measure)
-    return found
+    return cast(dict[str, Any], remembered(out / "speed.json", measure))
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """Markdown."""
     own, folder = found["class_bytes"], found["folder_bytes"]
     rest = found["version_bytes"] - own
-    return [
-        "| what | measured | aim |",
-        "|---|---:|---:|",
-        f"| teach {IMAGES} images of a new class | {found['teach']:.2f} s | 1 s |",
-        f"| one prediction | {1e3 * found['predict']:.1f} ms | 10 ms |",
-        f"| load the folder | {found['load']:.2f} s | 2 s |",
-        f"| folder of {CLASSES} classes | {folder / 2**20:.2f} MiB | |",
-        f"| one more version with a new class: statistics of the class | {own / 1024:.0f} KiB, "
-        f"{100 * own / folder:.1f} % | |",
-        f"| and everything else | {rest / 1024:.0f} KiB, {100 * rest / folder:.1f} % | 1 % |",
+    added = [f"{size / 1024:.0f} KiB, {100 * size / folder:.1f} %" for size in (own, rest)]
+    rows = [
+        [f"teach {IMAGES} images of a new class", f"{found['teach']:.2f} s", "1 s"],
+        ["one prediction", f"{1e3 * found['predict']:.1f} ms", "10 ms"],
+        ["load the folder", f"{found['load']:.2f} s", "2 s"],
+        [f"folder of {CLASSES} classes", f"{folder / 2**20:.2f} MiB", ""],
+        ["one more version with a new class: statistics of the class", added[0], ""],
+        ["and everything else", added[1], "1 %"],
     ]
+    return markdown_table(["what", "measured", "aim"], rows, numbers=2)

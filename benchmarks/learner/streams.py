@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.kernels.memory import resident
+from benchmarks.pages import RESULTS, markdown_table, write_json, write_table
 from infssm.data import SequenceFacts
 from infssm.learner.streaming import Stream
 from infssm.models import create_model
@@ -28,7 +27,7 @@ PUSHES = 300
 """Pushes of a time measurement, the best of three."""
 CHECKED, LONG = 16_000, 1_000_000
 """Samples of the comparison with the whole sequence, and of the memory measurement."""
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "streams.md"
+PAGE = RESULTS / "streams.md"
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -73,18 +72,16 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """Markdown."""
-    heads = "".join(f" chunks of {size} |" for size in CHUNKS)
-    lines = [
-        f"| model |{heads} state | growth of memory over 10^6 samples | difference from the whole sequence |",
-        "|---|" + "---:|" * (len(CHUNKS) + 3),
-    ]
+def table(found: dict[str, dict[str, Any]]) -> list[str]:
+    """One line per model."""
+    header = ["model", *(f"chunks of {size}" for size in CHUNKS), "state"]
+    header += ["growth of memory over 10^6 samples", "difference from the whole sequence"]
+    rows = []
     for name, one in found.items():
-        times = " | ".join(f"{1e6 * one['seconds_per_sample'][str(size)]:.0f} µs" for size in CHUNKS)
-        grown = f"{one['growth_mib']:.1f} MiB"
-        lines.append(f"| `{name}` | {times} | {one['state_bytes'] / 1024:.0f} KiB | {grown} | {one['error']:.0e} |")
-    return "\n".join(lines)
+        times = [f"{1e6 * one['seconds_per_sample'][str(size)]:.0f} µs" for size in CHUNKS]
+        state, growth = f"{one['state_bytes'] / 1024:.0f} KiB", f"{one['growth_mib']:.1f} MiB"
+        rows.append([f"`{name}`", *times, state, growth, f"{one['error']:.0e}"])
+    return markdown_table(header, rows, numbers=len(header) - 1)
 
 
 def main() -> None:
@@ -99,11 +96,8 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.learner.streams", "--model", name]
         found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(name, found[name], flush=True)
-    PAGE.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    page = re.sub(
-        r"(?s)(<!-- table -->\n).*?(<!-- end -->)", lambda m: m[1] + table(found) + "\n" + m[2], PAGE.read_text()
-    )
-    PAGE.write_text(page)
+    write_json(PAGE.with_suffix(".json"), found)
+    write_table(PAGE, table(found))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.learner.data import Samples, cifar100, digits, speech
-from benchmarks.learner.memo import memo
-from benchmarks.results.common import SEEDS, spread
+from benchmarks.pages import markdown_table, remembered, spread
+from benchmarks.results.common import SEEDS
 from infssm import Learner
 from infssm.learner.metrics import auroc, expected_calibration_error
 
@@ -99,7 +99,9 @@ def run(data_root: Path, out: Path) -> dict[str, Any]:
     """All problems with all seeds."""
     return {
         name: {
-            str(seed): memo(out / f"{name} {seed}.json", lambda make=make, seed=seed: measure(make(data_root, seed)))
+            str(seed): remembered(
+                out / f"{name} {seed}.json", lambda make=make, seed=seed: measure(make(data_root, seed))
+            )
             for seed in SEEDS
         }
         for name, make in PROBLEMS.items()
@@ -108,17 +110,13 @@ def run(data_root: Path, out: Path) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> list[str]:
     """Markdown."""
-    lines = [
-        "| taught | AUROC | by softmax | known called unknown | unknown called unknown | accuracy | "
-        "calibration error before | after |",
-        "|---" + "|---:" * 7 + "|",
-    ]
-    for name, runs in found.items():
-        cells = [
-            f"{np.mean([r['auroc'] for r in runs.values()]):.3f} (least {min(r['auroc'] for r in runs.values()):.3f})"
-        ]
-        cells.append(f"{np.mean([r['auroc_softmax'] for r in runs.values()]):.3f}")
-        keys = ("known_called_unknown", "unknown_called_unknown", "accuracy", "ece_before", "ece_after")
-        cells += [f"{spread([100 * r[key] for r in runs.values()])} %" for key in keys]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+    header = ["taught", "AUROC", "by softmax", "known called unknown", "unknown called unknown", "accuracy"]
+    header += ["calibration error before", "after"]
+    percent = ("known_called_unknown", "unknown_called_unknown", "accuracy", "ece_before", "ece_after")
+    rows = []
+    for name, by_seed in found.items():
+        runs = list(by_seed.values())
+        own, softmax = ([run[key] for run in runs] for key in ("auroc", "auroc_softmax"))
+        cells = [f"{np.mean(own):.3f} (least {min(own):.3f})", f"{np.mean(softmax):.3f}"]
+        rows.append([name, *cells, *(f"{spread([100 * run[key] for run in runs])} %" for key in percent)])
+    return markdown_table(header, rows, numbers=7)

@@ -12,21 +12,19 @@ RUNS are not repeated."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
 
+from benchmarks.pages import RESULTS, read_json
 from benchmarks.results import digits, replay
-from benchmarks.results.common import ROOT, Bench
-
-FOLDER = ROOT / "docs" / "results"
+from benchmarks.results.common import Bench
 
 
 def write_page(stream: str) -> None:
-    data = json.loads((FOLDER / f"{stream}.json").read_text(encoding="utf-8"))
+    data = read_json(RESULTS / f"{stream}.json")
     text = digits.page(data) if stream == "digits" else replay.page(stream, data)
-    (FOLDER / f"{stream}.md").write_text(text, encoding="utf-8")
+    (RESULTS / f"{stream}.md").write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -43,7 +41,7 @@ def main() -> None:
     start = time.time()
     base = replay.cifar_base(args.data_root) if args.stream == "cifar" else digits.BASE
     bench = Bench(args.stream, base, args.out.resolve(), args.jobs)
-    (digits if args.stream == "digits" else replay).write(bench, FOLDER)
+    (digits if args.stream == "digits" else replay).write(bench, RESULTS)
     write_page(args.stream)
     print(f"{time.time() - start:.0f} s")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.pages import markdown_table, paired_gain, remembered, spread
+
 SEEDS = (0, 10, 100)
 
 Run = tuple[str, dict[str, Any], int]
@@ -78,8 +78,8 @@ class Bench:
     @staticmethod
     def _outcome(run: Run, result: Any) -> Outcome:
         """What a run gave, tested on validation images too; remembered in its directory."""
-        cached = result.path / "outcome.json"
-        if not cached.exists():
+
+        def measure() -> Outcome:
             views = (result.matrix.class_incremental, result.matrix.task_incremental)
             outcome = Outcome(
                 *(100 * v for v in (result.aa, result.aia, result.fm, result.matrix.task_incremental.aa)),
@@ -88,9 +88,10 @@ class Bench:
                 result.seconds,
                 _auto_weight(result.path),
             )
-            cached.write_text(json.dumps(outcome))
             print(f"{run[0]} {run[1]} seed {run[2]}: AA {outcome.aa:.1f} val {outcome.val:.1f}", flush=True)
-        return Outcome(*json.loads(cached.read_text()))
+            return outcome
+
+        return Outcome(*remembered(result.path / "outcome.json", measure))
 
 
 def _trains_task0(method: str) -> bool:
@@ -101,7 +102,7 @@ def _trains_task0(method: str) -> bool:
 def _validation_aa(path: Path) -> float:
     from infssm.bench.studies.run import TrainedRun, _fabric
     from infssm.learner.evaluate import evaluate
-    from infssm.learner.setup import load_weights
+    from infssm.learner.modeling import load_weights
 
     run = TrainedRun.open(path)
     load_weights(run.setup.method, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")
@@ -112,7 +113,7 @@ def _validation_aa(path: Path) -> float:
 
 
 def _auto_weight(path: Path) -> float | None:
-    from infssm.learner.saving.checkpoint import load_newest
+    from infssm.learner.saving import load_newest
 
     state, _ = load_newest(path / "checkpoints" / "last.ckpt")
     components = state["method"]["components"]
@@ -158,19 +159,6 @@ def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
     return method, {**options, key: weight}, seed
 
 
-def machine() -> dict[str, Any]:
-    """Versions, commit and processor, without anything about where files lie."""
-    from infssm.learner.store.env import commit_of, environment
-
-    found = environment()
-    found["commit"] = found["commit"] or commit_of(Path(__file__).resolve())  # of an installed copy nobody knows it
-    return {key: found[key] for key in ("python", "packages", "commit", "cpu", "cores", "threads")}
-
-
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-
-
 COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task": "new", "new, task-inc.": "new_ti"}
 
 LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads, because a low learning rate or a very large
@@ -185,27 +173,27 @@ def outcomes(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[
     return {label: [Outcome(**run) for run in runs] for label, runs in rows.items()}
 
 
+def spreads(measures: Iterable[str], *runs: Sequence[Outcome]) -> list[str]:
+    """Mean ± deviation of each measure, for one or several lists of outcomes."""
+    return [spread([getattr(o, measure) for o in outcomes]) for measure in measures for outcomes in runs]
+
+
 def short_table(rows: Mapping[str, Sequence[Outcome]], shown: Mapping[str, str]) -> list[str]:
     """The rows that answer the question; ``shown`` are their labels and what the page calls them."""
     columns = {"AA": "aa", "FM": "fm", "task-inc. AA": "ti"}
-    lines = [f"| method | {' | '.join(columns)} |", "|---" + "|---:" * len(columns) + "|"]
-    for label, name in shown.items():
-        lines.append(
-            f"| {name} | {' | '.join(spread([getattr(o, k) for o in rows[label]]) for k in columns.values())} |"
-        )
-    return lines
+    cells = [[name, *spreads(columns.values(), rows[label])] for label, name in shown.items()]
+    return markdown_table(["method", *columns], cells, numbers=len(columns))
 
 
 def table(rows: Mapping[str, Sequence[Outcome]], weights: Mapping[str, str]) -> list[str]:
-    lines = [f"| method | weight | {' | '.join(COLUMNS)} | s per run |", "|---" * (len(COLUMNS) + 3) + "|"]
+    """All rows and measures."""
+    cells = []
     for label, outcomes in rows.items():
-        cells = [spread([getattr(o, k) for o in outcomes]) for k in COLUMNS.values()]
         seconds = statistics.mean(o.seconds for o in outcomes)
-        lines.append(f"| {label} | {weights.get(label, '-')} | {' | '.join(cells)} | {seconds:.0f} |")
-    return lines
+        cells.append([label, weights.get(label, "-"), *spreads(COLUMNS.values(), outcomes), f"{seconds:.0f}"])
+    return markdown_table(["method", "weight", *COLUMNS, "s per run"], cells)
 
 
 def gain(rows: Sequence[Outcome], base: Sequence[Outcome], key: str) -> str:
     """Paired difference over the seeds: mean ± standard error."""
-    values = [getattr(x, key) - getattr(y, key) for x, y in zip(rows, base, strict=True)]
-    return f"{statistics.mean(values):+.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+    return paired_gain([getattr(o, key) for o in rows], [getattr(o, key) for o in base])

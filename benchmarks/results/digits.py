@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import machine, markdown_table, spread, write_json
 from benchmarks.results.common import (
     LEGEND,
     SEEDS,
@@ -15,11 +15,10 @@ from benchmarks.results.common import (
     Candidate,
     Outcome,
     gain,
-    machine,
     outcomes,
     search,
     short_table,
-    spread,
+    spreads,
     table,
 )
 from infssm.bench.presets import main_job
@@ -75,7 +74,7 @@ beside this page."""
 def write(bench: Bench, folder: Path) -> None:
     """Measure everything and store it."""
     data = {"environment": machine(), "seeds": SEEDS, **_measure(bench)}
-    (folder / "digits.json").write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+    write_json(folder / "digits.json", data)
 
 
 def _measure(bench: Bench) -> dict[str, Any]:
@@ -146,37 +145,34 @@ def page(data: Mapping[str, Any]) -> str:
     lines = [ANSWER.format(**numbers), "", *short_table(rows, SHOWN), "", CONDITIONS, "", "## Details", "", METHOD, ""]
     lines += [*table(rows, data["weights"]), "", LEGEND, "", "### Paired differences to seq and lwf-ac"]
     lines += ["", "Difference over the seeds, mean ± standard error.", ""]
-    lines += [
-        "| method | AA - seq | task-inc. AA - seq | AA - lwf-ac | task-inc. AA - lwf-ac |",
-        "|---|---|---|---|---|",
+    header = ["method", "AA - seq", "task-inc. AA - seq", "AA - lwf-ac", "task-inc. AA - lwf-ac"]
+    gains = [
+        [label, *(gain(row, rows[other], key) for other in ("seq", "lwf-ac") for key in ("aa", "ti"))]
+        for label, row in rows.items()
+        if label not in ("seq", "joint")
     ]
-    for label, row in rows.items():
-        if label not in ("seq", "joint"):
-            cells = [gain(row, rows[other], key) for other in ("seq", "lwf-ac") for key in ("aa", "ti")]
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-    lines += ["", "### The automatic weight and the best of the search", ""]
-    lines += [
-        "| distance | auto, by seed | best of search | AA with auto | with best | task-inc. AA with auto | with best |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [*markdown_table(header, gains), "", "### The automatic weight and the best of the search", ""]
+    header = ["distance", "auto, by seed", "best of search", "AA with auto", "with best"]
+    weights = []
     for kind, auto in outcomes(data["auto"]).items():
         weight, best = max(
             outcomes(data["grids"][kind]).items(), key=lambda item: statistics.mean(o.val for o in item[1])
         )
-        cells = [spread([getattr(o, k) for o in x]) for k in ("aa", "ti") for x in (auto, best)]
-        chosen = ", ".join(f"{o.weight:.2g}" for o in auto)
-        lines.append(f"| {kind} | {chosen} | {weight} | {' | '.join(cells)} |")
+        by_seed = ", ".join(f"{o.weight:.2g}" for o in auto)
+        weights.append([kind, by_seed, weight, *spreads(("aa", "ti"), auto, best)])
+    lines += markdown_table([*header, "task-inc. AA with auto", "with best"], weights)
     lines += ["", "### Last epoch or best epoch", "", _EPOCHS, ""]
-    lines += ["| method | AA, last | AA, best | task-inc. AA, last | task-inc. AA, best | FM, last | FM, best |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for label, best in outcomes(data["epochs"]).items():
-        cells = [spread([getattr(o, k) for o in x]) for k in ("aa", "ti", "fm") for x in (rows[label], best)]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+    header = ["method", *(f"{name}, {end}" for name in ("AA", "task-inc. AA", "FM") for end in ("last", "best"))]
+    epochs = outcomes(data["epochs"]).items()
+    lines += markdown_table(
+        header, [[label, *spreads(("aa", "ti", "fm"), rows[label], best)] for label, best in epochs]
+    )
     lines += ["", "### The paper's simplified distance, in every regime tried", ""]
-    lines += ["| regime | method | AA | FM | task-inc. AA |", "|---|---|---|---|---|"]
-    for row in data["simplified"]:
-        cells = [spread([run[k] for run in row["runs"]]) for k in ("aa", "fm", "ti")]
-        lines.append(f"| {row['regime']} | {row['method']} | {' | '.join(cells)} |")
+    regimes = [
+        [row["regime"], row["method"], *(spread([run[k] for run in row["runs"]]) for k in ("aa", "fm", "ti"))]
+        for row in data["simplified"]
+    ]
+    lines += markdown_table(["regime", "method", "AA", "FM", "task-inc. AA"], regimes)
     return "\n".join(lines) + "\n"
 
 

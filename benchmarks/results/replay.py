@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.results.common import LEGEND, SEEDS, Bench, Outcome, gain, machine, outcomes, short_table, spread, table
+from benchmarks.pages import machine, markdown_table, read_json, spread, write_json
+from benchmarks.results.common import LEGEND, SEEDS, Bench, Outcome, gain, outcomes, short_table, table
 
 BUFFER = {"digits-replay": 60, "cifar": 250}
 REPLAY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,7 +99,7 @@ def _half_of_each_task(root: Path) -> Path:
 def write(bench: Bench, folder: Path) -> None:
     stream, buffer = bench.name, BUFFER[bench.name]
     bench.go([("seq", {}, seed) for seed in SEEDS])
-    weight = float(json.loads((folder / "digits.json").read_text(encoding="utf-8"))["weights"]["inf-ssm"])
+    weight = float(read_json(folder / "digits.json")["weights"]["inf-ssm"])
     plus: dict[str, dict[str, Any]] = {"": {}, "+inf-ssm": {"weight": weight}, "+inf-ssm-exact": {}}
     methods: dict[str, tuple[str, dict[str, Any]]] = {"seq": ("seq", {})}
     methods |= {name: (name, plus[f"+{name}"]) for name in PLUS}
@@ -116,7 +116,7 @@ def write(bench: Bench, folder: Path) -> None:
         "methods": methods,
         "rows": {k: [o._asdict() for o in v] for k, v in rows.items()},
     }
-    (folder / f"{stream}.json").write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+    write_json(folder / f"{stream}.json", data)
 
 
 def page(stream: str, data: Mapping[str, Any]) -> str:
@@ -137,10 +137,10 @@ def page(stream: str, data: Mapping[str, Any]) -> str:
 
 def _gains(rows: Mapping[str, list[Outcome]]) -> list[str]:
     lines = ["### What each method adds", "", "Difference over the seeds, mean ± standard error.", ""]
-    lines += [
-        "| base | AA - seq | - seq, mask full | +inf-ssm: AA | task-inc. AA | +inf-ssm-exact: AA | task-inc. AA |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|"]
+    header = ["base", "AA - seq", "- seq, mask full"]
+    for name in PLUS:
+        header += [f"+{name}: AA", "task-inc. AA"]
+    gains = []
     for label in ("seq", UNMASKED, *(k for k in REPLAY if k in rows)):
         base = rows[label]
         cells = ["-" if label == "seq" else gain(base, rows["seq"], "aa")]
@@ -149,5 +149,5 @@ def _gains(rows: Mapping[str, list[Outcome]]) -> list[str]:
             other = rows[name] if label == "seq" else rows[f"{label}+{name}"]
             cells += [gain(other, base, key) for key in ("aa", "ti")]
         cells += ["-"] * (2 + 2 * len(PLUS) - len(cells))
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
+        gains.append([label, *cells])
+    return [*lines, *markdown_table(header, gains)]

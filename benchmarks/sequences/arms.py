@@ -38,6 +38,11 @@ STDLIB = {
 }
 MANUALS = {"data": {"num_tasks": 3, "tasks": [["en"], ["de"], ["fr"]]}, "train": {"epochs": 2, "task0_epochs": 6}}
 SIX = {"data": {"num_tasks": 6, "tasks": [["en"], ["de"], ["fr"], ["es"], ["it"], ["pl"]]}, "train": MANUALS["train"]}
+LARGER = {  # 5.4 million parameters, BPE tokens
+    "data": {"num_tasks": 3, "tasks": [["en"], ["de"], ["fr"]]},
+    "model": {"options": {"d_model": 320, "n_layer": 6}},
+    "train": {"epochs": 1, "task0_epochs": 3},
+}
 PRESET_RATE = 3e-3
 PRESET = {  # stdlib-text/domains
     "data": {"name": "stdlib-text", "num_tasks": 4, "options": {"limit": 60_000}},
@@ -91,6 +96,8 @@ class Arm(NamedTuple):
     family: str
     method: dict[str, Any]
     lr: float = RATE
+    start: str | None = None
+    """``train.task0`` where the arm does not start from the task-0 model of plain training."""
 
 
 class Stream(NamedTuple):
@@ -129,10 +136,10 @@ def _text_arms(rate: float) -> list[Arm]:
     return [Arm(label + end, family, method, rate) for label, family, method in found]
 
 
-def _self_replay(rates: Sequence[float], weights: Sequence[float], batch: int = 16) -> list[Arm]:
-    """What the old model generates; ``batch`` sequences in every step."""
-    of = "" if batch == 16 else f" of {batch}"
-    options = {"name": "self-replay", "replay_batch": batch}
+def _self_replay(rates: Sequence[float], weights: Sequence[float], replay_batch: int = 16, **more: Any) -> list[Arm]:
+    """What the old model generates; ``replay_batch`` sequences in every step."""
+    of = "" if replay_batch == 16 else f" of {replay_batch}"
+    options = {"name": "self-replay", "replay_batch": replay_batch, **more}
     return [
         Arm(f"self-replay {w:g}{of}, lr {lr:g}", "self-replay", {**options, "weight": w}, lr)
         for lr in rates
@@ -153,8 +160,8 @@ TEXT_ARMS: list[Arm] = [
     Arm("frozen", "frozen", {"name": "frozen"}),
     *_self_replay((HIGH, HIGHEST), (1.0, 2.0, 3.0)),
     *_self_replay((HIGHEST * 2,), (3.0,)),
-    *_self_replay((HIGH, HIGHEST), (2.0, 3.0), batch=8),
-    *_self_replay((HIGH, HIGHEST), (2.0, 3.0), batch=4),
+    *_self_replay((HIGH, HIGHEST), (2.0, 3.0), replay_batch=8),
+    *_self_replay((HIGH, HIGHEST), (2.0, 3.0), replay_batch=4),
     *plain(HIGHEST),
     Arm(f"lwf 1, lr {HIGHEST:g}", "lwf", _lwf(1.0), HIGHEST),
     *_stored((HIGHEST,), 100),
@@ -172,6 +179,20 @@ def several_arms(rate: float, domains: int) -> list[Arm]:
         *_self_replay((rate,), (1.0,)),
         *_stored((rate, HIGHEST), 100 * domains),
         *_stored((rate, HIGHEST), 1000 * domains),
+    ]
+
+
+def larger_arms() -> list[Arm]:
+    """Arms of the larger model, where a run takes minutes; the settings that the small one decides by come first."""
+    few = {"sequences": 256, "replay_batch": 8}
+    return [
+        *plain(RATE),
+        *_self_replay((HIGH,), (2.0,), **few),
+        Arm("lwf 0.5", "lwf", _lwf(0.5)),
+        *_self_replay((RATE,), (2.0,), **few),
+        *plain(1e-3, HIGH),
+        Arm("lwf 1", "lwf", _lwf(1.0)),
+        *_self_replay((HIGHEST,), (2.0,), **few),
     ]
 
 
@@ -209,6 +230,24 @@ def class_arms(rate: float, low: float, probe: float, *, buffer: int, heads: boo
     return found
 
 
+def speaker_arms() -> list[Arm]:
+    """Class statistics where every task has all classes: also on moving, replayed and untrained features."""
+    held = {"name": "lwf+gda", "lwf": {"weight": 1.0}}
+    return [
+        *(Arm(f"frozen+{head}", "frozen + statistics", {"name": f"frozen+{head}"}) for head in ("ranpac", "mda")),
+        Arm(f"seq+gda, lr {LOW:g}", "plain + statistics", {"name": "seq+gda"}, LOW),
+        Arm(f"lwf+gda, lr {LOW:g}", "held + statistics", held, LOW),
+        *(
+            Arm(f"er+gda, 60 samples, lr {lr:g}", "er", {"name": "er+gda", "er": {"buffer_size": 60}}, lr)
+            for lr in (RATE, LOW)
+        ),
+        *(
+            Arm(f"untrained+{head}", "untrained + statistics", {"name": f"frozen+{head}"}, start="skip")
+            for head in ("gda", "mda")
+        ),
+    ]
+
+
 def text_stream(name: str, changes: Mapping[str, Any], arms: list[Arm] = TEXT_ARMS) -> Stream:
     """Language under a small Mamba of bytes."""
     return Stream(name, merge(LANGUAGE, changes), arms, bits=True)
@@ -217,7 +256,9 @@ def text_stream(name: str, changes: Mapping[str, Any], arms: list[Arm] = TEXT_AR
 def speech_stream(kind: str, model: str, root: str) -> Stream:
     """Spoken digits by speaker or by class."""
     changes = {"data": {"root": root}, "model": {"name": model}, "benchmark": f"speech-{kind}"}
-    arms = class_arms(RATE, LOW, 1e-2, buffer=60, heads=kind == "digits")
+    arms = class_arms(RATE, LOW, 1e-2, buffer=60, heads=True)
+    if kind == "speakers":
+        arms += speaker_arms()
     arms.append(Arm("joint, all seen samples", "joint", {"name": "joint"}))
     return Stream(f"{kind}, {model}", merge(merge(SPEECH, SPEECH_STREAMS[kind]), changes), arms)
 

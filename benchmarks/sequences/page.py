@@ -8,9 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.results.common import ROOT
-
-FOLDER = ROOT / "docs" / "results"
+from benchmarks.pages import RESULTS, markdown_table, spread, write_table
 
 
 class Point(NamedTuple):
@@ -86,8 +84,7 @@ def table(rows: Sequence[Row], *, bits: bool) -> list[str]:
     """A line per setting; what was chosen in bold; for language beside plain training."""
     head = ["all domains, mean", "forgetting", "newest"] if bits else ["AA, %", "FM, points", "newest task, %"]
     more = ["forgetting of plain", "newest, of plain"] if bits else []
-    lines = [f"| arm | {' | '.join([*head, *more])} | seeds |", "|---" * (len(head) + len(more) + 2) + "|"]
-    bold = chosen(rows, bits=bits)
+    cells_of, bold = [], chosen(rows, bits=bits)
     for row in rows:
         cells = [_spread(row, key, bits=bits) for key in ("mean", "forgetting", "newest")]
         if bits:
@@ -96,7 +93,8 @@ def table(rows: Sequence[Row], *, bits: bool) -> list[str]:
             new = statistics.mean(100 * (p.newest / q.newest - 1) for p, q in pairs)
             cells += [f"{lost:.0f} %", f"{new:+.1f} %"]
         name = f"**{row.label}**" if row.label in bold else row.label
-        lines.append(f"| {name} | {' | '.join(cells)} | {len(row.points)} |")
+        cells_of.append([name, *cells, str(len(row.points))])
+    lines = markdown_table(["arm", *head, *more, "seeds"], cells_of)
     if bits:
         rule = f"the newest domain at most 1 % worse than with {rows[0].label}, without old text"
         lines += ["", f"Least forgetting on validation text, {rule}: **{recommended(rows).label}**."]
@@ -105,9 +103,7 @@ def table(rows: Sequence[Row], *, bits: bool) -> list[str]:
 
 def _spread(row: Row, key: str, *, bits: bool) -> str:
     values = [getattr(point, key) for point in row.points.values()]
-    scale, digits = (1.0, 3) if bits else (100.0, 1)
-    text = f"{scale * statistics.mean(values):.{digits}f}"
-    return text if len(values) < 2 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
+    return spread(values, 3) if bits else spread(values, 1, scale=100.0)
 
 
 def picture(stored: Mapping[str, Any], path: Path) -> None:
@@ -158,8 +154,8 @@ def summary(stored: Mapping[str, Any]) -> list[str]:
         bold = [row for row in rows if row.label in chosen(rows, bits=bits)]
         free = [row for row in bold if row.family not in ("er", "joint", "plain")]
         best = (min if bits else max)(free, key=lambda row: row.average("chosen_by"))
-        replay = next(row for row in bold if row.family == "er")
-        cells = [_spread(row, "mean", bits=bits) for row in (rows[0], best, replay)]
+        replay = next((row for row in bold if row.family == "er"), None)
+        cells = ["not run" if row is None else _spread(row, "mean", bits=bits) for row in (rows[0], best, replay)]
         unit = "bits per byte" if bits else "AA, %"
         lines.append(f"| {TITLES[name]} ({unit}) | {cells[0]} | {cells[1]} | `{best.label}` | {cells[2]} |")
     return lines
@@ -170,6 +166,7 @@ TITLES = {
     "manuals": "manual pages in English, German, French",
     "four domains": "four kinds of Python's text",
     "six languages": "manual pages in six languages",
+    "larger model": "three languages, 5.4 million parameters, BPE tokens",
     "digits, mamba_nano": "two new spoken digits at a time, Mamba",
     "speakers, mamba_nano": "six speakers in turn, Mamba",
     "digits, s4d_nano": "two new spoken digits at a time, S4D",
@@ -180,19 +177,9 @@ TITLES = {
 
 def write_page(stored: Mapping[str, Any]) -> None:
     """Rewrite the tables between the page's markers, and the picture; the text around them is kept."""
-    page = FOLDER / "sequences.md"
-    text = page.read_text() if page.exists() else "# Sequences\n"
-    found = {name: stream for name, stream in stored.items() if name != "machine"}
-    for name, stream in found.items():
-        text = _between(text, name, "\n".join(table(rows_of(stream), bits=stream["bits"])))
-    text = _between(text, "summary", "\n".join(summary(found)))
-    picture(found, FOLDER / "sequences.png")
-    page.write_text(text)
-
-
-def _between(text: str, name: str, content: str) -> str:
-    start, end = f"<!-- {name} -->\n", "<!-- end -->"
-    if start not in text:
-        return f"{text}\n## {name}\n\n{start}{content}\n{end}\n"
-    before, _, rest = text.partition(start)
-    return f"{before}{start}{content}\n{end}{rest.partition(end)[2]}"
+    page = RESULTS / "sequences.md"
+    measured = {name: stream for name, stream in stored.items() if name != "machine"}
+    for name, stream in measured.items():
+        write_table(page, table(rows_of(stream), bits=stream["bits"]), name)
+    write_table(page, summary(measured), "summary")
+    picture(measured, RESULTS / "sequences.png")
