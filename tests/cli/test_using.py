@@ -169,3 +169,8 @@ def test_a_run_is_compressed(digits: Path, tmp_path: Path, capsys: pytest.Captur
     small = infssm.models.from_pretrained(tmp_path / "small")
     assert small(infssm.load(digits).transform([tmp_path / "photos" / "a.png"])).isfinite().all()
     assert invoke([*call, "--states", "2"]) == 2  # the folder exists
+    capsys.readouterr()
+    layers = len(infssm.ssm.find_mixers(small))
+    for folder in (digits, tmp_path / "small"):
+        assert invoke(["doctor", str(folder)]) == 0
+        assert f"{layers} of {layers} state space layers have a trained parameter" in capsys.readouterr().out

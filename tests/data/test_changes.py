@@ -14,8 +14,7 @@ from infssm.data import ArrayImages, ArraySequences, FileImages, SoundFiles, loa
 from infssm.data.files import Files
 from infssm.errors import DataError
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.events import Note
-from infssm.learner.signals import Interrupted
+from infssm.learner.events import Interrupted, Note
 from tests.data.test_unreadable import make_folder
 from tests.learner.tiny import TINY
 

@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 
 from infssm.errors import InfssmError
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.parcel import unpack
 from tests.fuzz import Tally, attempt, conclude
 
 _CONFIG = "seed: 0\ndata: {name: digits}\nmodel: {name: vim_nano}\nmethod: {name: seq}\n"
-_NAMES = (names.ENV, names.RESULT, names.MATRIX, names.LAST, names.weights_name(0), names.METRICS)
+_NAMES = (layout.ENV, layout.RESULT, layout.MATRIX, layout.LAST, layout.weights_name(0), layout.METRICS)
 _ODD = (
     "", ".", "..", "/", "../x", "/etc/x", "checkpoints", "checkpoints/", "checkpoints/task_00.safetensors/x", "a\0b",
-    "lock", names.MARKER, names.CONFIG, "result.json/", "checkpoints/task_" + "9" * 300 + ".safetensors", "ünïcödé",
+    "lock", layout.MARKER, layout.CONFIG, "result.json/", "checkpoints/task_" + "9" * 300 + ".safetensors", "ünïcödé",
     "tensorboard/events.out.tfevents." + "x" * 400, "result.json\0", "C:\\x",
 )  # fmt: skip
 _MARKERS = (
@@ -64,7 +64,7 @@ def _parcel(rng: random.Random) -> bytes:
             _add(archive, rng.choice(_ODD), b"x")
         if rng.random() < 0.9:
             plain = json.dumps(rng.sample(_NAMES, 2)).encode()
-            _add(archive, names.MARKER, plain if rng.random() < 0.7 else rng.choice(_MARKERS))
+            _add(archive, layout.MARKER, plain if rng.random() < 0.7 else rng.choice(_MARKERS))
     return content.getvalue()
 
 

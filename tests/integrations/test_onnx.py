@@ -33,11 +33,14 @@ class Vision(nn.Module):
         return self.head(tokens.mean(1))
 
 
-# Bamba's Mamba-2 layer is exchanged for the same class as Mamba-2's own, here with limits of the step size as well.
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("mamba", {"num_hidden_layers": 1}), ("bamba", {"time_step_limit": (0.02, 0.06)})],
-    ids=["mamba", "bamba"],
+    [
+        ("mamba", {"num_hidden_layers": 1}),
+        ("mamba2", {"num_hidden_layers": 1}),
+        ("bamba", {"time_step_limit": (0.02, 0.06)}),
+    ],
+    ids=["mamba", "mamba2", "bamba"],
 )
 def test_transformers_models_run_in_onnxruntime(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = hf.make(family, **options).eval()
@@ -67,6 +70,30 @@ def test_mambavision_on_our_scan_and_in_onnxruntime(tmp_path: Path) -> None:
     restore(model)
     assert type(model.mixers[0]).__name__ == "MambaVisionMixer"
     assert export_onnx(Vision().eval(), x, tmp_path / "model.onnx") < 1e-4
+
+
+class Windows(Vision):
+    """With the number of images as a constant, as in MambaVision's windows, and kernels that are not there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(int(len(x) / 1.0), *x.shape[1:]))
+
+
+def test_a_model_that_takes_one_number_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Windows().eval(), torch.randn(2, 3, 16, 16)
+    with pytest.raises(ConfigError, match="fixed=True"):
+        export_onnx(model, x, tmp_path / "model.onnx")
+    with torch.no_grad():
+        expected = model(x[:1])
+
+    def kernel(*_: Any) -> Tensor:
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(vision.MambaVisionMixer, "forward", kernel)
+    assert export_onnx(model, x[:1], tmp_path / "model.onnx", fixed=True) < 1e-4
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"image": x[:1].numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_refusals(tmp_path: Path) -> None:

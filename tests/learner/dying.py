@@ -17,8 +17,8 @@ import pytest
 
 from infssm.bench.running import run
 from infssm.learner.config.fields import RunConfig
+from infssm.learner.events import Interrupted
 from infssm.learner.loop import Loop
-from infssm.learner.signals import Interrupted
 
 PRELOADED = [__name__, "lightning_fabric", "sklearn.datasets", "tests.learner.test_resume"]
 PATIENCE = 120

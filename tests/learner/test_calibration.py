@@ -219,7 +219,9 @@ def taught(name: str, **options: Any) -> tuple[Method, HeldOut]:
     return method, held
 
 
-@pytest.mark.parametrize("name", ["frozen+gda", "frozen+lda", "frozen+ncm", "frozen+ranpac", "gda", "ncm"])
+@pytest.mark.parametrize(
+    "name", ["frozen+gda", "frozen+mda", "frozen+lda", "frozen+ncm", "frozen+ranpac", "gda", "ncm"]
+)
 def test_classes_that_were_not_taught_are_unknown(name: str) -> None:
     """Whole path from images: classes 4 and 5 are never taught; features move in those without a frozen base."""
     method, held = taught(name)

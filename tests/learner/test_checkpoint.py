@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from infssm.errors import CheckpointError
-from infssm.learner.saving.checkpoint import load_checkpoint, load_newest, previous, save_checkpoint
+from infssm.learner.saving import load_checkpoint, load_newest, previous, save_checkpoint
 from tests.compare import identical
 
 
@@ -102,7 +102,7 @@ FILL = """
 import resource, signal, sys, torch
 from pathlib import Path
 from infssm.errors import CheckpointError
-from infssm.learner.saving.checkpoint import save_checkpoint
+from infssm.learner.saving import save_checkpoint
 path = Path(sys.argv[1])
 save_checkpoint(path, {"weights": torch.ones(64, 64)})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from infssm.bench.presets import list_presets, load_preset
 from infssm.bench.running import run_path
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
 from infssm.learner.config.load import config_hash, load_config, merge, parse_overrides, to_dict, to_yaml
+from infssm.learner.config.resolve import resolve
+from infssm.learner.optim import task_lr
+from infssm.methods import parse_name
 
 SPELLINGS = ("er+inf-ssm", "inf-ssm+er")
 
@@ -142,3 +146,38 @@ def test_another_spelling_keeps_a_methods_options() -> None:
 
 def test_unknown_methods_are_left_for_the_check() -> None:
     assert load_config({"method": "inf-smm+er"}).method.name == "inf-smm+er"
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "scale", "variant"),
+    [
+        ("seq", None, 1.0, "plain"),
+        ("inf-ssm-exact", None, 1.0, "plain"),
+        ("frozen+gda", None, 1.0, "plain"),
+        ("joint+lda", None, 1.0, "plain"),
+        ("inf-ssm-exact+lda", None, 0.03, "once"),
+        ("er+gda", None, 0.03, "once"),
+        ("lwf-f+gda", 1.0, 1.0, "plain"),
+        ("lwf-f+gda", 0.5, 0.5, "plain"),
+    ],
+)
+def test_features_that_a_fitted_head_follows_move_slowly(
+    method: str, asked: float | None, scale: float, variant: str
+) -> None:
+    """Decided before the hash: a method without a given factor is the run with the factor it gets."""
+    config = load_config({"method": {"name": method}, "train": {"lr": 1.0, "lr_scale": asked}})
+    train = resolve(config).train
+    assert (train.lr_scale, train.lr_scale_variant) == (scale, variant)
+    assert [task_lr(train, task) for task in (0, 1, 2)] == pytest.approx(
+        [1.0, scale, scale if variant == "once" else scale**2]
+    )
+    named = {"method": {"name": method}, "train": {"lr": 1.0, "lr_scale": scale, "lr_scale_variant": variant}}
+    assert resolve(load_config(named)) == resolve(config)
+
+
+def test_presets_keep_the_rates_they_were_measured_with() -> None:
+    for name in list_presets():
+        values = load_preset(name).values
+        composition = parse_name(values["method"]["name"])
+        if composition.head.fitted and not composition.base.freezes:
+            assert "lr_scale" in values["train"], name

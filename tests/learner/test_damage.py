@@ -16,8 +16,8 @@ from infssm.bench.running import resume, run, run_path
 from infssm.cli.app import invoke
 from infssm.errors import CheckpointError, ConfigError, DataError
 from infssm.learner.evaluate import evaluate_run
+from infssm.learner.events import Interrupted
 from infssm.learner.result import Result
-from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory
 from tests.learner.test_resume import broken_at, signalled
 from tests.learner.tiny import assert_same, tiny_config

@@ -208,7 +208,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         export_model(torch.nn.Linear(2, 2), torch.randn(2, 2), tmp_path / "none" / "model.onnx")
 
 
-@pytest.mark.parametrize("method", ["frozen+gda", "frozen+ncm"])
+@pytest.mark.parametrize("method", ["frozen+gda", "frozen+mda", "frozen+ncm"])
 def test_an_exported_learner_says_what_it_predicts(method: str, tmp_path: Path) -> None:
     """Calibrated probabilities and unknown samples, by distances of the scores (gda) and by others (ncm)."""
     frozen(method, folder=tmp_path / "mine").learn(*digits(0, 1, 2, 3, 4, count=40))

@@ -12,21 +12,24 @@ from torch import nn
 from infssm.bench.running import run, run_path
 from infssm.errors import DivergedError
 from infssm.learner.loop import Loop
-from infssm.learner.optim.guard import diagnose, health
-from infssm.learner.saving.checkpoint import load_checkpoint
+from infssm.learner.optim import diagnose, is_finite
+from infssm.learner.saving import load_checkpoint
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import Method
 from tests.learner.tiny import tiny_config
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_health_sees_loss_and_gradients(bad: float) -> None:
+def test_loss_and_gradients_are_checked(bad: float) -> None:
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(1))]
     parameters[0].grad, parameters[1].grad = torch.ones(3), torch.ones(2, 2)
-    assert health(torch.tensor(2.5), parameters) == 2.5
-    assert not torch.isfinite(health(torch.tensor(bad), parameters))
+    assert is_finite(torch.tensor(2.5), parameters)
+    assert not is_finite(torch.tensor(bad), parameters)
+    parameters[1].grad[1, 0] = 1e30  # finite, although its square is not
+    assert is_finite(torch.tensor(2.5), parameters)
     parameters[1].grad[1, 0] = bad
-    assert not torch.isfinite(health(torch.tensor(2.5), parameters))
+    assert not is_finite(torch.tensor(2.5), parameters)
+    assert not is_finite(torch.tensor(bad), [])
 
 
 class Poison(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +161,12 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_process(
     learner = frozen(folder=folder)
     learner.learn(*digits(0, 1, 2))
     (folder / "versions" / ".000009.json.7.writing").write_text("digit 2")  # of a process that was killed earlier
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(Versions, "_remove_others", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(Versions, "_remove_others", interrupted)
         with pytest.raises(KeyboardInterrupt):
             learner.forget("digit 2")
     assert Versions(folder).numbers == [1, 2]

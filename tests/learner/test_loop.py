@@ -16,12 +16,22 @@ from infssm.bench.running import run
 from infssm.errors import CheckpointError, ConfigError
 from infssm.learner import loop as loop_module
 from infssm.learner.evaluate import Accuracy, evaluate_run
-from infssm.learner.events import Control, EpochDone, Event, Note, RunBegan, RunEnded, StepDone, TaskBegan, TaskEnded
+from infssm.learner.events import (
+    Control,
+    EpochDone,
+    Event,
+    Interrupted,
+    Note,
+    RunBegan,
+    RunEnded,
+    StepDone,
+    TaskBegan,
+    TaskEnded,
+)
 from infssm.learner.loop import Loop
 from infssm.learner.result import Result
-from infssm.learner.saving.checkpoint import load_checkpoint
+from infssm.learner.saving import load_checkpoint
 from infssm.learner.setup import build
-from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import Method
 from tests.compare import identical
@@ -177,7 +187,7 @@ def test_saved_models_test_the_same_again(finished: Result) -> None:
 
 
 def test_mixed_precision_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infssm.learner.precision.bfloat16_unit", lambda: "some")  # slow or not
+    monkeypatch.setattr("infssm.learner.devices.bfloat16_unit", lambda: "some")  # slow or not
     result = run(tiny_config(tmp_path, "inf-ssm", train={"precision": "bf16-mixed"}), quiet=True)
     assert all(v.dtype == torch.float32 for v in final_weights(result).values())
 

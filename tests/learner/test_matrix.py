@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infssm.errors import ConfigError, DataError
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, AccuracyMatrix, per_task_forgetting, summarize
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, AccuracyMatrix, summarize
 
 # Task 0: 0.9 -> 0.5 -> 0.6 (best of steps 0..1 is 0.9, falls by 0.3 whichever way it is counted).
 # Task 1: 0.4 -> 0.7, improves at the end: code counts 0, paper counts 0.4 - 0.7 = -0.3.
@@ -141,7 +141,7 @@ def test_bad_rows_are_refused_and_leave_the_matrix_alone():
     with pytest.raises(ConfigError, match="at least one task"):
         AccuracyMatrix(0)
     with pytest.raises(ConfigError, match="'code' or 'paper'"):
-        per_task_forgetting(np.zeros((2, 2)), "max")
+        matrix.fm("max")
 
 
 def test_summarize_uses_the_sample_deviation():

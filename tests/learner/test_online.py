@@ -14,10 +14,9 @@ from infssm.bench.running import resume, run
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.events import Control, StepDone
+from infssm.learner.events import Control, Interrupted, StepDone
 from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.setup import build, load_stream
-from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory
 from tests.learner.sequences import series_file
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from infssm.learner.optim.optimizer import build_optimizer, decay_groups, set_learning_rate
+from infssm.learner.optim import build_optimizer, decay_groups, set_learning_rate
 from infssm.models import create_model
 
 

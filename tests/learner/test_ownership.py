@@ -11,8 +11,7 @@ import yaml
 from infssm.bench.reports.report import write_reports
 from infssm.errors import ConfigError, DataError
 from infssm.learner.store.directory import RunDirectory, find_runs
-from infssm.learner.store.manifest import Manifest, digest_of, read_checked
-from infssm.learner.store.names import best_files, our_files
+from infssm.learner.store.layout import Manifest, best_files, digest_of, our_files, read_checked
 from tests.bench.reports.fake import config, fake_run
 
 FOREIGN = (

@@ -9,11 +9,11 @@ import pytest
 from infssm.bench.running import run, run_path
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import to_yaml
+from infssm.learner.events import Interrupted
 from infssm.learner.result import Result
-from infssm.learner.signals import Interrupted
-from infssm.learner.store import names
+from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.manifest import Manifest
+from infssm.learner.store.layout import Manifest
 from infssm.learner.store.parcel import pack, unpack
 from tests.learner.test_resume import broken_at, signalled
 from tests.learner.tiny import assert_same, tiny_config
@@ -22,7 +22,7 @@ from tests.learner.tiny import assert_same, tiny_config
 def parcel_of(**files: bytes) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        for name, value in ({names.MARKER: b"[]"} | files).items():
+        for name, value in ({layout.MARKER: b"[]"} | files).items():
             archive.writestr(name, value)
     return content.getvalue()
 
@@ -45,11 +45,11 @@ def test_later_parcels_hold_what_changed(tmp_path: Path) -> None:
     (source.path / "notes.txt").write_text("mine")
     unpack(sent, pack(source, known), to_yaml(there))
     assert_same(Result.load(sent.path), Result.load(source.path))
-    assert Manifest.read(sent.path).files.keys() == Manifest.read(source.path).files.keys() - {names.REPORT}
+    assert Manifest.read(sent.path).files.keys() == Manifest.read(source.path).files.keys() - {layout.REPORT}
     assert Result.load(sent.path).config.out == str(tmp_path / "there")
     assert not (sent.path / "notes.txt").exists()
     with zipfile.ZipFile(io.BytesIO(pack(source, known))) as archive:
-        assert archive.namelist() == [names.MARKER]
+        assert archive.namelist() == [layout.MARKER]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_later_parcels_hold_what_changed(tmp_path: Path) -> None:
 def test_only_files_of_a_run_are_written(tmp_path: Path, name: str) -> None:
     target = RunDirectory(tmp_path / "a" / "b")
     with pytest.raises(DataError, match="not a file of a run"):
-        unpack(target, parcel_of(**{names.RESULT: b"{}", name: b"x"}), "seed: 0\n")
+        unpack(target, parcel_of(**{layout.RESULT: b"{}", name: b"x"}), "seed: 0\n")
     assert not (tmp_path / "a").exists()
 
 
@@ -69,10 +69,10 @@ def test_only_files_of_a_run_are_written(tmp_path: Path, name: str) -> None:
         b"",
         b"nothing",
         parcel_of()[:-30],
-        parcel_of(**{names.MARKER: b"{"}),
-        parcel_of(**{names.MARKER: b"1"}),
-        parcel_of(**{names.MARKER: b"[[1]]"}),
-        parcel_of(**{names.MARKER: b"[" * 100_000}),
+        parcel_of(**{layout.MARKER: b"{"}),
+        parcel_of(**{layout.MARKER: b"1"}),
+        parcel_of(**{layout.MARKER: b"[[1]]"}),
+        parcel_of(**{layout.MARKER: b"[" * 100_000}),
         parcel_of().replace(b"PK\1\2\x14\x03\x14", b"PK\1\2\x14\x03\xff"),
     ],
     ids=["empty", "text", "cut off", "half a marker", "number", "lists", "deep", "newer zip"],
@@ -83,7 +83,7 @@ def test_what_is_no_parcel(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / names.RESULT).write_text("mine")
+    (tmp_path / layout.RESULT).write_text("mine")
     with pytest.raises(ConfigError, match="choose another folder"):
         unpack(RunDirectory(tmp_path), parcel_of(), "seed: 0\n")
-    assert (tmp_path / names.RESULT).read_text() == "mine"
+    assert (tmp_path / layout.RESULT).read_text() == "mine"

@@ -10,11 +10,10 @@ import torch
 
 from infssm.bench.experiment import resolve
 from infssm.bench.running import run
-from infssm.learner.devices import launch
-from infssm.learner.precision import bfloat16_gain, bfloat16_unit
+from infssm.learner.devices import bfloat16_gain, bfloat16_unit, launch
 from tests.learner.tiny import final_weights, tiny_config
 
-UNIT = "infssm.learner.precision.bfloat16_unit"
+UNIT = "infssm.learner.devices.bfloat16_unit"
 
 
 def product(fabric: Any) -> torch.dtype:

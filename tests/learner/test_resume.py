@@ -15,10 +15,10 @@ import pytest
 from infssm.bench.running import resume, run, run_path
 from infssm.errors import CheckpointError, ConfigError, DataError
 from infssm.learner.config.fields import RunConfig
+from infssm.learner.events import Interrupted
 from infssm.learner.loop import Loop
 from infssm.learner.result import Result
-from infssm.learner.saving.checkpoint import save_checkpoint
-from infssm.learner.signals import Interrupted
+from infssm.learner.saving import save_checkpoint
 from infssm.learner.store.directory import RunDirectory
 from tests.learner.dying import in_call, in_step, run_and_die
 from tests.learner.tiny import assert_same, tiny_config
@@ -186,7 +186,7 @@ def test_full_disk_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.Monk
                 save_checkpoint(path, state, **options)
         save_checkpoint(path, state, **options)
 
-    monkeypatch.setattr("infssm.learner.saving.progress.save_checkpoint", fill)
+    monkeypatch.setattr("infssm.learner.saving.save_checkpoint", fill)
     with pytest.raises(CheckpointError, match="No space left"):
         run(config, quiet=True)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from infssm.learner.config.fields import TrainConfig
-from infssm.learner.optim.schedule import learning_rate, task_lr
+from infssm.learner.optim import learning_rate, task_lr
 
 IMAGENET_R = TrainConfig(
     lr=5e-4, lr_scale=0.25, lr_scale_variant="authors", schedule="authors", warmup_lr=1e-4, min_lr=1e-5, warmup_epochs=5

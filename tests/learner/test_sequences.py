@@ -24,10 +24,11 @@ from infssm.data import load_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.integrations import mend_torchvision
 from infssm.learner.evaluate import evaluate_run
+from infssm.learner.events import Interrupted
 from infssm.learner.metrics import AccuracyMatrix
+from infssm.learner.modeling import load_weights
 from infssm.learner.scoring import Bits
-from infssm.learner.setup import build, load_weights
-from infssm.learner.signals import Interrupted
+from infssm.learner.setup import build
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import build_method
 from infssm.models import create_model

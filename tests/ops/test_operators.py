@@ -180,7 +180,7 @@ def test_unknown_instruction_set_is_named() -> None:
     code = "import infssm.ops as k; print(k.backend_report()['isa'])"
     if NATIVE is None:
         code = "import infssm.ops as k; print('baseline')"
-    environment = {"INFSSM_ISA": "baseline", "PATH": ""}
+    environment = os.environ | {"INFSSM_ISA": "baseline"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert run.stdout.strip() == "baseline"
     if NATIVE is not None:

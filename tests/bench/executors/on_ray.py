@@ -13,7 +13,7 @@ import ray
 from infssm.bench.executors import Experiment, Finished, InProcess, RayExecutor, gather, make_plan, results
 from infssm.bench.executors.ray import _Cluster
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.signals import Interrupted
+from infssm.learner.events import Interrupted
 from tests.learner.tiny import assert_same, tiny_config
 
 pytestmark = pytest.mark.filterwarnings("default")

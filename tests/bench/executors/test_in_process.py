@@ -11,9 +11,8 @@ from infssm.bench.executors import Experiment, Finished, InProcess, StoppedError
 from infssm.bench.reports.tables import write_comparison
 from infssm.bench.running import resume, run
 from infssm.errors import ConfigError, InfssmError
-from infssm.learner.events import Control, Event, Note
+from infssm.learner.events import Control, Event, Interrupted, Note
 from infssm.learner.result import Result
-from infssm.learner.signals import Interrupted
 from infssm.learner.store.directory import RunDirectory, find_runs
 from tests.learner.test_resume import broken_at, signalled
 from tests.learner.tiny import assert_same, tiny_config

@@ -17,8 +17,8 @@ from infssm.bench.executors.worker import Reporter
 from infssm.bench.running import run
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
+from infssm.learner.events import Interrupted
 from infssm.learner.result import Result
-from infssm.learner.signals import Interrupted
 from tests.learner.tiny import assert_same, tiny_config
 
 ROOT = Path(__file__).resolve().parents[3]

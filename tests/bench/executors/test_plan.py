@@ -97,7 +97,7 @@ def test_an_experiment_does_not_depend_on_its_company() -> None:
 
 
 def test_machine_and_method_decide_what_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infssm.learner.precision.bfloat16_unit", lambda: None)
+    monkeypatch.setattr("infssm.learner.devices.bfloat16_unit", lambda: None)
     open_ = {"precision": "bf16-mixed", "accelerator": "cpu"}
     small, large = (
         resolve(load_config({"model": model, "train": open_})).train for model in ("vim_nano", "vmamba_tiny")

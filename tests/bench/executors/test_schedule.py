@@ -12,8 +12,7 @@ from infssm.bench.executors import Experiment, Finished, LostError
 from infssm.bench.executors.schedule import Schedule
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order
 from infssm.learner.display import LiveScreen, PlainScreen, Screen
-from infssm.learner.events import Note, RunBegan, StepDone, TaskEnded
-from infssm.learner.signals import Interrupted
+from infssm.learner.events import Interrupted, Note, RunBegan, StepDone, TaskEnded
 from tests.learner.tiny import tiny_config
 
 

@@ -72,5 +72,5 @@ def test_memory_of_the_heads_statistics_is_stated(head: str, options: dict[str, 
 def test_what_self_replay_generates_is_stated(tmp_path: Path) -> None:
     options = {"sequences": 6, "replay_batch": 2, "length": 8}
     found = estimate(sequences.config(f"text:{sequences.text_folder(tmp_path)}", tmp_path, "self-replay", options))
-    assert found.generated[0] == 4 * 6 * 8
-    assert "192 bytes of sequences that the old model generates for each later task" in str(found)
+    assert found.generated[0] == 6 * 8 * (4 + 2 * 256)  # a token's id, and its logits over 256 bytes in float16
+    assert "of sequences, and logits on them, that the old model generates for each later task" in str(found)

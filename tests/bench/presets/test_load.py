@@ -107,6 +107,24 @@ def test_base_classes_then_equal_tasks(tmp_path, name, sizes):
     assert load_stream(by_run).class_order.tolist() == np.random.RandomState(7).permutation(100).tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "sizes"),
+    [
+        ("cifar100/cold-5", "cifar100", 5 * (20,)),
+        ("cifar100/cold-10", "cifar100", 10 * (10,)),
+        ("tiny-imagenet/cold-10", "tiny-imagenet-200/train", 10 * (20,)),
+    ],
+)
+def test_a_cold_start_has_equal_tasks_in_an_order_of_the_seed(tmp_path, name, data, sizes):
+    write_synthetic(data, tmp_path, per_class=3, size=8)
+    config = load_config(load_preset(f"{name}/lwf-f+gda").values, [f"data.root={tmp_path}", "seed=7"])
+    stream = load_stream(config)
+    assert stream.task_sizes == sizes
+    assert stream.class_order.tolist() == np.random.RandomState(7).permutation(sum(sizes)).tolist()
+    assert config.model.weights is None
+    assert config.method.options["first_model"] is True
+
+
 def test_the_main_job_is_a_benchmark_too():
     """`digits/5-task` is what `infssm run` does without arguments."""
     names = [name for name in list_presets() if name.startswith("digits/5-task/")]

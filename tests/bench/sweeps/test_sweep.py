@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from infssm.bench.executors import Finished, InProcess, StoppedError
 from infssm.bench.sweeps import Sweep, Trial, rows, winners_command
-from infssm.bench.sweeps.propose import propose
-from infssm.bench.sweeps.trials import hopeless
+from infssm.bench.sweeps.trials import hopeless, propose
 from infssm.cli.app import app
 from infssm.data import load_dataset
 from infssm.errors import ConfigError

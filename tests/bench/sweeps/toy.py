@@ -12,7 +12,7 @@ import torch
 
 from infssm.bench.executors import InProcess
 from infssm.bench.sweeps import Sweep
-from infssm.bench.sweeps import propose as _propose
+from infssm.bench.sweeps import trials as _trials
 from infssm.learner.loop import Loop
 from tests.learner.tiny import TINY
 
@@ -22,7 +22,7 @@ TRIALS = 7
 
 
 def toy(out: Path | str, overrides: Any = SEARCHED, **changes: Any) -> Sweep:
-    _propose.STARTUP = 3  # so that a few trials are enough for the others to be proposed from what was found
+    _trials.STARTUP = 3  # so that a few trials are enough for the others to be proposed from what was found
     return Sweep(SOURCE, overrides, out=str(out), **changes)
 
 
