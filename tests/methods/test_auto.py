@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.methods import Batch, Method, attach, build_method
 from infssm.methods.core.losses import cross_entropy
-from infssm.methods.regularizers.inf_ssm._auto import SHARE
+from infssm.methods.regularizers.auto_weight import SHARE
 from infssm.models import create_model
 from infssm.ssm import record_states
 from tests.compare import identical

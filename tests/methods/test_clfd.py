@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
+from infssm.methods.bases import frequency as parts
 from infssm.methods.bases.clfd import CLFD
-from infssm.methods.bases.clfd import _model as parts
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of, step, train

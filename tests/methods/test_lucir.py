@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.lucir import LUCIR
-from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods.bases.lucir import LUCIR, herd, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from tests.compare import identical
 from tests.methods import toys

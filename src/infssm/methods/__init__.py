@@ -4,6 +4,7 @@ Every module of `bases`, `regularizers` and `heads` is imported, so that a new m
 """
 
 import importlib
+import pkgutil
 
 from infssm.methods.core.build import (
     attach,
@@ -68,4 +69,5 @@ __all__ = [
 ]
 
 for _folder in ("bases", "regularizers", "heads"):
-    importlib.import_module(f"{__name__}.{_folder}")
+    for _module in pkgutil.iter_modules([f"{__path__[0]}/{_folder}"], f"{__name__}.{_folder}."):
+        importlib.import_module(_module.name)

@@ -12,7 +12,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 from infssm.errors import ConfigError
 from infssm.methods.heads.class_statistics import shrunk
 from infssm.methods.heads.gaussians import Gaussians, gaussian_classifier
-from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.gda import lda_classifier
 from infssm.methods.heads.ranpac import ridge_classifier, squared_error
 from tests.methods.heads.test_statistics import gathered, some
 

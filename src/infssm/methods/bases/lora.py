@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.moments import Inputs, gather, masked, second_moment
 from infssm.methods.bases.seq import SeqConfig
 from infssm.methods.core.contract import Context, Loader
+from infssm.methods.core.passes import Inputs, gather, masked, second_moment
 from infssm.models.features import output_layer
 from infssm.ssm import find_mixers, unwrap
 

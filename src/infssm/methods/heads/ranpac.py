@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from infssm._processes import sum_over_processes, this_share
+from infssm._processes import gather_rows, sum_over_processes, this_share
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, TaskInfo
 from infssm.methods.core.head import FeatureBatch
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.statistical import StatisticalHead
-from infssm.methods.replay.gathering import gather_rows
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 HELD_OUT = 5

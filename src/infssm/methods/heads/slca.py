@@ -14,7 +14,7 @@ from infssm.methods.core.contract import ComponentConfig, Terms
 from infssm.methods.core.head import linear
 from infssm.methods.core.losses import train_step
 from infssm.methods.heads.class_statistics import ClassStatistics, cholesky
-from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.gda import lda_classifier
 from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead
 
 _JITTER = 1e-4

@@ -13,8 +13,7 @@ from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ALL_DATA, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, samples
-from infssm.methods.regularizers.parameters import Values, sum_dtype
-from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig
+from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig, Values, sum_dtype
 from infssm.ssm import logits_of
 
 

@@ -13,8 +13,7 @@ from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ALL_DATA, Loader, TaskInfo, model_input
 from infssm.methods.core.passes import evaluating
-from infssm.methods.regularizers.parameters import Values
-from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig
+from infssm.methods.regularizers.quadratic import MeasuredRegularizer, QuadraticConfig, Values
 from infssm.ssm import logits_of
 
 

@@ -9,13 +9,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from infssm._processes import this_share
+from infssm._processes import process_slice, this_share
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, Context, Loader, ModelPair, Regularizer, TaskInfo, Terms
 from infssm.methods.core.tasks import Input
-from infssm.methods.regularizers.distillation import kl_divergence
-from infssm.methods.replay.gathering import process_slice
+from infssm.methods.regularizers.lwf import kl_divergence
 from infssm.models.generate import generate, vocabulary_of
 from infssm.models.sequence import LanguageModel
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from infssm._processes import sum_over_processes, this_share
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ALL_DATA, Context, Loader, TaskInfo
-from infssm.methods.regularizers.parameters import quadratic
-from infssm.methods.regularizers.quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods.regularizers.quadratic import QuadraticConfig, QuadraticRegularizer, quadratic
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm._processes import this_share
+from infssm._processes import gather_rows, largest, this_share
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods.replay.gathering import gather_rows, largest
 
 FIELDS: Mapping[str, torch.dtype] = {
     "image": torch.uint8,

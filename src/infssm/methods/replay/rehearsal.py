@@ -13,11 +13,10 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from infssm._processes import this_share
+from infssm._processes import process_slice, this_share
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.methods.replay.buffers import Buffer, ReservoirBuffer
-from infssm.methods.replay.gathering import process_slice
 
 
 class ReplayConfig(ComponentConfig):

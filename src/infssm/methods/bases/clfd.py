@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
-from infssm.methods.bases.clfd import _model
+from infssm.methods.bases import frequency
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import capture, evaluating, require_loader
@@ -68,7 +68,7 @@ class CLFD(StreamReplay):
         self._comparing = False
         self._ready = False
         wrapped = context.module
-        assert isinstance(wrapped, _model.FrequencyModel)
+        assert isinstance(wrapped, frequency.FrequencyModel)
         self.encoder, self.selection = wrapped.encoder, wrapped.selection
         shape = (context.num_classes, wrapped.num_features)
         height, width = wrapped.image_size
@@ -88,7 +88,7 @@ class CLFD(StreamReplay):
     def prepare(cls, config: CLFDConfig, context: Context) -> nn.Module:
         """Wrap the model between encoder and selection."""
         like = next(context.module.parameters())
-        wrapped = _model.FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
+        wrapped = frequency.FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
         wrapped.encoder.to(like.device, like.dtype)
         return wrapped
 
@@ -104,7 +104,7 @@ class CLFD(StreamReplay):
         self._ready = True
         if epoch == 0 and index == 0:
             self.probabilities[block] = 0.0
-            self.probabilities[block, : _model.share_of(self.config.ratio, self.counts.shape[1])] = 1.0
+            self.probabilities[block, : frequency.share_of(self.config.ratio, self.counts.shape[1])] = 1.0
         elif epoch == 0:
             self.probabilities[block] = self.config.ratio
         self._comparing = epoch == (epochs - 1 if index == 0 else 0)
@@ -144,7 +144,9 @@ class CLFD(StreamReplay):
         if self.frozen is not None:
             with torch.no_grad():
                 blank = self.encoder(self.context.normalized(self._blank)).features[0, :, 0, 0]
-            maps = _model.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
+            maps = frequency.jitter_crop(
+                maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip
+            )
         return self.to_device(maps).to(next(self.encoder.parameters()).dtype), self.to_device(entries["label"])
 
     def after_step(self) -> None:
@@ -162,7 +164,7 @@ class CLFD(StreamReplay):
             self._compare()
         if epoch + 1 > self.config.warmup * epochs:
             counted = self.counts.amax(dim=1) > 0
-            self.probabilities[counted] = _model.later_probabilities(self.counts[counted])
+            self.probabilities[counted] = frequency.later_probabilities(self.counts[counted])
 
     def _compare(self) -> None:
         self._comparing = False
@@ -174,7 +176,7 @@ class CLFD(StreamReplay):
         appearance = F.normalize(self.appearance, dim=1)
         for label in classes:
             similarity = appearance[: classes.start] @ appearance[label]
-            self.probabilities[label] = _model.first_probabilities(similarity, self.counts[: classes.start])
+            self.probabilities[label] = frequency.first_probabilities(similarity, self.counts[: classes.start])
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """After the first task: buffer and encoder agree, and the reservoir has seen all of its images."""
@@ -200,12 +202,12 @@ class CLFD(StreamReplay):
         self.appearance.zero_()
         with evaluating(self.context.module):
             for batch in loader:
-                encoded: _model.Encoded = self.encoder(self.to_device(batch.x))
+                encoded: frequency.Encoded = self.encoder(self.to_device(batch.x))
                 self._add_appearance(encoded, batch.y.cpu())
                 self.buffer.offer(features=encoded.features, label=batch.y)
         self.appearance = sum_over_processes([self.appearance])[0]
 
-    def _add_appearance(self, encoded: _model.Encoded, labels: Tensor) -> None:
+    def _add_appearance(self, encoded: frequency.Encoded, labels: Tensor) -> None:
         self.appearance.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())
 
     def state_dict(self) -> dict[str, Any]:

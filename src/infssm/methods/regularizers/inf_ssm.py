@@ -27,7 +27,7 @@ from infssm.methods.core.contract import (
     Terms,
 )
 from infssm.methods.core.losses import b_difference, mean_over_states, squared_difference
-from infssm.methods.regularizers.inf_ssm._auto import AutoWeight
+from infssm.methods.regularizers.auto_weight import AutoWeight
 from infssm.ssm import StateSpace, distance, list_distances
 
 DESTRUCTIVE_WEIGHT = 3e4

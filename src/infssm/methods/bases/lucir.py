@@ -8,6 +8,7 @@ implementations shuffle both into one data set, which makes more steps of the sa
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -18,19 +19,74 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm._modality import raw_images
-from infssm._processes import sum_over_processes, this_share
-from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm._processes import gather_rows, process_slice, sum_over_processes, this_share
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.losses import train_step
 from infssm.methods.core.passes import capture, evaluating, require_loader
-from infssm.methods.heads.cosine import CosineClassifier
+from infssm.methods.heads.trained import CosineClassifier
 from infssm.methods.replay.buffers import BalancedBuffer
-from infssm.methods.replay.gathering import gather_rows, process_slice
 from infssm.methods.replay.rehearsal import Replay, ReplayConfig
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
 from infssm.ssm import unwrap
+
+
+def less_forget(features: Tensor, old: Tensor) -> Tensor:
+    """``mean(1 - cos)`` between ``features: [b, d]`` of the new and ``old: [b, d]`` of the reference model."""
+    return 1 - F.cosine_similarity(features, old, dim=1).mean()
+
+
+def less_forget_weight(base: float, task: int, rule: Literal["paper", "mammoth"], classes: range) -> float:
+    """Weight of the less-forget term on task t > 0, whose classes are given.
+
+    The LUCIR paper has ``base·sqrt(old classes / new classes)``, which is sqrt(t) for tasks of equal size; Mammoth
+    ``base·sqrt(t - 1)``, as it updates the weight at the end of a task, one task late.
+    """
+    return base * math.sqrt(classes.start / len(classes) if rule == "paper" else task - 1)
+
+
+def margin_ranking(cosines: Tensor, labels: Tensor, *, classes: range, count: int, margin: float) -> Tensor:
+    """Hinge that keeps the true class of old-class images ahead of the ``count`` nearest classes of this task.
+
+    ``mean(max(0, margin - (cos_true - cos_new)))`` over images whose label is below ``classes`` and their ``count``
+    largest cosines within ``classes``; 0 without such images. cosines: [b, K], labels: [b].
+    """
+    rows = labels < classes.start
+    if not bool(rows.any()):
+        return cosines.new_zeros(())
+    true = cosines[rows].gather(1, labels[rows, None])
+    nearest = cosines[rows, classes.start : classes.stop].topk(min(count, len(classes)), dim=1).values
+    return (margin - (true - nearest)).clamp(min=0).mean()
+
+
+def imprinted(sums: Tensor, old_weights: Tensor | None) -> Tensor:
+    """Class weights from ``sums: [k, d]`` of L2-normalised features: their directions, as long as old weights are.
+
+    ``old_weights: [n, d]``; without any, length 1.
+    """
+    length = 1.0 if old_weights is None else old_weights.norm(dim=1).mean()
+    return F.normalize(sums, dim=1) * length
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Choose rows of ``features: [n, d]`` whose running mean stays nearest to the mean of all.
+
+    Returns their indices ``[min(count, n)]`` in order of choice. Greedy: step s takes the row that minimises
+    ``|mean - (row + sum of chosen) / s|``, each row once; the first of equals.
+    """
+    features = features.double()
+    mean = features.mean(dim=0)
+    total = torch.zeros_like(mean)
+    free = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[int] = []
+    for step in range(1, min(count, len(features)) + 1):
+        gap = (mean - (features + total) / step).square().sum(dim=1)
+        index = int(gap.masked_fill(~free, torch.inf).argmin())
+        free[index] = False
+        total += features[index]
+        chosen.append(index)
+    return torch.tensor(chosen, dtype=torch.int64)
 
 
 class LUCIRConfig(ReplayConfig):
