@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
 from infssm.models.block import linear_
+from infssm.models.mixer import SequenceState
 from infssm.models.pretrained import load_weights
 from infssm.models.registry import build
-from infssm.models.state import SequenceState
 
 
 class Backbone(nn.Module, ABC):
