@@ -6,8 +6,7 @@ gradient of B follows from that of the weight, ``dB = dW Aᵀ``, which also reac
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.methods.bases.seq import SeqConfig
 from infssm.methods.core.contract import Context, Loader
-from infssm.methods.core.passes import Inputs, gather, masked, second_moment
+from infssm.methods.core.passes import second_moment, sum_moments
 from infssm.models.features import output_layer
 from infssm.ssm import find_mixers, unwrap
 
@@ -97,18 +96,12 @@ class Adapters:
     def moments(self, loader: Loader) -> dict[str, Tensor]:
         """Second moments ``[in, in]`` of what each layer is given, over a task's data; float64."""
 
-        def prepare(stack: contextlib.ExitStack) -> Any:
-            inputs = [Inputs(name, pair.layer, stack) for name, pair in self.pairs.items()]
+        def moments(inputs: Mapping[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+            return {name: second_moment(x.double().flatten(1, -2), mask) for name, x in inputs.items()}
 
-            def take(mask: Tensor | None) -> Iterator[tuple[str, Tensor]]:
-                for one in inputs:
-                    x = one.take().double()
-                    yield one.name, second_moment(masked(x.flatten(1, -2), mask), mask)
-
-            return take
-
-        widths = {name: pair.layer.in_features for name, pair in self.pairs.items()}
-        return gather(self.context, loader, widths, prepare)
+        layers = {name: pair.layer for name, pair in self.pairs.items()}
+        widths = {name: layer.in_features for name, layer in layers.items()}
+        return sum_moments(self.context, loader, layers, widths, moments)
 
     def begin(self, moments: Mapping[str, Tensor]) -> None:
         """Train pairs whose A are the first left singular vectors of ``moments: [in, in]`` over √3; freeze the rest."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from infssm.errors import ConfigError
 from infssm.methods.bases.seq import Seq, SeqConfig
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Context, Loader, TaskInfo
-from infssm.methods.core.passes import Inputs, gather, masked, require_loader, second_moment
+from infssm.methods.core.passes import masked, require_loader, second_moment, sum_moments
 from infssm.models.features import output_layer
 from infssm.ssm import find_mixers, unwrap
 
@@ -62,11 +61,10 @@ class Direction:
         ``(Σ_t delta_t x_tᵀ) U_B = 0``.
         """
         low = F.linear(x, self.x_proj.weight[: self.dt_proj.in_features])
-        delta = F.softplus(F.linear(low, self.dt_proj.weight, self.dt_proj.bias))
-        x, delta = (masked(value.double(), mask) for value in (x, delta))
-        products = delta.transpose(1, 2) @ x
+        delta = F.softplus(F.linear(low, self.dt_proj.weight, self.dt_proj.bias)).double()
+        products = masked(delta, mask).transpose(1, 2) @ x.double()
         return {
-            f"{self.name}.x": second_moment(x, mask),
+            f"{self.name}.x": second_moment(x.double(), mask),
             f"{self.name}.delta": second_moment(delta, mask),
             f"{self.name}.delta_x": second_moment(products, None),
         }
@@ -84,21 +82,6 @@ class Layer:
         """All matrices whose steps are projected."""
         own = [matrix for direction in self.directions for matrix in direction.matrices()]
         return [*own, Matrix(self.out_proj.weight, slice(None), f"{self.name}.out_proj")]
-
-
-class Gathering:
-    """Collects what the projections of some layers are given in the forwards of a block."""
-
-    def __init__(self, layers: list[Layer], stack: contextlib.ExitStack) -> None:
-        self._outputs = [Inputs(f"{layer.name}.out_proj", layer.out_proj, stack) for layer in layers]
-        self._scans = [(d, Inputs(d.name, d.x_proj, stack)) for layer in layers for d in layer.directions]
-
-    def take(self, mask: Tensor | None) -> Iterator[tuple[str, Tensor]]:
-        """The second moments of the last forward, summed over samples; ``mask: [b, tokens]`` leaves out padding."""
-        for direction, inputs in self._scans:
-            yield from direction.moments(inputs.take(), mask).items()
-        for inputs in self._outputs:
-            yield inputs.name, second_moment(masked(inputs.take().double(), mask), mask)
 
 
 def find_layers(model: nn.Module, layers: Any) -> list[Layer]:
@@ -192,9 +175,21 @@ class Nullspace(Seq):
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Add the second moments of this task's data, and project onto what they leave of the null space."""
         loader = require_loader(loader, self.name, "measures second moments of features on the task's data")
-        new = gather(self.context, loader, self._widths(), lambda stack: Gathering(self.layers, stack).take)
+        inputs: dict[str, nn.Module] = {d.name: d.x_proj for layer in self.layers for d in layer.directions}
+        inputs |= {f"{layer.name}.out_proj": layer.out_proj for layer in self.layers}
+        new = sum_moments(self.context, loader, inputs, self._widths(), self._moments)
         self.moments = {name: self.moments[name] + moment if self.moments else moment for name, moment in new.items()}
         self._project()
+
+    def _moments(self, inputs: Mapping[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+        """Those of a forward in which layers were given ``inputs``; ``mask: [b, tokens]`` leaves out padding."""
+        found: dict[str, Tensor] = {}
+        for layer in self.layers:
+            for direction in layer.directions:
+                found |= direction.moments(inputs[direction.name], mask)
+            out = f"{layer.name}.out_proj"
+            found[out] = second_moment(inputs[out].double(), mask)
+        return found
 
     def _widths(self) -> dict[str, int]:
         """The width of every moment: that of the side from which it multiplies."""
