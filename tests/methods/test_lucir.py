@@ -90,7 +90,7 @@ def test_terms_of_a_step_by_hand() -> None:
     toys.nudge(method.module)
     base = method.base
     assert isinstance(base, LUCIR)
-    due = base.buffer.get(base._order[:4])  # 8 buffer images for 8 of the stream: half of them with half the stream
+    due = base.buffer.get(base.order[:4])  # 8 buffer images for 8 of the stream: half of them with half the stream
     x = torch.cat((batches[0].x, due["image"].double() / 255))
     y = torch.cat((batches[0].y, due["label"]))
     new, old = features_of(method.module, x), features_of(base.reference, x)

@@ -62,7 +62,7 @@ def component(method: Method) -> SelfReplay:
 def drawn(method: Method) -> Tensor:
     """The sequences of the next step, without taking them."""
     twin = torch.Generator()
-    twin.set_state(component(method)._generator.get_state())
+    twin.set_state(component(method).generator.get_state())
     sequences = component(method).sequences
     assert sequences is not None
     return sequences[torch.randperm(len(sequences), generator=twin)[:4]].long()

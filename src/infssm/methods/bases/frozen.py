@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.lora import Adapters, LoRAConfig
+from infssm.methods.bases.inflora import Adapters, LoRAConfig
 from infssm.methods.bases.seq import Seq
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms, model_input

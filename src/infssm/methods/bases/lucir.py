@@ -134,6 +134,7 @@ class LUCIR(Replay):
     config: LUCIRConfig
     own_classifier: ClassVar[bool] = True
     buffer: BalancedBuffer
+    saved = (*Replay.saved, "task_images", "position", "order")
 
     def __init__(self, config: LUCIRConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -141,9 +142,9 @@ class LUCIR(Replay):
         assert isinstance(head, CosineClassifier)
         self.head = head
         self.reference: nn.Module | None = None
-        self._task_images = 0
-        self._position = 0
-        self._order = torch.zeros(0, dtype=torch.int64)
+        self.task_images = 0
+        self.position = 0
+        self.order = torch.zeros(0, dtype=torch.int64)
 
     def make_buffer(self) -> BalancedBuffer:
         """Class-balanced, filled in herding order."""
@@ -174,9 +175,9 @@ class LUCIR(Replay):
         self._shuffle()
 
     def _shuffle(self) -> None:
-        self._position = 0
+        self.position = 0
         world = this_share().world
-        self._order = self.buffer.sample(len(self.buffer) // world * world)
+        self.order = self.buffer.sample(len(self.buffer) // world * world)
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce``, and from the second task on ``less_forget`` and ``margin``."""
@@ -210,19 +211,19 @@ class LUCIR(Replay):
 
     def _due(self, current_rows: int) -> Tensor:
         """Buffer slots that are due with the next ``current_rows`` images of each process: this process's share."""
-        if not self.replays or not self._task_images or self.context.current.index == 0:
-            return self._order[:0]
-        if self._position >= self._task_images:
+        if not self.replays or not self.task_images or self.context.current.index == 0:
+            return self.order[:0]
+        if self.position >= self.task_images:
             self._shuffle()
         world = this_share().world  # every share is a multiple of it, so that all processes get equally many
-        self._position += current_rows * world
-        left = max(self._task_images - self._position, 0)
+        self.position += current_rows * world
+        left = max(self.task_images - self.position, 0)
         if left < current_rows * world:  # a smaller last batch may be left out: what is due with it comes now
             left = 0
         total = len(self.buffer) // world * world
-        kept = total - (self._task_images - left) * total // self._task_images // world * world
-        given = len(self._order) - kept
-        due, self._order = self._order[:given], self._order[given:]
+        kept = total - (self.task_images - left) * total // self.task_images // world * world
+        given = len(self.order) - kept
+        due, self.order = self.order[:given], self.order[given:]
         return process_slice(due)
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -245,7 +246,7 @@ class LUCIR(Replay):
                 count += len(batch.y)
                 features = F.normalize(self._features(batch), dim=1).to(sums.dtype)
                 sums.index_add_(0, self.to_device(batch.y) - classes.start, features)
-        self._task_images = int(sum_over_processes([count])[0])
+        self.task_images = int(sum_over_processes([count])[0])
         if imprint:
             old = torch.cat(list(self.head.weights)[:block]) if block else None
             self.head.weights[block].copy_(imprinted(sum_over_processes([sums])[0], old))
@@ -299,12 +300,8 @@ class LUCIR(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         """Buffer, reference model, and the place in the epoch."""
-        return super().state_dict() | {
-            "reference": None if self.reference is None else copy.deepcopy(self.reference.state_dict()),
-            "task_images": self._task_images,
-            "position": self._position,
-            "order": self._order.clone(),
-        }
+        reference = None if self.reference is None else copy.deepcopy(self.reference.state_dict())
+        return super().state_dict() | {"reference": reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
@@ -313,6 +310,5 @@ class LUCIR(Replay):
             self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
             assert self.reference is not None
             self.reference.load_state_dict(state["reference"])
-        self._task_images, self._position, self._order = state["task_images"], state["position"], state["order"]
         if self.context.task is not None:
             self.head.train_block(self.context.task.index)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -177,6 +177,7 @@ class XDER(Replay):
     Config: ClassVar[type[ComponentConfig]] = XDERConfig
     config: XDERConfig
     buffer: BalancedBuffer
+    saved = (*Replay.saved, "updates")
 
     def __init__(self, config: XDERConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -342,12 +343,3 @@ class XDER(Replay):
             mine = process_slice(slots)
             x = self.context.augmented(self.buffer["image"][mine], self.buffer.fresh_generator())
             self._transplant(slots, gather_rows(logits_of(self.context.module(x))).cpu().float())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Buffer and counters."""
-        return super().state_dict() | {"updates": self.updates.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.updates = state["updates"].cpu().clone()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from infssm._batch import Batch, model_input
 from infssm.errors import ConfigError
 from infssm.methods.core.context import Context, ModelPair, Transforms
+from infssm.methods.core.stateful import Stateful
 from infssm.methods.core.tasks import BatchLike, Loader, TaskInfo
 
 __all__ = [
@@ -56,7 +57,7 @@ class ComponentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Component:
+class Component(Stateful):
     """Hooks shared by bases, regularizers and heads. ``Config`` holds the component's options."""
 
     name: ClassVar[str]
@@ -107,13 +108,6 @@ class Component:
     def warnings(self) -> list[str]:
         """What a user should know before training with this configuration; shown by ``attach`` and ``infssm run``."""
         return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the component needs to go on, made of tensors and plain values."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
 
 
 class PairConfig(ComponentConfig):

@@ -1,4 +1,4 @@
-"""LDA and GDA: Gaussian classes that share a covariance, or have one each."""
+"""NCM, LDA and GDA: classes are their mean feature, with no covariance, one for all of them, or one each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -17,6 +18,43 @@ from infssm.methods.heads.gaussians import Gaussians, average_over_models, gauss
 from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead
 
 
+class NearestMean(nn.Module):
+    """Cosines of features with ``means: [K, d]`` of unit length; a class whose mean is 0 scores ``-inf``."""
+
+    means: Tensor
+
+    def __init__(self, means: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("means", means)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``features: [b, d]`` to cosines ``[b, K]``."""
+        cosines = F.linear(F.normalize(features, dim=1), self.means)
+        return cosines.masked_fill((self.means == 0).all(dim=1), -torch.inf)
+
+
+@register_method
+class NCM(StatisticalHead):
+    """Nearest class mean: the class whose mean feature points the same way as the image's.
+
+    Cosine of a feature with the mean of each class's normalised features.
+
+    Paper: Mensink et al., Distance-Based Image Classification: Generalizing to New Classes at Near-Zero Cost, TPAMI
+    2013; in continual learning Rebuffi et al., iCaRL, CVPR 2017, arXiv:1611.07725
+    """
+
+    name = "ncm"
+    Module = NearestMean
+
+    def transformed(self, features: Tensor) -> Tensor:
+        """Of unit length: ``[b, d]``."""
+        return F.normalize(features, dim=1)
+
+    def fit(self) -> NearestMean:
+        """The means' directions."""
+        return NearestMean(F.normalize(torch.cat([of.mean for of in self.statistics], dim=1), dim=1))
+
+
 class GaussianConfig(StatisticalConfig):
     """Options of every head that compares likelihoods of classes."""
 
@@ -24,6 +62,9 @@ class GaussianConfig(StatisticalConfig):
         "class",
         description="what is equally likely before an image is seen: every 'class', or every 'task', so that a class "
         "of a small task counts for more than one of a large base; AA, a mean over tasks, asks for 'task'",
+    )
+    alpha: float = Field(
+        0.001, gt=0, le=1, description="share of the identity in the covariance, 1e-4 to .05; more for few images"
     )
 
 
@@ -42,12 +83,6 @@ class GaussianHead(StatisticalHead):
         return -torch.tensor(sizes, dtype=torch.float64, device=self.context.device).log()
 
 
-class LDAConfig(GaussianConfig):
-    """Options of :class:`LDA`."""
-
-    alpha: float = Field(0.001, gt=0, le=1, description="share of the identity in the covariance; 1e-4 to .05")
-
-
 @register_method
 class LDA(GaussianHead):
     """Class means and one covariance of features, no images; a linear classifier follows from them.
@@ -61,8 +96,6 @@ class LDA(GaussianHead):
     """
 
     name = "lda"
-    Config: ClassVar[type[ComponentConfig]] = LDAConfig
-    config: LDAConfig
     Module = linear
 
     def fit(self) -> nn.Linear:
@@ -86,7 +119,6 @@ def lda_classifier(statistics: ClassStatistics, alpha: float) -> tuple[Tensor, T
 class GDAConfig(GaussianConfig):
     """Options of :class:`GDA`."""
 
-    alpha: float = Field(0.001, gt=0, le=1, description="share of the identity; more for few images per class")
     beta: float = Field(0.75, ge=0, le=1, description="share of the pooled covariance; more for few images per class")
 
 

@@ -53,6 +53,7 @@ class EFC(Regularizer):
     supported_data: ClassVar[frozenset[str]] = LABELLED_DATA
     needs_features: ClassVar[bool] = True
     needs_loader: ClassVar[bool] = True
+    saved = ("matrix",)
 
     def __init__(self, config: EFCConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -93,13 +94,10 @@ class EFC(Regularizer):
             raise ConfigError("efc: the loader given to end_task gave no sample; pass one that can be iterated again")
         self.matrix = total / number
 
-    def state_dict(self) -> dict[str, Any]:
-        """The matrix of the last task."""
-        return {} if self.matrix is None else {"matrix": self.matrix}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.matrix = state["matrix"].to(self.context.device) if "matrix" in state else None
+        """Restore the matrix of the last task."""
+        super().load_state_dict({"matrix": None, **state})
+        self.matrix = None if self.matrix is None else self.matrix.to(self.context.device)
 
 
 @torch.enable_grad()

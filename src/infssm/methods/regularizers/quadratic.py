@@ -117,6 +117,7 @@ class QuadraticRegularizer(Regularizer):
 
     Config: ClassVar[type[ComponentConfig]] = QuadraticConfig
     config: QuadraticConfig
+    saved = ("importance", "anchor")
 
     def __init__(self, config: QuadraticConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -126,10 +127,7 @@ class QuadraticRegularizer(Regularizer):
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Follow the model to its device."""
-        if self.importance is not None:
-            self.importance = self.parameters.to_device(self.importance)
-        if self.anchor is not None:
-            self.anchor = self.parameters.to_device(self.anchor)
+        self._follow_device()
 
     def penalty(self, pair: ModelPair) -> Terms:  # noqa: ARG002
         """The term ``penalty``."""
@@ -141,15 +139,15 @@ class QuadraticRegularizer(Regularizer):
         assert self.anchor is not None
         return self.parameters.squared_distance(self.importance, self.anchor)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Importances and anchors."""
-        return {"importance": _copy(self.importance), "anchor": _copy(self.anchor)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore importances and anchors."""
-        importance, anchor = state["importance"], state["anchor"]
-        self.importance = None if importance is None else self.parameters.to_device(importance)
-        self.anchor = None if anchor is None else self.parameters.to_device(anchor)
+        """Restore importances and anchors, which must be those of the same parameters."""
+        super().load_state_dict(state)
+        self._follow_device()
+
+    def _follow_device(self) -> None:
+        for name in self.saved:
+            if (values := getattr(self, name)) is not None:
+                setattr(self, name, self.parameters.to_device(values))
 
 
 class MeasuredRegularizer(QuadraticRegularizer):
@@ -183,8 +181,3 @@ class MeasuredRegularizer(QuadraticRegularizer):
         new, old = self.measure(task, loader), self.importance
         self.importance = new if old is None else {key: self.decay * old[key] + new[key] for key in new}
         self.anchor = self.parameters.clone()
-
-
-def _copy(values: Values | None) -> Values | None:
-    """A dictionary of its own; the tensors are replaced, never written to."""
-    return None if values is None else dict(values)

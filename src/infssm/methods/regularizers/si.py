@@ -44,6 +44,7 @@ class SI(QuadraticRegularizer):
     Config = SIConfig
     own_first_task = True
     config: SIConfig
+    saved = (*QuadraticRegularizer.saved, "omega")
 
     def __init__(self, config: SIConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -66,7 +67,6 @@ class SI(QuadraticRegularizer):
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Start from θ* = the model as it is and Ω = 0, unless a task has ended before."""
         super().begin_task(task, loader)
-        self.omega = self.parameters.to_device(self.omega)
         if self.anchor is None or self.importance is None:
             self.anchor, self.importance = self.parameters.clone(), self.parameters.zeros()
 
@@ -111,12 +111,7 @@ class SI(QuadraticRegularizer):
         self.importance = {k: v.clamp_min(0) for k, v in total.items()} if self.config.clamp_omega else total
         self.anchor, self.omega = values, self.parameters.zeros()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Importances, anchors and the running path integral."""
-        return super().state_dict() | {"omega": dict(self.omega)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore importances, anchors and the running path integral."""
         super().load_state_dict(state)
-        self.omega = self.parameters.to_device(state["omega"])
         self._before, self._gradient, self._penalty_gradient = {}, {}, {}

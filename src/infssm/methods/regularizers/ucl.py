@@ -140,6 +140,7 @@ class UCL(Regularizer):
     Config = UCLConfig
     own_first_task = True
     config: UCLConfig
+    saved = ("initial", "old_mean", "old_rho")
 
     def __init__(self, config: UCLConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -166,17 +167,17 @@ class UCL(Regularizer):
             sampler = Sampler({k: w.rho for k, w in inside.items()}, {k: w.mask for k, w in inside.items()})
             sampler.install(mixer)
             self.samplers.append(sampler)
-        self._initial: dict[str, Tensor] = {}
-        self._mean: dict[str, Tensor] = {}
-        self._rho: dict[str, Tensor] = {}
+        self.initial: dict[str, Tensor] = {}
+        self.old_mean: dict[str, Tensor] = {}
+        self.old_rho: dict[str, Tensor] = {}
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Set the first widths from the weights, and sample where this task is regularized."""
         self._follow_device()
-        if not self._initial:
+        if not self.initial:
             for name, weight in self.weights.items():
-                self._initial[name] = (self.config.width * unit_rms(weight.mean)).clamp_min(SMALLEST)
-                weight.rho.data = inverse_sigma(self._initial[name])
+                self.initial[name] = (self.config.width * unit_rms(weight.mean)).clamp_min(SMALLEST)
+                weight.rho.data = inverse_sigma(self.initial[name])
             self._snapshot()
         self._sample(task)
 
@@ -190,33 +191,33 @@ class UCL(Regularizer):
             weight.rho.data, weight.mask.data = weight.rho.data.to(device), weight.mask.data.to(device)
         for bias in self.biases.values():
             bias.mask.data = bias.mask.data.to(device)
-        self._initial, self._mean, self._rho = (
+        self.initial, self.old_mean, self.old_rho = (
             {name: value.to(device) for name, value in stored.items()}
-            for stored in (self._initial, self._mean, self._rho)
+            for stored in (self.initial, self.old_mean, self.old_rho)
         )
 
     def _snapshot(self) -> None:
-        self._rho = {name: weight.rho.detach().clone() for name, weight in self.weights.items()}
-        self._mean = {name: weight.mean.detach().clone() for name, weight in self.weights.items()}
-        self._mean |= {name: bias.value.detach().clone() for name, bias in self.biases.items()}
+        self.old_rho = {name: weight.rho.detach().clone() for name, weight in self.weights.items()}
+        self.old_mean = {name: weight.mean.detach().clone() for name, weight in self.weights.items()}
+        self.old_mean |= {name: bias.value.detach().clone() for name, bias in self.biases.items()}
 
     def penalty(self, pair: ModelPair) -> Terms:  # noqa: ARG002
         """The terms ``mean``, ``magnitude`` (from the second task on) and ``width``."""
         mean, magnitude, width = [], [], []
         for name, weight in self.weights.items():
-            held, moved = self.strength(name), weight.mean - self._mean[name]
-            magnitude.append(((held * weight.mask * self._mean[name]).square() * moved.abs()).sum())
+            held, moved = self.strength(name), weight.mean - self.old_mean[name]
+            magnitude.append(((held * weight.mask * self.old_mean[name]).square() * moved.abs()).sum())
             if weight.source is not None:
                 inputs = weight.mean.shape[-1]
                 held = torch.maximum(held, self.strength(weight.source)[..., :inputs, 0].unsqueeze(-2))
             mean.append((weight.mask * held * moved).square().sum())
             variance = sigma(weight.rho).square()
-            ratio = variance / sigma(self._rho[name]).square()
+            ratio = variance / sigma(self.old_rho[name]).square()
             width.append((weight.mask * (ratio - ratio.log() + variance - variance.log())).sum())
         for name, bias in self.biases.items():
             held = self.strength(bias.weight).reshape(bias.value.shape) * bias.mask
-            moved = bias.value - self._mean[name]
-            magnitude.append(((held * self._mean[name]).square() * moved.abs()).sum())
+            moved = bias.value - self.old_mean[name]
+            magnitude.append(((held * self.old_mean[name]).square() * moved.abs()).sum())
             mean.append((held * moved).square().sum())
         first, batch = self.context.current.index == 0, self.context.batch_size * this_share().world
         terms = {
@@ -227,7 +228,7 @@ class UCL(Regularizer):
 
     def strength(self, name: str) -> Tensor:
         """``σ_init / σ*`` of each unit of a weight."""
-        return self._initial[name] / sigma(self._rho[name])
+        return self.initial[name] / sigma(self.old_rho[name])
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Hold means and widths where they are now."""
@@ -242,18 +243,13 @@ class UCL(Regularizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Widths, and the means and widths held."""
-        return {
-            "rho": {name: weight.rho.detach().clone() for name, weight in self.weights.items()},
-            "initial": dict(self._initial),
-            "old_mean": dict(self._mean),
-            "old_rho": dict(self._rho),
-        }
+        rho = {name: weight.rho.detach().clone() for name, weight in self.weights.items()}
+        return super().state_dict() | {"rho": rho}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore widths, and the means and widths held."""
+        super().load_state_dict(state)
         for name, weight in self.weights.items():
             weight.rho.data.copy_(state["rho"][name])
-        self._initial, self._mean = dict(state["initial"]), dict(state["old_mean"])
-        self._rho = dict(state["old_rho"])
         self._follow_device()
         self._sample(self.context.task)
