@@ -126,7 +126,7 @@ def log_prior(kept: Kept, prior: str) -> Tensor:
 
 def lda(kept: Kept, found: ClassStatistics, alpha: float, prior: str) -> Classify:
     """Linear discriminants."""
-    weight, bias = lda_classifier(found, alpha)
+    weight, bias = lda_classifier([found], alpha)
     bias = bias + log_prior(kept, prior)
     return lambda x: x @ weight.T + bias
 

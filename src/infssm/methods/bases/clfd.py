@@ -9,7 +9,7 @@ would be left, as with digits of 8 pixels, the maps are enlarged to the image's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from infssm.methods.bases.wrapped import (
     share_of,
 )
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import capture, evaluating, require_loader
 from infssm.methods.replay.buffers import ReservoirBuffer
 from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
@@ -59,11 +59,11 @@ class CLFD(StreamReplay):
     """
 
     name = "clfd"
-    needs_total: ClassVar[str | None] = "it counts the features that every class uses"
-    Config: ClassVar[type[ComponentConfig]] = CLFDConfig
-    own_first_task: ClassVar[bool] = True
+    needs_total = "it counts the features that every class uses"
+    Config = CLFDConfig
+    own_first_task = True
     config: CLFDConfig
-    needs_raw: ClassVar[bool] = False
+    needs_raw = False
     saved = (
         *StreamReplay.saved,
         *("counts", "new_counts", "probabilities", "appearance", "frozen", "images", "comparing", "ready"),

@@ -41,9 +41,9 @@ class ER(StreamReplay):
     """
 
     name = "er"
-    online: ClassVar[bool] = True
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
-    Config: ClassVar[type[ComponentConfig]] = ERConfig
+    online = True
+    supported_data = ALL_DATA
+    Config = ERConfig
     config: ERConfig
 
     def columns(self, task: TaskInfo) -> slice:
@@ -105,11 +105,11 @@ class DER(StreamReplay):
     """
 
     name = "der"
-    online: ClassVar[bool] = True
-    needs_total: ClassVar[str | None] = "the logits that it stores have one column for every class"
+    online = True
+    needs_total = "the logits that it stores have one column for every class"
     Config: ClassVar[type[ComponentConfig]] = DERConfig
     config: DERConfig
-    draws: ClassVar[int] = 1
+    draws = 1
     """Independent replay draws per step."""
 
     def make_buffer(self) -> ReservoirBuffer:
@@ -147,9 +147,9 @@ class DERPlusPlus(DER):
     """
 
     name = "der++"
-    Config: ClassVar[type[ComponentConfig]] = DERPlusPlusConfig
+    Config = DERPlusPlusConfig
     config: DERPlusPlusConfig
-    draws: ClassVar[int] = 2
+    draws = 2
 
     def replayed_terms(self, drawn: Sequence[Replayed], logits: Sequence[Tensor]) -> Terms:
         """The terms ``logits`` and ``labels``, each of its own draw."""

@@ -7,7 +7,7 @@ gradient of B follows from that of the weight, ``dB = dW Aᵀ``, which also reac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from infssm.methods.bases.seq import Seq, SeqConfig
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Context, Loader, TaskInfo
 from infssm.methods.core.passes import require_loader, second_moment, sum_moments
-from infssm.models.features import output_layer
+from infssm.models.features import train_only
 from infssm.ssm import find_mixers, unwrap
 
 
@@ -112,11 +112,7 @@ class Adapters:
 
     def freeze(self) -> None:
         """Gradients for the weights with pairs, which pass them on, and for the classifier."""
-        module = unwrap(self.context.module)
-        module.requires_grad_(False)
-        output_layer(module).requires_grad_(True)
-        for pair in self.pairs.values():
-            pair.layer.weight.requires_grad_(True)
+        train_only(unwrap(self.context.module), [pair.layer.weight for pair in self.pairs.values()])
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The optimizer trains B, without weight decay, in the place of the weights with pairs."""
@@ -210,10 +206,10 @@ class InfLoRA(Seq):
     """
 
     name = "inflora"
-    online: ClassVar[bool] = False
+    online = False
     Config = InfLoRAConfig
     config: InfLoRAConfig
-    needs_loader: ClassVar[bool] = True
+    needs_loader = True
 
     def __init__(self, config: InfLoRAConfig, context: Context) -> None:
         super().__init__(config, context)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from infssm.errors import ConfigError
 from infssm.methods.bases.er import masked_cross_entropy
 from infssm.methods.bases.wrapped import WrappedBackbone, pooled_features
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import capture
 from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
@@ -144,8 +144,8 @@ class L2PR(StreamReplay):
     """
 
     name = "l2p-r"
-    Config: ClassVar[type[ComponentConfig]] = L2PRConfig
-    own_first_task: ClassVar[bool] = True
+    Config = L2PRConfig
+    own_first_task = True
     config: L2PRConfig
 
     def __init__(self, config: L2PRConfig, context: Context) -> None:

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from infssm._modality import raw_images
 from infssm._processes import gather_rows, process_slice, sum_over_processes, this_share
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.losses import train_step
 from infssm.methods.core.passes import capture, evaluating, require_loader
 from infssm.methods.heads.trained import CosineClassifier
@@ -127,12 +127,12 @@ class LUCIR(Replay):
     """
 
     name = "lucir"
-    needs_total: ClassVar[str | None] = "its classifier has one block of outputs for every task"
-    supports_domains: ClassVar[bool] = False
-    Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
-    own_first_task: ClassVar[bool] = True
+    needs_total = "its classifier has one block of outputs for every task"
+    supports_domains = False
+    Config = LUCIRConfig
+    own_first_task = True
     config: LUCIRConfig
-    own_classifier: ClassVar[bool] = True
+    own_classifier = True
     buffer: BalancedBuffer
     saved = (*Replay.saved, "task_images", "position", "order")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from infssm.methods.bases.seq import Seq, SeqConfig
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Context, Loader, TaskInfo
 from infssm.methods.core.passes import masked, require_loader, second_moment, sum_moments
-from infssm.models.features import output_layer
+from infssm.models.features import train_only
 from infssm.ssm import find_mixers, unwrap
 
 _DIRECTIONS = (("x_proj", "dt_proj", "A_log"), ("x_proj_b", "dt_proj_b", "A_b_log"))
@@ -130,10 +130,10 @@ class Nullspace(Seq):
     """
 
     name = "nullspace"
-    online: ClassVar[bool] = False
+    online = False
     Config = NullspaceConfig
     config: NullspaceConfig
-    needs_loader: ClassVar[bool] = True
+    needs_loader = True
 
     def __init__(self, config: NullspaceConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -202,11 +202,7 @@ class Nullspace(Seq):
 
     def _freeze(self, task: TaskInfo) -> None:
         if task.index > 0:
-            module = unwrap(self.context.module)
-            module.requires_grad_(False)
-            output_layer(module).requires_grad_(True)
-            for matrix in self.matrices:
-                matrix.parameter.requires_grad_(True)
+            train_only(unwrap(self.context.module), [matrix.parameter for matrix in self.matrices])
 
     def state_dict(self) -> dict[str, Any]:
         """The second moments; projections follow from them."""

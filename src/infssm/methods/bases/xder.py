@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from infssm._modality import raw_images
 from infssm._processes import gather_in_graph, gather_rows, process_slice
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.methods.replay.buffers import BalancedBuffer
 from infssm.methods.replay.rehearsal import Replay, ReplayConfig, Replayed
@@ -172,9 +172,9 @@ class XDER(Replay):
     """
 
     name = "x-der"
-    needs_total: ClassVar[str | None] = "it prepares the outputs of future classes"
-    supports_domains: ClassVar[bool] = False
-    Config: ClassVar[type[ComponentConfig]] = XDERConfig
+    needs_total = "it prepares the outputs of future classes"
+    supports_domains = False
+    Config = XDERConfig
     config: XDERConfig
     buffer: BalancedBuffer
     saved = (*Replay.saved, "updates")

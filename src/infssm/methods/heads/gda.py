@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -14,7 +14,7 @@ from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig
 from infssm.methods.core.head import linear
 from infssm.methods.heads.class_statistics import ClassStatistics, cholesky, shrunk
-from infssm.methods.heads.gaussians import Gaussians, average_over_models, gaussian_classifier
+from infssm.methods.heads.gaussians import Gaussians, average_over_models
 from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead
 
 
@@ -99,21 +99,25 @@ class LDA(GaussianHead):
     Module = linear
 
     def fit(self) -> nn.Linear:
-        """See :func:`lda_classifier`; of several models the mean of their scores."""
-        found = [lda_classifier(statistics, self.config.alpha) for statistics in self.statistics]
-        weight = torch.cat([weight for weight, _ in found], dim=1) / len(found)
-        return linear(weight, torch.stack([bias for _, bias in found]).mean(dim=0) + self.log_prior())
+        """See :func:`lda_classifier`."""
+        weight, bias = lda_classifier(self.statistics, self.config.alpha)
+        return linear(weight, bias + self.log_prior())
 
 
-def lda_classifier(statistics: ClassStatistics, alpha: float) -> tuple[Tensor, Tensor]:
-    """Linear discriminant analysis with equal priors: ``weight: [K, d]``, ``bias: [K]``.
+def lda_classifier(models: Sequence[ClassStatistics], alpha: float) -> tuple[Tensor, Tensor]:
+    """Linear discriminant analysis with equal priors: ``weight: [K, m·d]``, ``bias: [K]``.
 
-    Logits ``fᵀS⁻¹μ_c - ½μ_cᵀS⁻¹μ_c`` with S the shrunk pooled covariance; a class without images gets ``-inf``.
+    Logits ``fᵀS⁻¹μ_c - ½μ_cᵀS⁻¹μ_c`` with S the shrunk pooled covariance; of m models, whose features stand side by
+    side, their mean. A class without images gets ``-inf``.
     """
-    factor = cholesky(shrunk(statistics.pooled, alpha))
-    weight = torch.cholesky_solve(statistics.mean.T, factor).T
-    bias = -0.5 * (weight * statistics.mean).sum(dim=1)
-    return weight, bias.masked_fill(~statistics.seen, -torch.inf)
+    weights, biases = [], []
+    for statistics in models:
+        factor = cholesky(shrunk(statistics.pooled, alpha))
+        weight = torch.cholesky_solve(statistics.mean.T, factor).T
+        bias = -0.5 * (weight * statistics.mean).sum(dim=1)
+        weights.append(weight)
+        biases.append(bias.masked_fill(~statistics.seen, -torch.inf))
+    return torch.cat(weights, dim=1) / len(weights), torch.stack(biases).mean(dim=0)
 
 
 class GDAConfig(GaussianConfig):
@@ -133,14 +137,13 @@ class GDA(GaussianHead):
     """
 
     name = "gda"
-    Config: ClassVar[type[ComponentConfig]] = GDAConfig
+    Config = GDAConfig
     config: GDAConfig
     Module: ClassVar[Callable[..., nn.Module]] = Gaussians
 
     def fit(self) -> Gaussians:
         """See :func:`gaussian_classifier`; of several models the mean of their scores."""
-        models = [gaussian_classifier(of, self.config.alpha, self.config.beta) for of in self.statistics]
-        return average_over_models(models, self.log_prior())
+        return average_over_models(self.statistics, self.config.alpha, self.config.beta, self.log_prior())
 
     def gaussians(self) -> Gaussians:
         """The fitted module itself: here scores and distances use the same covariances."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from infssm._processes import gather_rows, sum_over_processes, this_share
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ComponentConfig, TaskInfo
+from infssm.methods.core.contract import TaskInfo
 from infssm.methods.core.head import FeatureBatch
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.statistical import StatisticalHead
@@ -64,7 +64,7 @@ class RanPAC(StatisticalHead):
     """
 
     name = "ranpac"
-    Config: ClassVar[type[ComponentConfig]] = RanPACConfig
+    Config = RanPACConfig
     config: RanPACConfig
     Module = RandomFeatures
 

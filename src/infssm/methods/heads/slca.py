@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ComponentConfig, Terms
+from infssm.methods.core.contract import Terms
 from infssm.methods.core.head import linear
 from infssm.methods.core.losses import train_step
-from infssm.methods.heads.class_statistics import ClassStatistics, cholesky, shrunk
+from infssm.methods.heads.class_statistics import cholesky, shrunk
 from infssm.methods.heads.gda import lda_classifier
 from infssm.methods.heads.statistical import StatisticalConfig, StatisticalHead
 
@@ -39,24 +38,25 @@ class SLCA(StatisticalHead):
     """
 
     name = "slca"
-    Config: ClassVar[type[ComponentConfig]] = SLCAConfig
+    Config = SLCAConfig
     config: SLCAConfig
     Module = linear
 
     def fit(self) -> nn.Linear:
         """Align a classifier that starts from LDA's solution, whose scale does not depend on how tasks were trained."""
         seen = self.statistics[0].seen.nonzero().flatten()
-        # Of several models LDA's solutions are averaged; classes without images take no part.
-        starts = [lda_classifier(statistics, alpha=0.05) for statistics in self.statistics]
-        weight = torch.cat([weight for weight, _ in starts], dim=1) / len(starts)
-        bias = torch.stack([bias for _, bias in starts]).mean(dim=0)
+        weight, bias = lda_classifier(self.statistics, alpha=0.05)  # classes without images take no part
         weight[seen], bias[seen] = self._aligned(seen, weight[seen], bias[seen])
         return linear(weight, bias)
 
     def _aligned(self, seen: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """``weight: [n, d]`` and ``bias: [n]`` of the seen classes after training on samples, in float64."""
         mean = torch.cat([statistics.mean[seen] for statistics in self.statistics], dim=1)
-        factors = [_factors(statistics, seen) for statistics in self.statistics]
+        factors = []  # lower factors of covariances, [n, d, d], or [1, d, d] of the pooled one
+        for one in self.statistics:
+            jitter = _JITTER * torch.eye(one.mean.shape[1], dtype=torch.float64, device=seen.device)
+            own = [one.pooled] if one.triangles is None else [one.covariance(label) for label in seen.tolist()]
+            factors.append(torch.stack([cholesky(covariance + jitter) for covariance in own]))
         tasks = torch.tensor(self.task_of, device=seen.device)[seen]
         blocks = [(tasks == task).nonzero().flatten() for task in range(int(tasks.max()) + 1)] if len(seen) else []
         targets = torch.arange(len(seen), device=seen.device)
@@ -71,14 +71,6 @@ class SLCA(StatisticalHead):
         # As many steps per epoch as samples of a class: each step has one of each.
         steps = self.config.epochs * self.config.samples if blocks else 0
         return train_on_noise(self, (weight, bias), mean.shape, loss, lr=self.config.lr, steps=steps)
-
-
-def _factors(statistics: ClassStatistics, seen: Tensor) -> Tensor:
-    """Lower factors of the covariances of the seen classes, [n, d, d] (``[1, d, d]`` of the pooled one), float64."""
-    eye = torch.eye(statistics.mean.shape[1], dtype=torch.float64, device=seen.device)
-    if statistics.triangles is None:
-        return cholesky(statistics.pooled + _JITTER * eye)[None]
-    return torch.stack([cholesky(statistics.covariance(label) + _JITTER * eye) for label in seen.tolist()])
 
 
 @torch.enable_grad()
@@ -149,10 +141,10 @@ class ETF(StatisticalHead):
     """
 
     name = "etf"
-    Config: ClassVar[type[ComponentConfig]] = ETFConfig
+    Config = ETFConfig
     config: ETFConfig
     Module = ETFClassifier
-    needs_total: ClassVar[str | None] = "its class directions are fixed beforehand, all at the same angle"
+    needs_total = "its class directions are fixed beforehand, all at the same angle"
 
     def fit(self) -> ETFClassifier:
         """Train in coordinates in which samples are white noise around their class mean, and of length 1 on average."""

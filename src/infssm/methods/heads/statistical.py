@@ -15,7 +15,7 @@ from infssm.methods.core.contract import ComponentConfig, Context, TaskInfo
 from infssm.methods.core.head import FeatureBatch, Features, FittedHead
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
-from infssm.methods.heads.gaussians import Gaussians, average_over_models, gaussian_classifier, left_out_distances
+from infssm.methods.heads.gaussians import Gaussians, average_over_models, left_out_distances
 
 Drift = Literal["map", "mean", "none"]
 
@@ -190,8 +190,7 @@ class StatisticalHead(FittedHead):
         """What distances are measured with: here the covariance that all classes share."""
         if self._gaussians is None:
             alpha = getattr(self.config, "alpha", _ALPHA)
-            models = [gaussian_classifier(one, alpha, beta=1) for one in self.statistics]
-            found = average_over_models(models, torch.zeros(()))
+            found = average_over_models(self.statistics, alpha, beta=1)
             like = next(self.context.module.parameters())
             self._gaussians = found.to(like.device, torch.promote_types(like.dtype, torch.float32))
         return self._gaussians
@@ -218,17 +217,18 @@ class StatisticalHead(FittedHead):
     def leaving_out(self, features: Tensor, labels: Tensor) -> StatisticalHead:
         """The head fitted to all images but these: their statistics are removed from those of all images."""
         other = copy.copy(self)
-        sums = self._sums()
-        rows = features.double().to(self.context.device).chunk(self.num_models, dim=1)
-        for one, part in zip(sums, rows, strict=True):
-            one.add(part, labels.to(self.context.device))
-        other.statistics = [
-            statistics.to(self.context.device).removed(one.statistics(list))
-            for statistics, one in zip(self.statistics, sums, strict=True)
-        ]
+        pairs = zip(self.statistics, self.statistics_of(features, labels), strict=True)
+        other.statistics = [one.to(self.context.device).removed(images) for one, images in pairs]
         other._gaussians = None
         other._fit()
         return other
+
+    def statistics_of(self, features: Tensor, labels: Tensor) -> list[ClassStatistics]:
+        """By model the statistics of transformed ``features: [m, d]`` with ``labels: [m]``, of this process alone."""
+        sums, device = self._sums(), self.context.device
+        for one, part in zip(sums, features.double().to(device).chunk(self.num_models, dim=1), strict=True):
+            one.add(part, labels.to(device))
+        return [one.statistics(list) for one in sums]
 
     def moved(self, features: Tensor, labels: Tensor) -> Tensor:
         """Features ``[m, d]`` of earlier images with ``labels: [m]`` where the last task moved them, as estimated."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +22,8 @@ class Linear(Head):
     """The model's own classifier, trained with it; the head of a method that names none."""
 
     name = "linear"
-    online: ClassVar[bool] = True
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    online = True
+    supported_data = ALL_DATA
 
 
 class CosineClassifier(nn.Module):
@@ -87,7 +86,7 @@ class Cosine(Head):
     """
 
     name = "cosine"
-    Config: ClassVar[type[ComponentConfig]] = CosineConfig
+    Config = CosineConfig
 
     @classmethod
     @torch.no_grad()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from infssm._batch import model_input
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
@@ -21,7 +22,6 @@ from infssm.methods.core.contract import (
     Regularizer,
     TaskInfo,
     Terms,
-    model_input,
 )
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.models.features import features, find_classifier
@@ -50,9 +50,9 @@ class EFC(Regularizer):
     name = "efc"
     Config = EFCConfig
     config: EFCConfig
-    supported_data: ClassVar[frozenset[str]] = LABELLED_DATA
-    needs_features: ClassVar[bool] = True
-    needs_loader: ClassVar[bool] = True
+    supported_data = LABELLED_DATA
+    needs_features = True
+    needs_loader = True
     saved = ("matrix",)
 
     def __init__(self, config: EFCConfig, context: Context) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,10 +44,10 @@ class EWC(MeasuredRegularizer):
     """
 
     name = "ewc"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA - {"language"}
+    supported_data = ALL_DATA - {"language"}
     Config = EWCConfig
     config: EWCConfig
-    importances: ClassVar[str] = "Fisher"
+    importances = "Fisher"
 
     @property
     def decay(self) -> float:
@@ -95,7 +95,7 @@ class MAS(MeasuredRegularizer):
     """
 
     name = "mas"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA - {"language"}
+    supported_data = ALL_DATA - {"language"}
     Config = MASConfig
     config: MASConfig
 

@@ -43,10 +43,10 @@ class LwF(Regularizer):
     """
 
     name = "lwf"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     Config = LwFConfig
     config: LwFConfig
-    needs_logits: ClassVar[bool] = True
+    needs_logits = True
 
     def penalty(self, pair: ModelPair) -> Terms:
         """The term ``logits``."""
@@ -72,10 +72,10 @@ class LwFF(Regularizer):
     """
 
     name = "lwf-f"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     Config = LwFFConfig
     config: LwFFConfig
-    needs_features: ClassVar[bool] = True
+    needs_features = True
 
     def penalty(self, pair: ModelPair) -> Terms:
         """The term ``features``."""
@@ -128,11 +128,11 @@ class LwFAC(Regularizer):
     """
 
     name = "lwf-ac"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = LwFACConfig
     config: LwFACConfig
-    needs_states: ClassVar[bool] = True
-    family: ClassVar[str | None] = "lwf-ac"
+    needs_states = True
+    family = "lwf-ac"
 
     def penalty(self, pair: ModelPair) -> Terms:
         """The terms ``a`` and ``c``."""

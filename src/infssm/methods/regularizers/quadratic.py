@@ -73,10 +73,6 @@ class ParameterSet:
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
         return self.zeros() | self.take({n: g.to(sum_dtype(g.dtype)) for n, g in zip(parameters, found, strict=True)})
 
-    def squared_distance(self, importance: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
-        """``Σ importance · (θ - anchor)²`` over the rows, a scalar."""
-        return quadratic(self.values(), importance, anchor)
-
     def to_device(self, values: Mapping[str, Tensor]) -> Values:
         """``values`` on the devices of their parameters; keys must be those of the set."""
         if set(values) != {member.key for member in self.members}:
@@ -117,7 +113,7 @@ class QuadraticRegularizer(Regularizer):
 
     Config: ClassVar[type[ComponentConfig]] = QuadraticConfig
     config: QuadraticConfig
-    saved = ("importance", "anchor")
+    saved: ClassVar[tuple[str, ...]] = ("importance", "anchor")
 
     def __init__(self, config: QuadraticConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -137,7 +133,7 @@ class QuadraticRegularizer(Regularizer):
         """``Σ importance · (θ - θ*)²``, a scalar."""
         assert self.importance is not None
         assert self.anchor is not None
-        return self.parameters.squared_distance(self.importance, self.anchor)
+        return quadratic(self.parameters.values(), self.importance, self.anchor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore importances and anchors, which must be those of the same parameters."""
@@ -153,8 +149,8 @@ class QuadraticRegularizer(Regularizer):
 class MeasuredRegularizer(QuadraticRegularizer):
     """A quadratic penalty whose importances are measured on a task's data when it ends."""
 
-    needs_loader: ClassVar[bool] = True
-    importances: ClassVar[str] = "importances"
+    needs_loader = True
+    importances = "importances"
     """Name of the measured values in error messages."""
 
     @property

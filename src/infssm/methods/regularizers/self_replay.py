@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -70,10 +70,10 @@ class SelfReplay(Regularizer):
     """
 
     name = "self-replay"
-    supported_data: ClassVar[frozenset[str]] = frozenset({"language"})
-    Config: ClassVar[type[ComponentConfig]] = SelfReplayConfig
+    supported_data = frozenset({"language"})
+    Config = SelfReplayConfig
     config: SelfReplayConfig
-    needs_logits: ClassVar[bool] = True
+    needs_logits = True
     saved = ("generator", "begun", "steps", "sequences")
 
     def __init__(self, config: SelfReplayConfig, context: Context) -> None:

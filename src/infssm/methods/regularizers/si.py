@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -40,7 +40,7 @@ class SI(QuadraticRegularizer):
     """
 
     name = "si"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     Config = SIConfig
     own_first_task = True
     config: SIConfig

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from infssm._processes import gather_rows, largest, this_share
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods.core.stateful import Stateful
+from infssm.methods.core.contract import Stateful
 
 FIELDS: Mapping[str, torch.dtype] = {
     "image": torch.uint8,
@@ -41,7 +41,7 @@ class Buffer(Stateful):
     the same rows (see :meth:`gather`) hold the same buffer and draw the same entries.
     """
 
-    saved = ("generator",)
+    saved: ClassVar[tuple[str, ...]] = ("generator",)
 
     def __init__(self, capacity: int, stores: Sequence[str], *, seed: int = 0) -> None:
         if capacity < 1:

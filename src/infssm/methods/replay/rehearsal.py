@@ -40,10 +40,10 @@ class Replay(Base):
 
     Config: ClassVar[type[ComponentConfig]] = ReplayConfig
     config: ReplayConfig
-    saved = ("buffer", "trained", "begun")
-    stores_data: ClassVar[bool] = True
-    needs_raw: ClassVar[bool] = True
-    supports_soft_labels: ClassVar[bool] = False
+    saved: ClassVar[tuple[str, ...]] = ("buffer", "trained", "begun")
+    stores_data = True
+    needs_raw = True
+    supports_soft_labels = False
 
     def __init__(self, config: ReplayConfig, context: Context) -> None:
         super().__init__(config, context)
