@@ -478,8 +478,13 @@ def load(
     return load_classifier(folder, task=task, device=device)
 
 
+def is_stored(folder: Path) -> bool:
+    """Whether a folder holds a learner, or a run, which a learner can continue."""
+    return Versions(folder).exists or RunDirectory(folder).is_run
+
+
 def _free(folder: Path) -> Path:
-    if Versions(folder).exists or RunDirectory(folder).is_run:
+    if is_stored(folder):
         raise ConfigError(f"{folder} holds a learner or a run: open it with infssm.Learner.load({str(folder)!r})")
     return folder
 

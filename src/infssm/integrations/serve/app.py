@@ -1,4 +1,4 @@
-"""The application: the page, the JSON API and its description."""
+"""The application: the page, the JSON API and its description; and the server that runs it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import base64
 import contextlib
 import hashlib
 import re
+import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
+import uvicorn
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,10 +22,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
-from infssm.errors import InfssmError
-from infssm.integrations.serve.guard import Guard
+from infssm.errors import ConfigError, InfssmError
+from infssm.integrations.serve.guard import Guard, Limits
 from infssm.integrations.serve.jobs import Busy, Job, Service, new_job
-from infssm.integrations.serve.limits import Limits
 from infssm.integrations.serve.uploads import Sample, store
 from infssm.learner import Learner, Lesson
 from infssm.learner.events import Control, Listener
@@ -261,3 +262,21 @@ async def _validation_problem(request: Request, error: Exception) -> JSONRespons
     assert isinstance(error, RequestValidationError)
     lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     return JSONResponse({"detail": "; ".join(lines)}, 422)
+
+
+def run_server(learner: Learner, *, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
+    """Serve until interrupted; ``say`` is given the address once the port is open."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}; try --port 0") from None
+    with listening:
+        name = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host
+        address = f"http://{name}:{listening.getsockname()[1]}/"
+        say(f"serving {learner.folder} at {address}{f'?token={token}' if token else ''} (Ctrl-C ends it)")
+        app = create_app(learner, host=host, token=token)
+        config = uvicorn.Config(
+            app, http="h11", ws="none", access_log=False, log_level="warning", timeout_graceful_shutdown=5
+        )
+        uvicorn.Server(config).run(sockets=[listening])
