@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -148,10 +149,10 @@ def evaluate(
         writer.writerows([Prediction._fields, *(p._replace(probability=round(p.probability, 6)) for p in found)])
         write_text(predictions, text.getvalue())
     if as_json:
-        typer.echo(json.dumps([row._asdict() for row in rows]))
+        typer.echo(json.dumps([asdict(row) for row in rows]))
         return
     for index, row in enumerate(rows):
-        typer.echo(f"task {index}: {_line(row)}")
+        typer.echo(f"task {index}: {row}")
     mean = sum(row.value for row in rows) / len(rows)
     shown = f"AA {100 * mean:.2f} %"
     if isinstance(rows[0], Bits):
@@ -171,7 +172,7 @@ def _test(folder: Path, data: str, as_json: bool) -> None:
     learner = Learner.load(folder)
     found = learner.evaluate(data)
     if found.bits is not None:
-        typer.echo(json.dumps(found.bits._asdict()) if as_json else _line(found.bits))
+        typer.echo(json.dumps(asdict(found.bits)) if as_json else str(found.bits))
         return
     counts = found.confusion.counts
     samples = {label: int(n) for label, n in zip(learner.classes, counts.sum(1), strict=True) if n}
@@ -191,17 +192,3 @@ def _test(folder: Path, data: str, as_json: bool) -> None:
         taken = ", ".join(f"{other} {n}" for n, other in sorted(wrong, reverse=True)[:3])
         share = f"{label:<{width}}  {100 * found.per_class[label]:6.2f} %   ({samples[label]} samples)"
         typer.echo(f"{share}   taken for {taken}" if taken else share)
-
-
-def _line(row: Any) -> str:
-    """What was reached on a task."""
-    if hasattr(row, "perplexity"):
-        per_byte = f"{row.bits_per_byte:.3f} bits per byte, " if row.bytes else ""
-        counts = f"{row.tokens:,} tokens" + (f", {row.bytes:,} bytes" if row.bytes else "")
-        return f"{per_byte}{row.bits_per_token:.3f} bits per token, perplexity {row.perplexity:.2f}   ({counts})"
-    if hasattr(row, "rmse"):
-        return f"RMSE {row.rmse:.3f}, R² {row.r2:.3f}   ({row.samples:,} samples)"
-    return (
-        f"{100 * row.class_incremental:6.2f} %   inside the task {100 * row.task_incremental:6.2f} %"
-        f"   ({row.images} images)"
-    )

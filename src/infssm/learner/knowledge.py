@@ -17,7 +17,7 @@ from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.modeling import OWN, OwnModel, build_method_and_recipe, known_facts
 from infssm.learner.predict import Prediction
 from infssm.learner.saving import Position, load_newest
-from infssm.learner.scoring import SCORINGS
+from infssm.learner.scoring import SCORES
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
 from infssm.methods import Method
@@ -81,7 +81,7 @@ class Knowledge:
     @property
     def has_classes(self) -> bool:
         """Whether it knows classes; a language model knows domains."""
-        return self.facts is None or SCORINGS[self.facts.modality.scoring].has_classes
+        return self.facts is None or SCORES[self.facts.modality.scoring].has_classes
 
     def taught(self) -> tuple[Method, StreamFacts]:
         """Method and facts, once something was taught."""

@@ -26,7 +26,7 @@ from infssm.learner.loop import Loop, weights_of
 from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.modeling import known_facts
 from infssm.learner.saving import Position, Progress
-from infssm.learner.scoring import Bits, TokenScoring
+from infssm.learner.scoring import Bits
 from infssm.learner.setup import Setup, make_setup
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.teaching import TaughtTask
@@ -151,9 +151,9 @@ def sample_counts(taught: TaughtTask) -> dict[str, int]:
 @torch.no_grad()
 def bits_of(setup: Setup, task: Task, part: Part) -> Bits:
     """Bits of a part of a task's text."""
-    scoring, module = TokenScoring(task, setup.facts.num_outputs), setup.method.module
-    counts = []
+    method, counts = setup.method, []
     for batch in setup.eval_loader(task, part):
-        batch = batch.to(setup.method.context.device)
-        counts.append(scoring.counts(logits_of(run_model(module, model_input(batch))), batch))
-    return scoring.score(torch.stack(counts).sum(0))
+        batch = batch.to(method.context.device)
+        logits = logits_of(run_model(method.module, model_input(batch)))
+        counts.append(Bits.counts(logits, batch, task, setup.facts.num_outputs))
+    return Bits.of(torch.stack(counts).sum(0).tolist())

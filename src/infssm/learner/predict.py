@@ -15,7 +15,7 @@ from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.modeling import build_method_and_recipe, known_facts, load_weights
 from infssm.learner.reading import SampleLike, model_input, padded, sequence_input
-from infssm.learner.scoring import SCORINGS
+from infssm.learner.scoring import SCORES
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 
@@ -134,7 +134,7 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
         raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
     if facts.modality.scoring == "numbers":
         raise ConfigError(f"{directory.path} predicts numbers instead of classes: test it with `infssm eval`")
-    if not SCORINGS[facts.modality.scoring].has_classes:
+    if not SCORES[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
     known_then = known_facts(config, facts, last)
     method, recipe = build_method_and_recipe(config, known_then, place, weights=False, regularizers=False)
