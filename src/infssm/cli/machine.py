@@ -55,8 +55,7 @@ def doctor(
         _show_layers(model, as_json)
         return
     from infssm.data import data_root
-    from infssm.learner.devices import bfloat16_gain, bfloat16_unit
-    from infssm.learner.store.env import environment
+    from infssm.learner.devices import bfloat16_gain, bfloat16_unit, environment
 
     env, root, unit = environment(), data_root(), bfloat16_unit()
     kernels = env["kernels"]
@@ -95,7 +94,7 @@ def doctor(
 def _state_of(name: str, module: str, extra: str) -> str:
     """The version of a package that can be imported, or how to fix it: an installed package need not work."""
     from infssm.integrations import mend_torchvision
-    from infssm.learner.store.env import package_version
+    from infssm.learner.devices import package_version
 
     version = package_version(name)
     if version is None:
