@@ -38,6 +38,23 @@ class Prediction(NamedTuple):
     known: bool = True
 
 
+def predictions(
+    classes: Sequence[str], logits: Tensor, shares: Tensor, known: Tensor | None = None
+) -> list[Prediction]:
+    """What follows from logits and probabilities ``[n, K]``, and from which samples are like some class ``[n]``.
+
+    Raises DataError where a sample has no finite logit: ``-inf`` is a class that was not learnt, NaN or inf no answer.
+    """
+    if not bool(logits.amax(1).isfinite().all()):
+        raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
+    order, found = shares.argsort(dim=1, descending=True, stable=True).tolist(), []
+    familiar = [True] * len(order) if known is None else known.tolist()
+    for share, ranks, like in zip(shares.tolist(), order, familiar, strict=True):
+        ranking = {classes[k]: share[k] for k in ranks}
+        found.append(Prediction(classes[ranks[0]], share[ranks[0]], ranking, like))
+    return found
+
+
 @dataclass(frozen=True)
 class TrainedClassifier:
     """A trained model with what it takes to use it.
@@ -90,20 +107,11 @@ class TrainedClassifier:
         model is, not how right. Values that are NaN or infinite raise :class:`~infssm.errors.DataError`.
         """
         if not isinstance(images, list):
-            return self._predict([images])[0]
-        chunks = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-        return [prediction for chunk in chunks for prediction in self._predict(chunk)]
-
-    def _predict(self, images: Sequence[SampleLike]) -> list[Prediction]:
-        logits = self.logits(self.transform(images)).float().cpu()
-        if not bool(logits.amax(1).isfinite().all()):  # -inf is a class that was not learnt, NaN or inf no answer
-            raise DataError("the model gives no finite logits for a sample: its values are too large, or not finite")
-        shares = logits.softmax(1)
-        order = shares.argsort(dim=1, descending=True, stable=True)
-        found = []
-        for share, ranks in zip(shares.tolist(), order.tolist(), strict=True):
-            ranking = {self.classes[k]: share[k] for k in ranks}
-            found.append(Prediction(self.classes[ranks[0]], share[ranks[0]], ranking))
+            return self.predict([images])[0]
+        found = list[Prediction]()
+        for start in range(0, len(images), batch_size):
+            logits = self.logits(self.transform(images[start : start + batch_size])).float().cpu()
+            found += predictions(self.classes, logits, logits.softmax(1))
         return found
 
 
