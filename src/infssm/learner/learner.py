@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ from infssm.ssm import unwrap
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Text = TypeVar("Text", str, Tensor)
+"""Text, or ids of its tokens."""
 
 
 class Learner:
@@ -287,23 +290,9 @@ class Learner:
             bare._modules = {**bare._modules, place.name: nn.Identity()}
         return Stream(bare, classifier.samples, lambda rows: now.predictions(rows.float())[0])
 
-    @overload
     def generate(
-        self, prompt: str, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
-    ) -> str: ...
-    @overload
-    def generate(
-        self, prompt: Tensor, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
-    ) -> Tensor: ...
-    def generate(
-        self,
-        prompt: str | Tensor,
-        length: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        *,
-        seed: int | None = None,
-    ) -> str | Tensor:
+        self, prompt: Text, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
+    ) -> Text:
         """Continue a text with a language model, in constant time per token; the prompt is part of the result.
 
         Args:

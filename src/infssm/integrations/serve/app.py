@@ -24,7 +24,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from infssm.errors import ConfigError, InfssmError
 from infssm.integrations.serve.guard import Guard, Limits
-from infssm.integrations.serve.jobs import Busy, Job, Service, new_job
+from infssm.integrations.serve.jobs import Job, Service
 from infssm.integrations.serve.uploads import Sample, store
 from infssm.learner import Learner, Lesson
 from infssm.learner.events import Control, Listener
@@ -125,12 +125,6 @@ def create_app(
         files = [value for value in form.getlist("files") if isinstance(value, UploadFile)]
         return await run_sync(store, files, folder, learner.modality, limits, limiter=storing)
 
-    def queued(job: Job, change: Any, done: Any = lambda: None) -> Job:
-        try:
-            return service.submit(job, change, done)
-        except Busy as error:
-            raise HTTPException(429, str(error), {"retry-after": "5"}) from None
-
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         return _html("page.html")
@@ -200,7 +194,7 @@ def create_app(
                     except InfssmError as error:
                         raise type(error)(_with_names(error, samples)) from error
 
-                return queued(new_job("learn", label), change, folder.cleanup)
+                return service.submit(Job(kind="learn", label=label), change, folder.cleanup)
             except BaseException:
                 folder.cleanup()
                 raise
@@ -210,12 +204,12 @@ def create_app(
         """Remove a class from everything that is stored. Returns the job."""
         if body.label not in service.learner.classes:
             raise HTTPException(404, f"there is no class {body.label!r}")
-        return queued(new_job("forget", body.label), lambda learner, *_: learner.forget(body.label))
+        return service.submit(Job(kind="forget", label=body.label), lambda learner, *_: learner.forget(body.label))
 
     @app.post("/api/undo", status_code=202)
     async def undo() -> Job:
         """Go back to the version before the last change. Returns the job."""
-        return queued(new_job("undo"), lambda learner, *_: learner.undo())
+        return service.submit(Job(kind="undo"), lambda learner, *_: learner.undo())
 
     @app.get("/api/jobs/{id}")
     async def job(id: str) -> Job:
