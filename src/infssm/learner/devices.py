@@ -7,7 +7,6 @@ stay unwrapped, every process works on its slice of the same global batch, and g
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import pickle
 import platform
@@ -15,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -66,8 +65,16 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
     if strategy == "ddp":  # torchrun's processes run several configurations in turn, so their group is left at exit
         atexit.register(_part)
     if strategy != "ddp_spawn":
-        with _lost_processes_named():
+        try:
             return fabric.launch(function, *args)
+        except RuntimeError as error:  # the network's own message depends on the back end
+            if this_share().world == 1 or not _LOST.search(str(error)):
+                raise
+            raise InfssmError(
+                "another process of this run is gone, so this one stops too. torchrun starts all of them again where "
+                "it was given --max-restarts; by hand, give the same command again: the run continues from its "
+                f"checkpoint ({str(error).splitlines()[0][:200]})"
+            ) from error
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "error"
         try:
@@ -96,21 +103,6 @@ def _torchrun_world() -> tuple[int, int]:
             "variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on each; otherwise they wait for processes that have ended"
         )
     return world, local
-
-
-@contextlib.contextmanager
-def _lost_processes_named() -> Iterator[None]:
-    """Explain that another process of torchrun ended; the network's own message depends on the back end."""
-    try:
-        yield
-    except RuntimeError as error:
-        if this_share().world == 1 or not _LOST.search(str(error)):
-            raise
-        raise InfssmError(
-            "another process of this run is gone, so this one stops too. torchrun starts all of them again where it "
-            "was given --max-restarts; by hand, give the same command again: the run continues from its checkpoint "
-            f"({str(error).splitlines()[0][:200]})"
-        ) from error
 
 
 def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:

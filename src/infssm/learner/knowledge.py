@@ -129,7 +129,7 @@ class Knowledge:
             recipe,
             tuple(Lesson(**lesson) for lesson in content["history"]),
             None if held_out is None else HeldOut.of(held_out),
-            None if calibration is None else Calibration.of(calibration),
+            None if calibration is None else Calibration(**calibration),
             bool(content["trained"]),
             number,
             int(content["parent"]),

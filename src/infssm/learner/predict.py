@@ -10,12 +10,14 @@ from typing import Generic, NamedTuple, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from infssm._batch import inputs_of
+from infssm._modality import pad
 from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
 from infssm.data.spectra import FrameStream
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.modeling import build_method_and_recipe, known_facts, load_weights
-from infssm.learner.reading import SampleLike, model_input, padded, sequence_input, sound_input
+from infssm.learner.reading import SampleLike, model_input, sequence_input, sound_input
 from infssm.learner.scoring import SCORES
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
@@ -81,7 +83,7 @@ class TrainedClassifier:
         """
         if isinstance(self.samples, SequenceFacts):
             facts = self.samples
-            return padded([sequence_input(sample, facts) for sample in images])
+            return inputs_of(*pad([sequence_input(sample, facts) for sample in images]))
         assert self.recipe is not None
         return torch.stack([model_input(image, self.samples, self.recipe) for image in images])
 

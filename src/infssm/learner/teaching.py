@@ -63,10 +63,6 @@ class TaughtTask(TaskStream):
             raise ConfigError(f"the data of task {index} are no longer there; only those of {self.task.index} are")
         return self.task
 
-    def cumulative(self, index: int) -> Task:
-        """Refuse: joint training needs the data of all tasks."""
-        raise ConfigError(f"joint training needs the data of all tasks, and those before {index} are no longer there")
-
 
 def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None) -> Dataset:
     """A data set of what a user has: a name or path, samples with labels, a data set or a loader of torch.

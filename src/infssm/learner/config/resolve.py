@@ -141,18 +141,24 @@ def resolve(config: RunConfig) -> RunConfig:
             or any(component.own_first_task for component in components)
         )
         task0 = "own" if own else "plain"
-    for component in components if config.model.classes == "grow" else ():
-        if component.needs_total:
-            raise ConfigError(
-                f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
-                "another method, or use it with `infssm run` and model.classes=all"
-            )
+    if config.model.classes == "grow":
+        check_growing(config.method.name)
     if config.data.online:
         _check_online(config)
     changes: dict[str, Any] = {"threads": threads, "precision": settle_precision(train), "task0": task0}
     if train.lr_scale is None:
         changes |= _later_rates(composition)
     return config.model_copy(update={"train": train.model_copy(update=changes)})
+
+
+def check_growing(method: str) -> None:
+    """Raise for a method that must know the number of classes before it learns the first."""
+    for component in parse_name(method).classes:
+        if component.needs_total is not None:
+            raise ConfigError(
+                f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
+                "another method, or use it with `infssm run` and model.classes=all"
+            )
 
 
 def _later_rates(composition: Composition) -> dict[str, Any]:
