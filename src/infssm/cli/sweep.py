@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from infssm.cli import options as option
-from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def command(
+def sweep(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, fixed or to search: method.weight=log:1e-2..1e6."),
@@ -33,7 +32,7 @@ def command(
     out: option.Out = None,
     print_config: option.PrintConfig = False,
     quiet: option.Quiet = False,
-    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
+    imports: option.Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Search for the settings with the best average accuracy (AA) on validation images; test images are not read.
 
@@ -83,7 +82,7 @@ def _conclude(sweep: Any, found: list[Any], start: list[str]) -> None:
 
     from infssm.bench.sweeps import objective, rows, winners_command, write_findings
 
-    console, name = Console(), objective(sweep.measure)
+    name = objective(sweep.measure)
     title = f"{len(found)} trials, {name} on validation data, {sweep.measure.unit}"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("trial", justify="right")
@@ -91,8 +90,8 @@ def _conclude(sweep: Any, found: list[Any], start: list[str]) -> None:
     table.add_column("settings", overflow="fold")
     for row in rows(sweep, found):
         table.add_row(str(row.number), row.outcome, escape(" ".join(row.settings)))
-    console.print(table)
+    Console().print(table)
     best = winners_command(sweep, start)
     if best is not None:
-        console.print(f"best, on test data: {best}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"report: {write_findings(sweep, found, best)}", highlight=False, soft_wrap=True, markup=False)
+        typer.echo(f"best, on test data: {best}")
+    typer.echo(f"report: {write_findings(sweep, found, best)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from infssm.errors import ConfigError
-from infssm.learner.config.grid import split_values
+from infssm.learner.config.load import split_values
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
