@@ -65,6 +65,8 @@ def export_onnx(
     config: Any = getattr(portable, "config", None)
     if hasattr(config, "_attn_implementation"):
         config._attn_implementation = "eager"  # the others choose by the values of a mask, which a file cannot do
+    if hasattr(config, "_experts_implementation"):
+        config._experts_implementation = "batched_mm"  # the default's operator has no ONNX counterpart
     wrapped = _Logits(portable, {"use_cache": False} if tokens else {})
     name = "tokens" if tokens else "image"
     try:

@@ -120,8 +120,7 @@ def _sequences(system: System, scale: Tensor, frequencies: int) -> Tensor:
     high = _powers(step, frequencies // count)
     gain = gain / (1 + high[..., -1, :] * step)
     left = (x * gain.unsqueeze(-2)).unsqueeze(-2) * high.unsqueeze(-3)  # [..., sequences, F / count, n]
-    found = left.flatten(-3, -2) @ low.mT
-    return found.unflatten(-2, left.shape[-3:-1]).flatten(-2)
+    return torch.unflatten(left.flatten(-3, -2) @ low.mT, -2, left.shape[-3:-1]).flatten(-2)
 
 
 def _powers(p: Tensor, count: int) -> Tensor:
@@ -136,7 +135,7 @@ def _samples(h: Tensor, system: System, scale: Tensor, frequencies: int) -> Tens
     """The transfer function at the F or F / 2 points z whose powers h was folded for, without the gain of the map."""
     t = torch.arange(h.shape[-1], dtype=scale.dtype, device=h.device)
     turn = torch.polar(torch.ones_like(t), -math.pi / frequencies * t)
-    sums = torch.fft.fft(h * turn)
+    sums: Tensor = torch.fft.fft(h * turn)
     if system.u is None:
         return sums.squeeze(-2)
     z = torch.polar(torch.ones_like(t), -math.pi / frequencies - 2 * math.pi / len(t) * t)
@@ -145,7 +144,7 @@ def _samples(h: Tensor, system: System, scale: Tensor, frequencies: int) -> Tens
     direct, read, write, loop = torch.split(sums, [1, rank, rank, rank * rank], dim=-2)
     if rank == 1:
         return (direct + back * read * write / (1 - back * loop)).squeeze(-2)
-    inside = torch.eye(rank, dtype=sums.dtype, device=h.device) - (back * loop).mT.unflatten(-1, (rank, rank))
+    inside = torch.eye(rank, dtype=sums.dtype, device=h.device) - torch.unflatten((back * loop).mT, -1, (rank, rank))
     solved = torch.linalg.solve(inside, write.mT.unsqueeze(-1)).squeeze(-1)
     found: Tensor = (direct + back * (read * solved.mT).sum(-2, keepdim=True)).squeeze(-2)
     return found
