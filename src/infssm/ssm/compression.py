@@ -156,15 +156,17 @@ def _choose(model: Backbone, size: int, batches: list[Any], score: Score) -> tup
     return keep, {name: [refit.solve() for refit in found] for name, found in refits.items()}
 
 
-def _count_scans(
-    model: Backbone, batches: list[Any], counters: Mapping[str, Sequence[Scores]] | Mapping[str, Sequence[Refit]]
-) -> None:
-    """Run the batches and add every scan, with the padding of its tokens, to the counter of its direction."""
+def _count_scans(model: Backbone, batches: list[Any], counters: Mapping[str, Sequence[Any]]) -> None:
+    """Run the batches and add every scan, with the padding of its tokens, to `Scores` or `Refit` of its direction."""
     mixers: dict[str, Any] = find_mixers(model)
 
-    def hook(found: Sequence[Scores] | Sequence[Refit], mask: Tensor | None) -> Callable[[ScanInputs], None]:
+    def hook(found: Sequence[Any], mask: Tensor | None) -> Callable[[ScanInputs], None]:
         order = iter(found)  # a mixer scans one direction after the other
-        return lambda x: next(order).add(x, mask)
+
+        def add(x: ScanInputs) -> None:
+            next(order).add(x, mask)
+
+        return add
 
     with torch.no_grad():
         for batch in batches if counters else ():
