@@ -66,9 +66,9 @@ def scan_ssd(x: ScanInputs, *, last_state: bool = False, chunked: bool | None = 
     if chosen == "reference":
         return ScanOutput(_reference(x))
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if chosen == "cpu":  # Triton's kernels read narrower floats as they are
-        x = ScanInputs(*in_float32(x[:8]), *x[8:])
-    y, *_ = _ssd(*x, save, chosen == "triton")
+    # Triton's kernels read narrower floats as they are.
+    floats = in_float32(x[:8]) if chosen == "cpu" else x[:8]
+    y, *_ = _ssd(*floats, *x[8:], save, chosen == "triton")
     return ScanOutput(y.to(x.u.dtype))
 
 

@@ -57,8 +57,8 @@ class Pieces(torch.autograd.Function):
         split = [None if x is None else torch.split(x.detach(), size) for x in tensors]
         results = []
         for i in range(len(split[0] or ())):
-            parts = [x and x[i] for x in split]
-            leaves = [x.requires_grad_() if x is not None and need else x for x, need in zip(parts, needs, strict=True)]
+            parts: list[Any] = [x and x[i] for x in split]
+            leaves = [x.requires_grad_() if need else x for x, need in zip(parts, needs, strict=True)]
             results.append(value_and_slopes(fn, leaves, needs))
         values, grads = zip(*results, strict=True)
         ctx.save_for_backward(*(None if g[0] is None else torch.cat(g) for g in zip(*grads, strict=True)))
