@@ -7,12 +7,10 @@ Digits in five tasks from the package's Omniglot weights; three seeds; test imag
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import RESULTS, markdown_table, spread, write_json, write_table
 from infssm.bench.presets import load_preset
 from infssm.bench.running import run
 from infssm.learner.config.load import load_config, merge
@@ -25,7 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "both (`method.start_model=true`)": {"method": {"start_model": True}},
 }
 HEADS = ("ncm", "gda", "ranpac")
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "first-session.md"
+PAGE = RESULTS / "first-session.md"
 
 
 def measure(out: Path) -> dict[str, dict[str, list[float]]]:
@@ -43,13 +41,10 @@ def measure(out: Path) -> dict[str, dict[str, list[float]]]:
     return rows
 
 
-def table(rows: dict[str, dict[str, list[float]]]) -> str:
+def table(rows: dict[str, dict[str, list[float]]]) -> list[str]:
     """Markdown: one line per model."""
-    lines = [f"| features of | {' | '.join(f'`frozen+{head}`' for head in HEADS)} |", "|---" * (1 + len(HEADS)) + "|"]
-    for model, heads in rows.items():
-        cells = [f"{statistics.mean(v):.1f} ± {statistics.stdev(v):.1f}" for v in heads.values()]
-        lines.append(f"| {model} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    header = ["features of", *(f"`frozen+{head}`" for head in HEADS)]
+    return markdown_table(header, [[model, *map(spread, heads.values())] for model, heads in rows.items()])
 
 
 def main() -> None:
@@ -57,9 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/first-session"), help="folder of the runs")
     rows = measure(parser.parse_args().out)
-    PAGE.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    text = PAGE.read_text()
-    PAGE.write_text(re.sub(r"(<!-- table -->\n).*?(?=\n<!-- end -->)", lambda m: m[1] + table(rows), text, flags=re.S))
+    write_json(PAGE.with_suffix(".json"), rows)
+    write_table(PAGE, table(rows))
 
 
 if __name__ == "__main__":
