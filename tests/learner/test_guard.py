@@ -30,6 +30,11 @@ def test_loss_and_gradients_are_checked(bad: float) -> None:
     parameters[1].grad[1, 0] = bad
     assert not is_finite(torch.tensor(2.5), parameters)
     assert not is_finite(torch.tensor(bad), [])
+    turning = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    turning.grad = torch.ones(2, dtype=torch.complex64)
+    assert is_finite(torch.tensor(2.5), [turning])
+    turning.grad[1] = complex(1, bad)
+    assert not is_finite(torch.tensor(2.5), [turning])
 
 
 class Poison(nn.Module):

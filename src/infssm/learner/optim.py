@@ -76,7 +76,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def is_finite(total: Tensor, parameters: list[nn.Parameter]) -> bool:
     """Whether the loss ``total`` and all gradients are finite; waits for the device once."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [torch.view_as_real(p.grad) if p.is_complex() else p.grad for p in parameters if p.grad is not None]
     found = torch.zeros((), device=total.device)
     if gradients:  # GradScaler's check, with a scale of 1: a quarter of the time of the gradients' norms
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.ones_like(found))
