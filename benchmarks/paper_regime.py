@@ -62,7 +62,7 @@ class Arm(NamedTuple):
 ARMS = {
     "seq": Arm("seq", paper="Seq"),
     "inf-ssm": Arm("inf-ssm", (2e-1, 2e2, 2e5), paper="Inf-SSM"),
-    "ewc": Arm("ewc", (2.5e3, 2.5e4, 2.5e5), paper="EWC"),
+    "ewc": Arm("ewc", (2.5e3, 2.5e5, 2.5e7), paper="EWC"),
     "lwf-abc": Arm("lwf-abc", (2.5e2, 2.5e3, 2.5e4), {"weight": 1.0, "b_weight": 0.2}, paper="LwF-ABC"),
     "lwf-ac": Arm("lwf-ac", (2.5e2, 2.5e3, 2.5e4)),
     "inf-ssm-exact": Arm("inf-ssm-exact", ("auto", 1e3, 1e4)),
@@ -72,13 +72,12 @@ ARMS = {
     "seq at 1e-4": Arm("seq", rates=(1e-4,)),
     "frozen+gda": Arm("frozen+gda", rates=(FIRST_RATE,)),
     "only what (A, C) cannot reach": Arm("seq-part", options={"trained": "unreached"}),
-    "si": Arm("si", (1e5, 1e6, 1e7), paper="SI"),
-    "mas": Arm("mas", (1e1, 1e2, 1e3), paper="MAS"),
+    "only the classifier": Arm("frozen"),
+    "si": Arm("si", (1e5, 1e7, 1e9), paper="SI"),
+    "mas": Arm("mas", (1e1, 1e3, 1e5), paper="MAS"),
     "only what (A, C) reach, and the classifier": Arm("seq-part", options={"trained": "reached"}),
     "inf-ssm+": Arm("inf-ssm+", (2e-3, 2.0, 2e3), paper="Inf-SSM+", options={"gamma": 100.0}),
-    "joint": Arm("joint"),
-    "ucl": Arm("ucl", (2e-4, 2e-3, 2e-2), {"beta": 1.0}, paper="UCL"),
-    "nullspace": Arm("nullspace", options={"projection": "projector"}),
+    "joint": Arm("joint", rates=(FIRST_RATE,)),
 }
 
 
@@ -159,17 +158,23 @@ def outcome(arm: Arm, out: Path, rate: float, weight: float | str | None, seed: 
 
 
 def measure(arm: Arm, out: Path) -> dict[str, Any]:
-    """The search of an arm, and its outcomes on test data: weights at one rate, then rates at the best weight."""
+    """The search of an arm, and its outcomes on test data: weights at one rate, then rates at the best weight.
+
+    Where the best weight is the first or the last, one more beyond it is tried.
+    """
     search: dict[str, float] = {}
 
     def validated(rate: float, weight: float | str | None) -> float:
-        known = search[f"{rate:g}, {weight}"] = outcome(arm, out, rate, weight, SEEDS[0], "val")["aa"]
-        return known
+        found = outcome(arm, out, rate, weight, SEEDS[0], "val")["aa"]
+        search[f"{rate:g}, {weight}"] = round(found, 6)  # so that the first of equals is taken, not the last digit's
+        return round(found, 6)
 
     weight = max(arm.weights, key=partial(validated, RATES[0]), default=None)
-    rate = arm.rates[0]
-    if len(arm.rates) > 1:
-        rate = max(arm.rates, key=lambda rate: validated(rate, weight))
+    numbers = [number for number in arm.weights if not isinstance(number, str)]
+    if numbers and weight in (numbers[0], numbers[-1]):
+        low, high = (numbers[1], numbers[0]) if weight == numbers[0] else (numbers[-2], numbers[-1])
+        weight = max(weight, high**2 / low, key=partial(validated, RATES[0]))
+    rate = max(arm.rates, key=lambda rate: validated(rate, weight)) if len(arm.rates) > 1 else arm.rates[0]
     tests = [outcome(arm, out, rate, weight, seed, "test") for seed in SEEDS]
     return {"rate": rate, "weight": weight, "validation": search, "test": tests}
 
