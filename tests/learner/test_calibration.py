@@ -158,7 +158,7 @@ def test_known_compares_the_distance_to_every_class_with_its_threshold() -> None
     found = Calibration(1.0, torch.tensor([4.0, 100.0], dtype=torch.float64))
     logits, distances = torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0, 105.0], [5.0, 5.0]])
     assert found.known(logits, distances).tolist() == [False, True]
-    restored = Calibration.of(found.state_dict())
+    restored = Calibration(**found.state_dict())
     assert restored.temperature == found.temperature
     assert torch.equal(restored.thresholds, found.thresholds)
 
