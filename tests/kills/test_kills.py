@@ -5,7 +5,7 @@ import multiprocessing
 from pathlib import Path
 
 from infssm.learner.learner import Learner
-from infssm.learner.store.lock import InUseError
+from infssm.learner.store.layout import InUseError
 from tests.kills import PATIENCE, PRELOADED, run
 from tests.learner.frozen import digits, frozen
 

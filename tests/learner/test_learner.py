@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import infssm
 from infssm.errors import ConfigError
 from infssm.learner.learner import Learner
-from infssm.learner.store.lock import InUseError, locked
+from infssm.learner.store.layout import InUseError, locked
 from infssm.learner.store.versions import Versions
 from tests.learner.frozen import digits, frozen
 from tests.learner.test_lock import hold

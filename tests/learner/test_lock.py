@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from infssm.errors import ConfigError
-from infssm.learner.store.lock import locked
+from infssm.learner.store.layout import locked
 
-HOLD = "import sys; from pathlib import Path; from infssm.learner.store.lock import locked\n"
+HOLD = "import sys; from pathlib import Path; from infssm.learner.store.layout import locked\n"
 WAIT = HOLD + "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 

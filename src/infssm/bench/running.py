@@ -30,7 +30,7 @@ from infssm.learner.saving import Position, Progress, check_belongs, check_best,
 from infssm.learner.setup import Setup, build, check_data, load_stream
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.lock import InUseError
+from infssm.learner.store.layout import InUseError
 from infssm.methods import check_suits
 
 if TYPE_CHECKING:

@@ -36,7 +36,9 @@ Ray = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")]
-AfterTask = Annotated[int | None, typer.Option("--task", help="The model as it was after this task (0-based).")]
+AfterTask = Annotated[
+    int | None, typer.Option("--task", help="The model as it was after this task (0-based); the last one unless given.")
+]
 Import = Annotated[
     list[Path] | None,
     typer.Option(

@@ -94,10 +94,10 @@ Listener: TypeAlias = Callable[[Event], None]
 
 
 class Control:
-    """Asks a run to stop. The run looks at :attr:`stopping` after every step and every task.
+    """Asks a run to stop. The run reads :attr:`stopping` after every step and every task.
 
     Args:
-        asked: called each time the run looks; a true result stops the run. For requests that must be fetched, for
+        asked: called each time it is read; a true result stops the run. For requests that must be fetched, for
             instance from a pipe.
     """
 

@@ -1,4 +1,4 @@
-"""What a learner knows at one version, how that is stored, and what it says of features."""
+"""What a learner knows at one version, how that is stored, and what it predicts from features."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Knowledge:
         )
         return rest.calibrated(held_out, unknown=unknown)
 
-    # What it says of features.
+    # Predictions from features.
 
     def calibrated(self, held_out: HeldOut | None, *, unknown: float) -> Knowledge:
         """Calibrated on held-out features."""
@@ -217,7 +217,7 @@ class Knowledge:
 
     @torch.no_grad()
     def predictions(self, rows: Tensor) -> list[Prediction]:
-        """What it says of features ``[b, d]``."""
+        """Predictions from features ``[b, d]``."""
         return predictions(self.taught()[1].classes, *self.judge(rows))
 
     @torch.no_grad()

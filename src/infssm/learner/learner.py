@@ -93,10 +93,18 @@ class Learner:
     ) -> None:
         if not 0 < unknown < 1:
             raise ConfigError(f"unknown={unknown} must lie between 0 and 1: it is a share of samples")
-        own, self._samples = _own(model, transform), None
-        if own is not None and weights is not None:
-            raise ConfigError("a module of your own has its weights: load them into it, and leave weights out")
-        name = model if own is None else f"{OWN}{type(own.module).__name__}"
+        self._samples: ImageFacts | None = None
+        own: OwnModel | None = None
+        name: str | None = None
+        if isinstance(model, nn.Module):
+            if weights is not None:
+                raise ConfigError("a module of your own has its weights: load them into it, and leave weights out")
+            find_classifier(model)
+            own, name = OwnModel(model, transform), f"{OWN}{type(model).__name__}"
+        elif transform is not None:
+            raise ConfigError("transform is for a module of your own: other models have their own preprocessing")
+        else:
+            name = model
         chosen = {} if name is None else {"name": name}
         if weights is not None:
             chosen["weights"] = os.fspath(weights)
@@ -474,12 +482,3 @@ def _free(folder: Path) -> Path:
     if is_stored(folder):
         raise ConfigError(f"{folder} holds a learner or a run: open it with infssm.Learner.load({str(folder)!r})")
     return folder
-
-
-def _own(model: str | nn.Module | None, transform: Callable[[Image], Tensor] | None) -> OwnModel | None:
-    if isinstance(model, nn.Module):
-        find_classifier(model)
-        return OwnModel(model, transform)
-    if transform is not None:
-        raise ConfigError("transform is for a module of your own: a model of the package has its own preprocessing")
-    return None

@@ -106,7 +106,7 @@ def examine(now: Knowledge, setup: Setup, taught: TaughtTask, unknown: float) ->
 
 
 def _train(fabric: Any, setup: Setup, task: Task, listen: Listener, control: Control) -> None:
-    """Train one task as a run does, without its checkpoints: the version before is what remains of a failure."""
+    """Train one task as a run does, without its checkpoints: after a failure the version before is still there."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(folder)
         run.make()

@@ -89,7 +89,7 @@ Judge: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class _Judging(nn.Module):
-    """Stands in the place of a classifier and gives all that a judge says of the features."""
+    """Stands in the place of a classifier, and has all outputs of a judge."""
 
     def __init__(self, judge: Judge) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Portable(nn.Module):
                 place.replace(_Judging(judge))
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """Input of the file ``[n, ...]`` to logits ``[n, classes]``, with a judge to all that it says."""
+        """Input of the file ``[n, ...]`` to logits ``[n, classes]``, with a judge to all its outputs."""
         with _CdistWithoutBranches():
             found: Tensor | tuple[Tensor, Tensor, Tensor] = self.model(self.before(x))
         return found[:, : self.classes] if isinstance(found, Tensor) and self.classes is not None else found

@@ -25,13 +25,14 @@ from infssm.models import Backbone, LanguageModel
 
 
 class Prediction(NamedTuple):
-    """What a model says of one image.
+    """What a model predicts for one sample.
 
     Attributes:
         label: name of the most probable class.
         probability: of that class.
         probabilities: of every class the model has learnt, by name, most probable first.
-        known: whether the sample is like those of some class; see :class:`infssm.Learner`. A run does not tell.
+        known: whether the sample is like those of some class; see :class:`infssm.Learner`. Always true of a
+            run, which is not calibrated.
     """
 
     label: str
@@ -59,7 +60,7 @@ def predictions(
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A trained model with what it takes to use it.
+    """A trained model, its classes and its preprocessing.
 
     Attributes:
         model: in evaluation mode, with the head that the run reached; model input ``[b, ...]`` to logits ``[b, K]``.

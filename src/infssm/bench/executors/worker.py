@@ -19,7 +19,7 @@ from infssm.bench.experiment import Experiment
 from infssm.bench.running import run
 from infssm.errors import InfssmError
 from infssm.learner.events import Control, Event, Interrupted, TaskEnded
-from infssm.learner.store.lock import InUseError
+from infssm.learner.store.layout import InUseError
 
 _PATIENCE = 60.0
 """Seconds to wait for a process that still saves the run: a worker of an earlier command that was killed."""

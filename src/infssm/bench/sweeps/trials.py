@@ -22,7 +22,7 @@ from typing import Any, Literal
 from infssm._files import write_text
 from infssm.bench.sweeps.space import Space, overrides_of
 from infssm.errors import ConfigError
-from infssm.learner.store.lock import InUseError, locked
+from infssm.learner.store.layout import InUseError, locked
 
 STARTUP = 8
 """Trials drawn at random before TPE learns from them."""

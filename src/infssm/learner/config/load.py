@@ -237,23 +237,16 @@ def expand_overrides(overrides: Sequence[str]) -> list[list[str]]:
     Values are separated by commas outside brackets and quotes: ``data.tasks=[[0, 1], [5]]`` is one value, and so is
     ``data='"a,b"'``.
     """
-    choices = [_choices(override) for override in overrides]
-    count = 1
-    for found in choices:
-        count *= len(found)
-        if count > _MOST:
+    choices: list[list[str]] = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        values = split_values(text)
+        if len(values) > 1 and not all(value.strip() for value in values):
+            raise ConfigError(f"an empty value in the list {shorten(repr(override))}: write key=one,two")
+        choices.append([override] if len(values) == 1 else [f"{key}{equals}{value.strip()}" for value in values])
+        if (count := math.prod(map(len, choices))) > _MOST:
             raise ConfigError(f"the lists of values make {count:,} runs or more; at most {_MOST:,} are possible")
     return [list(chosen) for chosen in itertools.product(*choices)]
-
-
-def _choices(override: str) -> list[str]:
-    key, equals, text = override.partition("=")
-    values = split_values(text)
-    if len(values) == 1:
-        return [override]
-    if not all(value.strip() for value in values):
-        raise ConfigError(f"an empty value in the list {shorten(repr(override))}: write key=one,two")
-    return [f"{key}{equals}{value.strip()}" for value in values]
 
 
 def split_values(text: str) -> list[str]:

@@ -17,8 +17,7 @@ from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import settings_digest
 from infssm.learner.metrics import AccuracyMatrix, Confusion
 from infssm.learner.store import layout
-from infssm.learner.store.layout import Manifest, digest_of, read_checked
-from infssm.learner.store.lock import locked
+from infssm.learner.store.layout import Manifest, digest_of, locked, read_checked
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from infssm._files import atomic_file, explained, sync_folder, write_text
 from infssm.errors import ConfigError, DataError
-from infssm.learner.store.lock import locked
+from infssm.learner.store.layout import locked
 
 POINTER = "learner.json"
 FORMAT = 1
