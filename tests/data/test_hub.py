@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from infssm.data import TaskStream, load_dataset, make_loader, make_split
+from infssm.data import ImageLoader, TaskStream, load_dataset, make_split
 from infssm.errors import ConfigError, DataError
 
 
@@ -45,7 +45,7 @@ def test_images_with_labels_and_domains(tmp_path):
     assert reds == [0, 19, 100, 107]
     assert dataset.images.raw([3, 20], 4)[:, 0, 0, 0].tolist() == [3, 100]
     stream = TaskStream(dataset, make_split(dataset), 2)
-    x, y = next(iter(make_loader(stream[0], recipe="light", batch_size=4)))
+    x, y = next(iter(ImageLoader(stream[0], recipe="light", batch_size=4)))
     assert x.shape[:2] == (4, 3)
     assert set(y.tolist()) == {0}
     assert load_dataset(name).fingerprint != dataset.fingerprint

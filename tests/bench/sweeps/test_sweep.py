@@ -96,13 +96,13 @@ def test_test_images_are_never_looked_at(tmp_path: Path) -> None:
 def test_loading_test_images_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from infssm.learner import setup
 
-    original = setup.make_loader
+    original = setup.ImageLoader
 
     def trap(task: Any, part: str, **options: Any) -> Any:
         assert part != "test", "a test image was asked for"
         return original(task, part, **options)
 
-    monkeypatch.setattr(setup, "make_loader", trap)
+    monkeypatch.setattr(setup, "ImageLoader", trap)
     trials = toy(tmp_path).run(InProcess(), trials=1, quiet=True)
     assert trials[0].value is not None
 
