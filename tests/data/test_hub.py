@@ -109,7 +109,7 @@ def test_bad_names_and_columns(tmp_path, monkeypatch):
     name = save(tmp_path / "pets", train=image_table(4))
     with pytest.raises(ConfigError, match="no column 'colour' of type ClassLabel; it has what"):
         load_dataset(name, label="colour")
-    with pytest.raises(ConfigError, match="has no option 'size'; it has image, label"):
+    with pytest.raises(ConfigError, match="has no option 'size'; known: domain, image, label"):
         load_dataset(name, size=3)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="cannot load"):
@@ -125,5 +125,5 @@ def test_bad_names_and_columns(tmp_path, monkeypatch):
 def test_own_folders_refuse_unknown_options(tmp_path):
     (tmp_path / "a").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "a" / "0.png")
-    with pytest.raises(ConfigError, match="has no option 'colour'; it has max_classes"):
+    with pytest.raises(ConfigError, match="has no option 'colour'; known: max_classes"):
         load_dataset(str(tmp_path), colour=1)

@@ -13,7 +13,7 @@ from infssm.data.mixing import Mixing, make_mixing
 from infssm.data.recipes import LightRecipe, PerImageRecipe, Recipe, Stats, list_recipes, make_recipe
 from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
 from infssm.data.sequences import ArraySequences, MeasuredSeries, Sequences, SoundFiles, Tokens
-from infssm.data.sets.synthetic import write_synthetic
+from infssm.data.sets.generated import write_synthetic
 from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, few_shots, make_split
 from infssm.data.stream import Task, TaskData, TaskStream, in_stream_order

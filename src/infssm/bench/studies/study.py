@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
-from infssm._registry import Registry, shorten, suggest
+from infssm._registry import Registry, check_options, suggest
 from infssm.errors import ConfigError
 from infssm.ssm import list_distances
 
@@ -42,6 +42,8 @@ class Study:
 
 _STUDIES: Registry[Callable[..., Study]] = Registry("study")
 register_study = _STUDIES.register
+_LEAST = {"seed": 0, "task": -1}
+"""Smallest values of whole numbers that are no counts; task -1 is the last one."""
 
 
 def list_studies() -> list[str]:
@@ -57,19 +59,12 @@ def describe_study(name: str) -> str:
 def run_study(name: str, **options: Any) -> Study:
     """Run the named study; options are those of its function, with values of its types and counts of at least 1."""
     study = _STUDIES[name]
-    known = {key: hint for key, hint in get_type_hints(study).items() if key != "return"}
-    for key, value in options.items():
-        if key not in known:
-            raise ConfigError(f"study {name!r} has no option {shorten(repr(key))}{suggest(key, known)}")
-        try:
-            lax = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
-            TypeAdapter(known[key], config=lax).validate_python(value)
-        except ValidationError as error:
-            reason = shorten(error.errors()[0]["msg"])
-            raise ConfigError(f"study {name!r}: {key}={shorten(repr(value))}: {reason}") from None
-        if isinstance(value, int) and not isinstance(value, bool) and value < (0 if key == "seed" else 1):
+    lax = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    checked = check_options(f"study {name!r}", study, options, lax)
+    for key, value in checked.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value < _LEAST.get(key, 1):
             raise ConfigError(f"study {name!r}: {key}={value} is too small")
-    return study(**options)
+    return study(**checked)
 
 
 def choose_kinds(kinds: str | Sequence[str]) -> list[str]:
