@@ -49,9 +49,11 @@ def command(
     Each run's own `report.html` is written again, too.
     """
     from infssm._files import write_text
-    from infssm.bench.reports import FORMATS, compare, paired_tests, render, write_figures
     from infssm.bench.reports import report as one_run
-    from infssm.bench.reports.tables import charts
+    from infssm.bench.reports.compare import compare
+    from infssm.bench.reports.figures import write_figures
+    from infssm.bench.reports.rows import paired_tests
+    from infssm.bench.reports.tables import FORMATS, charts
     from infssm.cli.tables import print_comparison
 
     form = "json" if as_json else form or (output.suffix.removeprefix(".") if output else "")
@@ -67,29 +69,29 @@ def command(
     if paired:
         comparison = replace(comparison, paired=tuple(paired_tests(comparison.rows, *paired)))
     if output is not None:
-        write_text(output, render(comparison, form or "md"))
+        write_text(output, FORMATS[form or "md"](comparison))
         typer.echo(f"wrote {output}")
     elif form:
-        typer.echo(render(comparison, form), nl=False)
+        typer.echo(FORMATS[form](comparison), nl=False)
     else:
         print_comparison(comparison)
     if figures is not None:
-        drawn = [chart for benchmark in comparison.benchmarks for chart in charts(comparison.of(benchmark))]
+        drawn = [chart for rows in comparison.benchmarks.values() for chart in charts(rows)]
         written = write_figures(drawn if len(runs) > 1 else one_run.charts(runs[0]), figures)
         typer.echo(f"wrote {len(written)} files to {figures}", err=True)
 
 
 def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:
     from infssm._files import write_text
-    from infssm.bench.presets import PAPER_FORMATS, compare_with_paper, coverage, render_paper
+    from infssm.bench.presets import PAPER_FORMATS, compare_with_paper, coverage
 
     if form not in PAPER_FORMATS:
         raise ConfigError(f"--paper has no format {form!r}; known: {', '.join(PAPER_FORMATS)}")
     cells = compare_with_paper(_readable(paths))
     if output is None:
-        typer.echo(render_paper(cells, form), nl=False)
+        typer.echo(PAPER_FORMATS[form](cells), nl=False)
         return
-    write_text(output, render_paper(cells, form))
+    write_text(output, PAPER_FORMATS[form](cells))
     typer.echo(f"{coverage(cells)} wrote {output}")
 
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from infssm.bench.reports.compare import Comparison
-from infssm.bench.reports.row import Row
+from infssm.bench.reports.rows import Row
 from infssm.bench.reports.tables import best_cells, columns
 from infssm.learner.metrics import ACCURACY
 
@@ -19,8 +19,7 @@ from infssm.learner.metrics import ACCURACY
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
     """Print one table per benchmark, best values in bold, and below each what it shows."""
     console = console or Console()
-    for benchmark in comparison.benchmarks:
-        rows = comparison.of(benchmark)
+    for benchmark, rows in comparison.benchmarks.items():
         best = best_cells(rows)
         # Narrow enough for the main job's table on 80 columns.
         table = Table(

@@ -9,7 +9,7 @@ import os
 import stat
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -88,8 +88,8 @@ def walk(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[str]:
             yield from (f"{name}/{path}" for path in walk(folder / name, above))
 
 
-def shown(names: list[str], limit: int = 5) -> str:
-    """The first few of a list of names, and how many more there are."""
+def shown(names: Sequence[str], limit: int = 5) -> str:
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

@@ -15,7 +15,7 @@ from infssm._batch import model_input, run_model
 from infssm._memory import describe_bytes, memory_here
 from infssm._modality import IMAGES, Modality
 from infssm._timing import measure, num_threads
-from infssm.bench.presets.fast import shorter_measurements
+from infssm.bench.presets.plan import shorter_measurements
 from infssm.data import Batch, Task
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge, to_dict

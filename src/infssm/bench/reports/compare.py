@@ -8,9 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from infssm.bench.reports.paired import PairedTest
-from infssm.bench.reports.row import Row
-from infssm.bench.reports.verdict import verdict
+from infssm.bench.reports.rows import PairedTest, Row, verdict
 from infssm.errors import ConfigError
 from infssm.learner.config.load import counting
 from infssm.learner.metrics import summarize
@@ -37,23 +35,22 @@ class Comparison:
     paired: tuple[PairedTest, ...] = ()
 
     @property
-    def benchmarks(self) -> list[str]:
-        """Names of the benchmarks, each once."""
-        return list(dict.fromkeys(row.benchmark for row in self.rows))
-
-    def of(self, benchmark: str) -> list[Row]:
-        """Rows of one benchmark."""
-        return [row for row in self.rows if row.benchmark == benchmark]
+    def benchmarks(self) -> dict[str, list[Row]]:
+        """Rows of each benchmark, by its name."""
+        tables: dict[str, list[Row]] = {}
+        for row in self.rows:
+            tables.setdefault(row.benchmark, []).append(row)
+        return tables
 
     @property
     def verdicts(self) -> dict[str, str]:
         """What the rows of each benchmark show, in one sentence; benchmarks with nothing to compare are left out."""
-        return {name: sentence for name in self.benchmarks if (sentence := verdict(self.of(name)))}
+        return {name: sentence for name, rows in self.benchmarks.items() if (sentence := verdict(rows))}
 
     def sentences(self, benchmark: str) -> list[str]:
         """The verdict on a benchmark and the paired tests on it."""
         tests = [test.sentence() for test in self.paired if test.benchmark == benchmark]
-        return [*filter(None, [verdict(self.of(benchmark))]), *tests]
+        return [*filter(None, [verdict(self.benchmarks[benchmark])]), *tests]
 
     def verdict(self) -> str:
         """All verdicts, one line per benchmark; the benchmark is named where there are several."""
