@@ -137,7 +137,7 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
                 load = partial(load_own, candidate, name=candidate.stem)
                 break
     if load is not None:
-        return load(**check_options(f"data set {name!r}", load, options))
+        return load(**check_options(f"data set {name!r} (data.options)", load, options))
     if "/" in name or name.endswith(".npz"):
         raise MissingDataError(
             f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz"
