@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
@@ -40,9 +40,9 @@ def check_options(
     """
     from pydantic import TypeAdapter, ValidationError  # here, because it takes a quarter of a second
 
-    fixed: Mapping[str, Any] = {}
+    fixed: Collection[str] = ()
     if isinstance(function, partial):
-        function, fixed = function.func, function.keywords
+        fixed, function = function.keywords.keys(), function.func
     parameters = inspect.signature(function).parameters
     known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key not in fixed]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

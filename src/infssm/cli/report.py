@@ -49,11 +49,9 @@ def command(
     Each run's own `report.html` is written again, too.
     """
     from infssm._files import write_text
+    from infssm.bench.reports import FORMATS, compare, paired_tests, write_figures
     from infssm.bench.reports import report as one_run
-    from infssm.bench.reports.compare import compare
-    from infssm.bench.reports.figures import write_figures
-    from infssm.bench.reports.rows import paired_tests
-    from infssm.bench.reports.tables import FORMATS, charts
+    from infssm.bench.reports.tables import charts
     from infssm.cli.tables import print_comparison
 
     form = "json" if as_json else form or (output.suffix.removeprefix(".") if output else "")

@@ -26,7 +26,7 @@ def command(
 
     Example: `infssm resume runs/digits-5/ewc/vim_nano/seed0-3f2a90c1`
     """
-    from infssm.bench.reports.compare import compare
+    from infssm.bench.reports import compare
     from infssm.bench.running import resume
     from infssm.cli.tables import print_comparison
     from infssm.learner.store.directory import RunDirectory

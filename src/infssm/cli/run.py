@@ -180,8 +180,7 @@ def _invite(results: list[Result]) -> None:
 def _conclude(results: list[Result], seconds: float) -> None:
     from rich.console import Console
 
-    from infssm.bench.reports.compare import compare
-    from infssm.bench.reports.tables import write_comparison
+    from infssm.bench.reports import compare, write_comparison
     from infssm.cli.tables import print_comparison
     from infssm.learner.store.directory import RunDirectory
 

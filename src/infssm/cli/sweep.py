@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infssm.cli import options as option
 from infssm.cli.importing import Import
 from infssm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infssm.bench.sweeps import Sweep
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -62,10 +65,10 @@ def command(
         return
     if not quiet:
         typer.echo(f"search in {sweep.folder}", err=True)
-    found = sweep.run(executor, trials=trials or (None if seconds else 20), seconds=seconds, quiet=quiet)
+    sweep.run(executor, trials=trials or (None if seconds else 20), seconds=seconds, quiet=quiet)
     begun = {"-p": preset, "--variant": variant if preset and variant != "paper" else None}
     begun |= {"-c": str(config) if config else None, "--data-root": data_root}
-    _conclude(sweep, found, [word for flag, value in begun.items() if value for word in (flag, value)])
+    _conclude(sweep, [word for flag, value in begun.items() if value for word in (flag, value)])
 
 
 def _seconds(text: str) -> float:
@@ -75,24 +78,22 @@ def _seconds(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _conclude(sweep: Any, found: list[Any], start: list[str]) -> None:
+def _conclude(sweep: Sweep, start: list[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from infssm.bench.sweeps import objective, rows, winners_command, write_findings
-
-    console, name = Console(), objective(sweep.measure)
-    title = f"{len(found)} trials, {name} on validation data, {sweep.measure.unit}"
+    console, name, rows = Console(), sweep.objective, sweep.rows()
+    title = f"{len(rows)} trials, {name} on validation data, {sweep.measure.unit}"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("trial", justify="right")
     table.add_column(name, justify="right", no_wrap=True)
     table.add_column("settings", overflow="fold")
-    for row in rows(sweep, found):
+    for row in rows:
         table.add_row(str(row.number), row.outcome, escape(" ".join(row.settings)))
     console.print(table)
-    best = winners_command(sweep, start)
+    best = sweep.winners_command(start)
     if best is not None:
         console.print(f"best, on test data: {best}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"report: {write_findings(sweep, found, best)}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"report: {sweep.write_findings(best)}", highlight=False, soft_wrap=True, markup=False)

@@ -12,9 +12,7 @@ import yaml
 from markupsafe import escape
 from rich.console import Console
 
-from infssm.bench.reports.compare import Comparison, compare
-from infssm.bench.reports.rows import paired_tests
-from infssm.bench.reports.tables import FORMATS, write_comparison
+from infssm.bench.reports import FORMATS, Comparison, compare, paired_tests, write_comparison
 from infssm.cli.tables import print_comparison
 from infssm.errors import ConfigError
 from infssm.learner.store.directory import RunDirectory, find_runs

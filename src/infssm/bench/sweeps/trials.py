@@ -179,7 +179,7 @@ def propose(space: Space, trials: Sequence[Trial], seed: int, better: int = 1) -
     from optuna.trial import TrialState, create_trial
 
     tried = {tuple(overrides_of(space, trial.params)) for trial in trials}
-    distributions = {key: part.distribution() for key, part in space.items()}
+    distributions: dict[str, optuna.distributions.BaseDistribution] = dict(space)
     states = {"running": TrialState.RUNNING, "complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
     for attempt in range(_ATTEMPTS):
         digest = hashlib.sha256(repr((seed, len(trials), attempt)).encode()).digest()
