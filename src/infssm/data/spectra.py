@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.facts import SequenceFacts
+from infssm.data.files import digest
 from infssm.data.sequences import Sequences, SoundFiles
 from infssm.errors import ConfigError
 
@@ -62,7 +62,7 @@ class Spectra(Sequences):
 
     def fingerprint(self) -> str:
         """Digest of the sounds' own and the number of bands."""
-        return hashlib.sha256(f"{self.sounds.fingerprint()} {self.width}".encode()).hexdigest()[:16]
+        return digest([f"{self.sounds.fingerprint()} {self.width}"])
 
 
 def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
