@@ -316,7 +316,7 @@ def test_unlike_runs_are_never_ranked_against_each_other(tmp_path: Path) -> None
     assert [row.label for row in found.rows] == ["lwf-ac", "seq", "lwf-ac", "seq"]
     names = [f"digits, 3 tasks, vim_nano (train.epochs={e})" for e in (1, 50)]
     assert sorted(found.benchmarks) == names
-    assert all(len(found.of(name)) == 2 for name in names)
+    assert all(len(found.benchmarks[name]) == 2 for name in names)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

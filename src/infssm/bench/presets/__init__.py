@@ -1,6 +1,5 @@
 """Benchmarks as data: one YAML file each, every value traced to its table."""
 
-from infssm.bench.presets.estimates import estimate
 from infssm.bench.presets.load import (
     VARIANTS,
     is_job,
@@ -18,7 +17,6 @@ __all__ = [
     "VARIANTS",
     "compare_with_paper",
     "coverage",
-    "estimate",
     "fast_dev_config",
     "is_job",
     "list_benchmarks",
