@@ -164,7 +164,7 @@ def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progres
         keep = np.array([n for n in range(len(dataset)) if n not in bad], dtype=np.int64)
         return replace(
             dataset,
-            samples=replace(files, paths=tuple(files.paths[n] for n in keep)),  # type: ignore[type-var]
+            samples=replace(files, paths=tuple(files.paths[n] for n in keep)),
             labels=dataset.labels[keep],
             num_test=int((keep >= len(dataset) - dataset.num_test).sum()),
             domain_of=None if dataset.domain_of is None else dataset.domain_of[keep],

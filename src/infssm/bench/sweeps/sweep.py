@@ -133,7 +133,7 @@ class Sweep:
                     return trials_so_far
                 time.sleep(_PAUSE)
         finally:
-            self._trials.let_go()
+            self._trials.release()
 
     def best(self) -> Trial | None:
         """The complete trial with the best objective; the earliest of several."""
