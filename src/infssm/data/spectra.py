@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _STEP, _WINDOW = 0.01, 0.032
 """Seconds from one step to the next, and of sound that each step is made of."""
 _QUIET = 1e-6
-"""Energy below which all is silence: the rounding of 16 bits is about there."""
+"""Energy that counts as silence; the rounding error of 16-bit samples has about this energy."""
 
 
 class Spectra(Sequences):
-    """Log energies of sounds in ``bands`` frequency bands, equally wide to the ear (mel), read when asked for.
+    """Log energies of sounds in ``bands`` frequency bands of equal width on the mel scale, read when asked for.
 
     Args:
         sounds: the waveforms.

@@ -20,9 +20,9 @@ Formula = Callable[[StateSpace, StateSpace], Tensor]
 _LIMITS: dict[str, Any] = {"at_least": 0.02, "at_most": 0.3}
 """Seconds for which a fast formula is repeated at least, and after which a slow one is not repeated again."""
 _ROUNDS = 3
-"""Times all formulas are gone through, so that a passing load does not fall on one of them alone."""
+"""Rounds over all formulas, so that a short load on the machine does not slow one of them only."""
 _BOUND = 3.0
-"""Times the simplified distance above which a kind is named in the text."""
+"""Kinds that take more than this many times as long as the simplified distance are named in the text."""
 _REASONS = {"geodesic": "systems with angles near 90 degrees or widely spread poles need every angle by itself, O(n^3)"}
 
 
@@ -172,7 +172,7 @@ def distance_speed(
 ) -> Study:
     """Fastest seconds per call on ``systems`` pairs of size n, forward and forward + backward, in float32.
 
-    One thread: what a formula takes, not what starting a second one takes or a busy machine withholds. Ours are timed
+    On one thread, so that neither starting threads nor other processes on the machine are timed. Ours are timed
     as training calls them: raw states, soft-normalised inside. The textbook rows build the Gram matrices and take
     inverse and determinant, as the paper times them (Table 8). A value counts as failed where it is not finite,
     negative, or off by more than 10 % from the float64 closed form.
