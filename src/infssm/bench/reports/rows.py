@@ -98,9 +98,9 @@ def verdict(rows: Sequence[Row]) -> str:
     aa, fm = _percent(best, "aa"), _percent(best, "fm")
     noise = _noise_clause(best, [row for row in rows if row is not best])
     if base is None:
-        least_forgetting = min(rows, key=lambda row: row.measures["fm"].mean)
-        lowest = _percent(least_forgetting, "fm")
-        return f"{best.label} has the highest AA ({aa:.1f} %), {least_forgetting.label} the lowest FM ({lowest:.1f} points){noise}."
+        stable = min(rows, key=lambda row: _percent(row, "fm"))
+        lowest = f"{stable.label} the lowest FM ({_percent(stable, 'fm'):.1f} points)"
+        return f"{best.label} has the highest AA ({aa:.1f} %), {lowest}{noise}."
     base_aa, base_fm = _percent(base, "aa"), _percent(base, "fm")
     if best in plain:
         return (
