@@ -42,6 +42,8 @@ _Item = tuple[Tensor | None, Tensor | None]
 
 @dataclass(eq=False)
 class _Loader:
+    """What loaders of images and of sequences share; see :class:`ImageLoader` for the options."""
+
     task: Task
     split: Part = "train"
     _: KW_ONLY
