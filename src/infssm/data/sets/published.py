@@ -12,7 +12,7 @@ import torch
 
 from infssm.data.dataset import Dataset, Indices
 from infssm.data.images import ArrayImages, FileImages
-from infssm.data.registry import Archive, find_layout, register_dataset
+from infssm.data.registry import DATASETS, Archive, find_layout, register_dataset
 from infssm.data.sequences import SoundFiles
 from infssm.data.sets.own import load_folders, load_npz
 from infssm.errors import DataError
@@ -110,7 +110,7 @@ class _Unpickler(pickle.Unpickler):
 def imagenet_r(root: Path) -> Dataset:
     """ImageNet-R; it has no official split."""
     path = find_layout("imagenet-r", root, ("imagenet-r", "imagenet_r", "ImageNet-R"), what="ImageNet-R")
-    return _require_classes(load_folders(path, name="imagenet-r"), 200, path)
+    return _require_classes(load_folders(path, name="imagenet-r"), path)
 
 
 @register_dataset(
@@ -130,7 +130,7 @@ def caltech256(root: Path) -> Dataset:
     """The first 250 sorted folders of Caltech-256; it has no official split."""
     candidates = ("256_ObjectCategories", "caltech256/256_ObjectCategories", "caltech256")
     path = find_layout("caltech256", root, candidates, what="Caltech-256")
-    return _require_classes(load_folders(path, name="caltech256", max_classes=250), 250, path)
+    return _require_classes(load_folders(path, name="caltech256", max_classes=250), path)
 
 
 @register_dataset(
@@ -152,7 +152,7 @@ def cub200(root: Path) -> Dataset:
     candidates = ("CUB_200_2011", "cub200/CUB_200_2011", "cub200")
     path = find_layout("cub200", root, candidates, what="CUB-200-2011")
     if (path / "train").is_dir():
-        return _require_classes(load_folders(path, name="cub200"), 200, path)
+        return _require_classes(load_folders(path, name="cub200"), path)
     everything = load_folders(path / "images", name="cub200") if (path / "images").is_dir() else None
     if everything is None or not isinstance(everything.images, FileImages):
         raise DataError(f"{path} has neither train/ and test/ nor images/")
@@ -165,7 +165,7 @@ def cub200(root: Path) -> Dataset:
     order = np.concatenate([np.flatnonzero(train), np.flatnonzero(~train)])
     images = FileImages(path / "images", tuple(everything.images.paths[i] for i in order))
     dataset = Dataset("cub200", everything.classes, images, everything.labels[order], num_test=int((~train).sum()))
-    return _require_classes(dataset, 200, path)
+    return _require_classes(dataset, path)
 
 
 def _read_table(file: Path) -> dict[str, str]:
@@ -177,7 +177,8 @@ def _read_table(file: Path) -> dict[str, str]:
         raise DataError(f"{file} must hold two words per line") from error
 
 
-def _require_classes(dataset: Dataset, count: int, path: Path) -> Dataset:
+def _require_classes(dataset: Dataset, path: Path) -> Dataset:
+    count = DATASETS[dataset.name].classes
     if dataset.num_classes != count:
         raise DataError(f"{dataset.name}: {dataset.num_classes} class folders at {path}, expected {count}")
     return dataset
