@@ -111,7 +111,12 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
         label = setup.method + setup.shown({*varying[setup.method], *trained})
         order = [_sorted_as(setup.settings.get(name)) for name in varying[setup.method]]
         place = (benchmarks.index(benchmark), methods.index(setup.method), order)
-        rows.append((place, _row(benchmark, setup.method, label, dict(sorted(members.items())))))
+        seeds = sorted(members)
+        matrices = tuple(members[seed].matrix() for seed in seeds)
+        distinct = {tuple(run.names_per_task()) for run in members.values()}
+        classes = distinct.pop() if len(distinct) == 1 else ()
+        row = Row(benchmark, setup.method, label, tuple(seeds), summarize(matrices), matrices, classes)
+        rows.append((place, row))
     return Comparison(tuple(row for _, row in sorted(rows, key=lambda item: item[0])), tuple(repeated))
 
 
@@ -148,10 +153,3 @@ def _repetition(config: dict[str, Any], counted: RunDirectory, run: RunDirectory
         f"left out {run.path}: seed {config['seed']} of {config['method']['name']} is counted already, by "
         f"{counted.path}, which {why}"
     )
-
-
-def _row(benchmark: str, method: str, label: str, members: dict[int, RunDirectory]) -> Row:
-    matrices = tuple(run.matrix() for run in members.values())
-    distinct = {tuple(run.names_per_task()) for run in members.values()}
-    classes = distinct.pop() if len(distinct) == 1 else ()
-    return Row(benchmark, method, label, tuple(members), summarize(matrices), matrices, classes)

@@ -208,6 +208,5 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _plain(summary: Summary) -> dict[str, float | None]:
-    mean = None if math.isnan(summary.mean) else summary.mean
-    std = None if summary.std is None or math.isnan(summary.std) else summary.std
-    return {"mean": mean, "std": std}
+    values = {"mean": summary.mean, "std": summary.std}
+    return {name: None if value is None or math.isnan(value) else value for name, value in values.items()}

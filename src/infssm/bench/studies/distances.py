@@ -110,9 +110,12 @@ def invariance(*, n: int = 8, systems: int = 64, seed: int = 0) -> Study:
     ``StateSpace.from_dense``), and, as a yardstick, a real change of the poles by 0.01.
     """
     generator = torch.Generator().manual_seed(seed)
-    system = _random_systems(systems, n, generator)
-    a, c, b = system.a, system.c, system.b
-    assert b is not None
+    # Systems with well separated poles in (-0.9, 0.9).
+    grid = torch.linspace(-0.85, 0.85, n, dtype=torch.float64)
+    a = grid + (torch.rand(systems, n, generator=generator, dtype=torch.float64) - 0.5) * (0.8 / n)
+    c, b = torch.randn(2, systems, n, generator=generator, dtype=torch.float64)
+    c = c + c.sign() * 0.2
+    system = StateSpace(a, c, b)
     order = torch.rand(a.shape, generator=generator).argsort(dim=-1)
     scale = torch.rand(a.shape, generator=generator, dtype=torch.float64) + 0.5
     noise = torch.randn(*a.shape, n, generator=generator, dtype=torch.float64)
@@ -140,14 +143,6 @@ def invariance(*, n: int = 8, systems: int = 64, seed: int = 0) -> Study:
     )
     data = {"n": n, "systems": systems, "seed": seed, "largest_distance": table}
     return Study("invariance", data, _invariance_figure(table), text)
-
-
-def _random_systems(count: int, n: int, generator: torch.Generator) -> StateSpace:
-    """Systems with well separated poles in (-0.9, 0.9), in float64."""
-    grid = torch.linspace(-0.85, 0.85, n, dtype=torch.float64)
-    a = grid + (torch.rand(count, n, generator=generator, dtype=torch.float64) - 0.5) * (0.8 / n)
-    c, b = torch.randn(2, count, n, generator=generator, dtype=torch.float64)
-    return StateSpace(a, c + c.sign() * 0.2, b)
 
 
 def _invariance_figure(table: dict[str, dict[str, float]]) -> Any:
