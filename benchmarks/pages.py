@@ -81,7 +81,7 @@ def paired_gain(values: Sequence[float], others: Sequence[float]) -> str:
 
 def machine() -> dict[str, Any]:
     """Versions, commit and processor, without anything about where files lie."""
-    from infssm.learner.store.env import commit_of, environment
+    from infssm.learner.devices import commit_of, environment
 
     found = environment()
     found["commit"] = found["commit"] or commit_of(Path(__file__))  # an installed copy does not know its commit

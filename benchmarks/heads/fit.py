@@ -13,10 +13,10 @@ from torch import Tensor
 
 from benchmarks.pages import remembered
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
-from infssm.methods.heads.drift import MapDrift
 from infssm.methods.heads.gaussians import gaussian_classifier
-from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.gda import lda_classifier
 from infssm.methods.heads.ranpac import HELD_OUT, RIDGES, class_positions, ridge_classifier, ridge_errors
+from infssm.methods.heads.statistical import MapDrift
 
 ALPHAS, BETAS = (1e-3, 1e-2, 1e-1), (0.5, 0.75, 0.9)
 PRIORS = ("class", "task")
@@ -126,7 +126,7 @@ def log_prior(kept: Kept, prior: str) -> Tensor:
 
 def lda(kept: Kept, found: ClassStatistics, alpha: float, prior: str) -> Classify:
     """Linear discriminants."""
-    weight, bias = lda_classifier(found, alpha)
+    weight, bias = lda_classifier([found], alpha)
     bias = bias + log_prior(kept, prior)
     return lambda x: x @ weight.T + bias
 

@@ -18,7 +18,7 @@ import torch
 from benchmarks.kernels.memory import resident
 from benchmarks.pages import RESULTS, markdown_table, write_json, write_table
 from infssm.data import SequenceFacts
-from infssm.learner.streaming import Stream
+from infssm.learner.predict import Stream
 from infssm.models import create_model
 
 MODELS = ("s4d_nano", "mamba_nano", "mamba2_nano")

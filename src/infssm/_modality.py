@@ -31,7 +31,7 @@ class Modality(ABC):
         word: what samples are called in output and errors.
         like: name of a modality whose models and methods work on this one, too; None for its own alone.
         augmented: whether samples become model input through a recipe (resizing, normalisation, augmentation).
-        scoring: how a model is measured, a key of ``infssm.learner.scoring.SCORINGS``: ``classes``, ``tokens`` or
+        scoring: how a model is measured, a key of ``infssm.learner.scoring.SCORES``: ``classes``, ``tokens`` or
             ``numbers``.
         by: what makes tasks unless the user says so.
         input_option: option of models that takes the samples' size, see :meth:`model_options`.

@@ -221,13 +221,13 @@ def test_doctor(infssm: Any) -> None:
 
 def test_doctor_imports_what_it_reports_on(infssm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from infssm import integrations
-    from infssm.cli import doctor
+    from infssm.cli import machine
 
     def broken(name: str) -> None:
         if name == "sklearn":
             raise RuntimeError("undefined symbol: zzz")
 
-    monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=broken))
+    monkeypatch.setattr(machine, "importlib", SimpleNamespace(import_module=broken))
     found = json.loads(infssm("doctor", "--json").out)["optional packages"]
     assert (
         "cannot be imported (undefined symbol: zzz): pip install --force-reinstall scikit-learn"

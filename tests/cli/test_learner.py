@@ -9,7 +9,7 @@ from PIL import Image
 
 import infssm
 from infssm.cli.app import invoke
-from infssm.integrations.serve import running
+from infssm.integrations.serve import app as server
 from tests.learner.taught import digit_files, taught
 
 
@@ -66,7 +66,7 @@ def test_a_learner_is_tested_on_data_of_known_classes(
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0", "192.168.0.7"])
 def test_other_hosts_are_served_with_a_token(host: str, learner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
-    monkeypatch.setattr(running, "serve", lambda learner, **options: asked.update(options, classes=learner.classes))
+    monkeypatch.setattr(server, "run_server", lambda learner, **options: asked.update(options, classes=learner.classes))
     assert invoke(["serve", str(learner), "--host", host]) == 0
     assert (asked["host"], asked["port"], len(asked["classes"])) == (host, 7860, 5)
     assert (asked["token"] is None) == (host in ("127.0.0.1", "localhost", "::1"))
@@ -76,7 +76,7 @@ def test_a_new_folder_is_served_and_a_language_model_is_not(
     learner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = []
-    monkeypatch.setattr(running, "serve", lambda learner, **_: found.append(learner))
+    monkeypatch.setattr(server, "run_server", lambda learner, **_: found.append(learner))
     assert invoke(["serve", str(tmp_path / "new")]) == 0
     assert found[0].classes == ()
     pixels = np.random.default_rng(0).integers(0, 256, (4, 40, 50, 3), np.uint8)

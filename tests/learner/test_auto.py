@@ -16,7 +16,7 @@ from infssm.learner.optim import build_optimizer, decay_groups, learning_rate, s
 from infssm.learner.setup import build
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import train_step
-from infssm.methods.regularizers.inf_ssm._auto import SHARE
+from infssm.methods.regularizers.auto_weight import SHARE
 from tests.learner.sequences import config, text_folder
 
 SHORT = {"epochs": 1, "limit_batches": 2}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from infssm.errors import ConfigError, DataError
+from infssm.learner.devices import environment
 from infssm.learner.store.directory import RunDirectory, find_runs
-from infssm.learner.store.env import environment
 from tests.bench.reports.fake import fake_run
 
 

@@ -7,9 +7,9 @@ from PIL import Image
 
 import infssm
 from infssm.bench.presets import plan
-from infssm.learner.config import fitting
-from infssm.learner.config.fitting import fitted
+from infssm.learner.config import resolve
 from infssm.learner.config.load import load_config
+from infssm.learner.config.resolve import fitted
 from infssm.learner.setup import build
 
 
@@ -46,7 +46,7 @@ def test_model_and_image_size_follow_the_images(tmp_path, size, pixels, patches)
 
 
 def test_a_gpu_gets_a_larger_model_where_images_are_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(resolve.torch.cuda, "is_available", lambda: True)
     chosen = fitted({"data": str(make_folder(tmp_path / "large", size=(130, 120), per_class=2))})
     assert (chosen["data"]["image_size"], chosen["model"]["name"]) == (224, "vim_tiny_patch16_224")
     chosen = fitted({"data": str(make_folder(tmp_path / "small", size=(32, 32), per_class=2))})

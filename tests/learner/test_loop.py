@@ -15,7 +15,7 @@ import torch
 from infssm.bench.running import run
 from infssm.errors import CheckpointError, ConfigError
 from infssm.learner import loop as loop_module
-from infssm.learner.evaluate import Accuracy, evaluate_run
+from infssm.learner.evaluate import evaluate_run
 from infssm.learner.events import (
     Control,
     EpochDone,
@@ -31,6 +31,7 @@ from infssm.learner.events import (
 from infssm.learner.loop import Loop
 from infssm.learner.result import Result
 from infssm.learner.saving import load_checkpoint
+from infssm.learner.scoring import Accuracy
 from infssm.learner.setup import build
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import Method

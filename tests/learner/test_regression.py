@@ -19,7 +19,7 @@ from infssm.bench.running import run
 from infssm.cli.app import app
 from infssm.data import MeasuredSeries, load_dataset
 from infssm.errors import ConfigError, DataError
-from infssm.learner.scoring import NumberScoring
+from infssm.learner.scoring import Errors
 from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import build_method
@@ -33,17 +33,16 @@ def test_errors_are_those_of_numpy_whatever_the_batches(tmp_path: Path) -> None:
     stream = load_stream(config("waves", tmp_path, data=DATA))
     rng = np.random.default_rng(0)
     y, predicted = 3 + rng.normal(size=20), rng.normal(size=20)
-    scoring = NumberScoring(stream[0], 1)
     batches = [(slice(0, 7), predicted[:7]), (slice(7, 20), predicted[7:])]
     counts = [
-        scoring.counts(torch.tensor(p)[:, None], Batch(torch.zeros(len(p), 1, 1), torch.tensor(y[rows])))
+        Errors.counts(torch.tensor(p)[:, None], Batch(torch.zeros(len(p), 1, 1), torch.tensor(y[rows])), stream[0], 1)
         for rows, p in batches
     ]
-    found = scoring.score(sum(counts[1:], start=counts[0]))
+    found = Errors.of(sum(counts[1:], start=counts[0]).tolist())
     assert found.rmse == pytest.approx(np.sqrt(np.mean((predicted - y) ** 2)), abs=1e-12)
     assert found.r2 == pytest.approx(1 - np.mean((predicted - y) ** 2) / y.var(), abs=1e-9)
     targets = [stream.dataset.samples.targets[task.test.indices] for task in stream]  # type: ignore[union-attr]
-    assert NumberScoring.guess(stream, "test") == pytest.approx([t.std() for t in targets], abs=1e-6)
+    assert Errors.guess(stream, "test") == pytest.approx([t.std() for t in targets], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from infssm.data import ImageFacts, SequenceFacts
 from infssm.data.spectra import FrameStream, log_energies, mel_bank
 from infssm.errors import ConfigError, DataError
 from infssm.learner.learner import Learner
+from infssm.learner.predict import Stream
 from infssm.learner.reading import sequence_input
-from infssm.learner.streaming import Stream
 from infssm.models import create_model
 
 RATE, BANDS, SAMPLES = 8000, 10, 1500

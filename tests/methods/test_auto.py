@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.methods import Batch, Method, attach, build_method
 from infssm.methods.core.losses import cross_entropy
-from infssm.methods.regularizers.inf_ssm._auto import SHARE
+from infssm.methods.regularizers.auto_weight import SHARE
 from infssm.models import create_model
 from infssm.ssm import record_states
 from tests.compare import identical
@@ -195,7 +195,7 @@ def test_a_penalty_that_grows_between_measurements_keeps_its_pull() -> None:
     method = second_task(measure_at=1)
     toys.nudge(method.module, 0.05)
     sgd(method, lambda: toys.total(method.loss(toys.batch(TASKS[1]))).backward(), lr=0.0)
-    auto = method.regularizers[0].auto  # type: ignore[attr-defined]
+    auto = method.regularizers[0]
     level = float(drift(method.context.old.module, method.module, toys.batch(TASKS[1]).x).detach())  # type: ignore[union-attr]
     for factor, expected in ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0), (4.0, 2.0), (1e6, 1e3)):
         found = float(auto.weigh(torch.tensor(factor * level, dtype=torch.float64)))

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infssm._processes import gather_rows, process_slice
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods.bases.lucir._losses import herd
-from infssm.methods.bases.xder._losses import spread
+from infssm.methods.bases.lucir import herd
+from infssm.methods.bases.xder import spread
 from infssm.methods.replay.buffers import FIELDS, BalancedBuffer, Buffer, ReservoirBuffer
-from infssm.methods.replay.gathering import gather_rows, process_slice
 from tests.compare import identical
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
+from infssm.methods.bases import wrapped as parts
 from infssm.methods.bases.clfd import CLFD
-from infssm.methods.bases.clfd import _model as parts
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of, step, train
@@ -212,7 +212,7 @@ def test_terms_and_counters_of_a_step_by_hand() -> None:
     base, batch, module = method.base, toys.batch(TASKS[1]), method.module
     method.begin_task(TASKS[1])
     method.begin_epoch(0, 2)
-    buffer, counts = base.buffer, base._new_counts.clone()
+    buffer, counts = base.buffer, base.new_counts.clone()
     twin = torch.Generator()
     twin.set_state(buffer.generator.get_state())
     entries = buffer.get(torch.randperm(len(buffer), generator=twin)[:5])
@@ -229,7 +229,7 @@ def test_terms_and_counters_of_a_step_by_hand() -> None:
     torch.testing.assert_close(terms["replay"], expected)
     for row, label in zip(kept, batch.y, strict=True):
         counts[label] += row
-    assert identical(base._new_counts, counts)
+    assert identical(base.new_counts, counts)
 
 
 def test_probabilities_follow_the_epochs() -> None:

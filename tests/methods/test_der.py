@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from infssm.methods.bases.der import logit_distance
+from infssm.methods.bases.er import logit_distance
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, train

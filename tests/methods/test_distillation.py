@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import ModelPair, Regularizer, TaskInfo, attach, build_method
-from infssm.methods.regularizers.distillation import kl_divergence, mean_over_tokens
+from infssm.methods.regularizers.lwf import kl_divergence, mean_over_tokens
 from infssm.ssm import Observation, OldModel
 from tests.methods import toys
 from tests.methods.test_conformance import start

@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from infssm._processes import sum_over_processes
+from infssm._processes import gather_in_graph, gather_rows, process_slice, sum_over_processes
 from infssm.methods.bases.er import ER
 from infssm.methods.replay.buffers import ReservoirBuffer
-from infssm.methods.replay.gathering import gather_in_graph, gather_rows, process_slice
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, optimizer_of

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.l2p._prompts import PromptedModel, PromptPool, pull
+from infssm.methods.bases.l2p import PromptedModel, PromptPool, pull
 from infssm.ssm import find_mixers
 from tests.compare import assert_rounding, identical
 from tests.methods import toys

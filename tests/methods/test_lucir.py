@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.lucir import LUCIR
-from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm.methods.bases.lucir import LUCIR, herd, imprinted, less_forget, less_forget_weight, margin_ranking
 from infssm.models.features import features as features_of
 from tests.compare import identical
 from tests.methods import toys
@@ -91,7 +90,7 @@ def test_terms_of_a_step_by_hand() -> None:
     toys.nudge(method.module)
     base = method.base
     assert isinstance(base, LUCIR)
-    due = base.buffer.get(base._order[:4])  # 8 buffer images for 8 of the stream: half of them with half the stream
+    due = base.buffer.get(base.order[:4])  # 8 buffer images for 8 of the stream: half of them with half the stream
     x = torch.cat((batches[0].x, due["image"].double() / 255))
     y = torch.cat((batches[0].y, due["label"]))
     new, old = features_of(method.module, x), features_of(base.reference, x)

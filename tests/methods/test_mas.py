@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from infssm.methods import Batch, build_method
-from infssm.methods.regularizers.mas import MAS
+from infssm.methods.regularizers.ewc import MAS
 from tests.methods import toys
 from tests.methods.toys import TASKS
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.methods import Method, build_method
-from infssm.methods.bases.nullspace.nullspace import elbow, projection
+from infssm.methods.bases.nullspace import elbow, projection
 from infssm.models import create_model
 from infssm.ops import ScanInputs
 from tests.compare import identical

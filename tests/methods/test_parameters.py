@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infssm.errors import ConfigError
-from infssm.methods.regularizers.parameters import ParameterSet
+from infssm.methods.regularizers.quadratic import ParameterSet
 from tests.compare import identical
 from tests.methods import toys
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from infssm import _processes
 from infssm._processes import Share
 from infssm.errors import ConfigError
 from infssm.methods import Batch, Method, attach, build_method
 from infssm.methods.core.build import split_name
 from infssm.methods.regularizers import self_replay
 from infssm.methods.regularizers.self_replay import SelfReplay
-from infssm.methods.replay import gathering
 from infssm.models import create_model
 from infssm.ssm import OldModel
 from tests.compare import identical
@@ -62,7 +62,7 @@ def component(method: Method) -> SelfReplay:
 def drawn(method: Method) -> Tensor:
     """The sequences of the next step, without taking them."""
     twin = torch.Generator()
-    twin.set_state(component(method)._generator.get_state())
+    twin.set_state(component(method).generator.get_state())
     sequences = component(method).sequences
     assert sequences is not None
     return sequences[torch.randperm(len(sequences), generator=twin)[:4]].long()
@@ -229,7 +229,7 @@ def test_two_processes_end_where_one_does(monkeypatch: pytest.MonkeyPatch) -> No
         for seed in range(3):
             whole = batch(seed)
             for rank, method in enumerate(methods):
-                for module in (self_replay, gathering):
+                for module in (self_replay, _processes):
                     monkeypatch.setattr(module, "this_share", lambda rank=rank, world=world: Share(rank, world))
                 toys.total(method.loss(Batch(whole.x[rank::world], whole.y[rank::world]))).backward()
                 method.after_step()

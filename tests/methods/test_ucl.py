@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from infssm.methods import Method, build_method
-from infssm.methods.regularizers.ucl import UCL
-from infssm.methods.regularizers.ucl._widths import inverse_sigma, sigma
+from infssm.methods.regularizers.ucl import UCL, inverse_sigma, sigma
 from tests.compare import assert_rounding, identical
 from tests.methods import toys
 from tests.methods.toys import TASKS

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from infssm.methods import Method, Transforms
+from infssm.methods.bases import xder
 from infssm.methods.bases.xder import XDER
-from infssm.methods.bases.xder import _losses as losses
 from tests.compare import identical
 from tests.methods import toys
 from tests.methods.replaying import build, train
@@ -24,7 +24,7 @@ def test_revision_by_hand() -> None:
     stored = torch.tensor([[2.0, 0.0, 9.0, 9.0], [2.0, 0.0, 9.0, 9.0], [-1.0, 0.0, 9.0, 9.0]], dtype=torch.float64)
     new = torch.tensor([[7.0, 7.0, 4.0, 1.0], [7.0, 7.0, 1.5, -3.0], [7.0, 7.0, 2.0, 1.0]], dtype=torch.float64)
     labels = torch.tensor([0, 0, 0])
-    revised = losses.revised_logits(stored, new, labels, slice(2, 4), 0.85)
+    revised = xder.revised_logits(stored, new, labels, slice(2, 4), 0.85)
     expected = [
         [2.0, 0.0, 0.85 * 2.0, 0.85 * 2.0 / 4.0],  # 4 > 2: scaled so that the largest is gamma times the true one
         [2.0, 0.0, 1.5, -3.0],  # 1.5 < 2: taken as they are
@@ -37,7 +37,7 @@ def test_revision_by_hand() -> None:
 def test_heads_that_start_at_zero_are_revised_to_finite_logits() -> None:
     stored = torch.tensor([[-1.0, 0.5, 9.0, 9.0], [-1.0, 0.5, 9.0, 9.0]])
     new = torch.tensor([[7.0, 7.0, 0.0, 0.0], [7.0, 7.0, -0.0, -3.0]])  # largest 0, above a negative true logit
-    revised = losses.revised_logits(stored, new, torch.tensor([0, 0]), slice(2, 4), 0.85)
+    revised = xder.revised_logits(stored, new, torch.tensor([0, 0]), slice(2, 4), 0.85)
     torch.testing.assert_close(revised, torch.cat([stored[:, :2], new[:, 2:]], dim=1))
 
 
@@ -51,7 +51,7 @@ def test_contrast_by_hand() -> None:
         positives = [s - log_sum for a, s in scores.items() if labels[a[0]] == labels[i]]
         total -= sum(positives) / len(positives)
     expected = (tau / base) * total / 2  # summed over images, mean over their two views
-    got = losses.supervised_contrast(views, torch.tensor(labels), temperature=tau, base_temperature=base)
+    got = xder.supervised_contrast(views, torch.tensor(labels), temperature=tau, base_temperature=base)
     assert float(got) == pytest.approx(expected, rel=1e-12)
 
 
@@ -59,9 +59,9 @@ def test_consistency_is_the_mean_over_heads_and_images() -> None:
     logits, labels = normal(3, 2, 6), torch.tensor([0, 1, 0])
     options = {"temperature": 0.5, "base_temperature": 0.5}
     by_head = [
-        losses.supervised_contrast(F.normalize(logits[:, :, h : h + 2], dim=2), labels, **options) for h in (0, 2, 4)
+        xder.supervised_contrast(F.normalize(logits[:, :, h : h + 2], dim=2), labels, **options) for h in (0, 2, 4)
     ]
-    got = losses.consistency(logits, labels, widths=[2, 2, 2], **options)
+    got = xder.consistency(logits, labels, widths=[2, 2, 2], **options)
     torch.testing.assert_close(got, sum(by_head) / (3 * 3))
 
 
@@ -69,7 +69,7 @@ def test_contrast_has_finite_gradients() -> None:
     logits = normal(3, 2, 4).requires_grad_()
     labels = torch.tensor([0, 1, 0])
     assert torch.autograd.gradcheck(
-        lambda z: losses.consistency(z, labels, widths=[2, 2], temperature=0.5, base_temperature=0.5), logits
+        lambda z: xder.consistency(z, labels, widths=[2, 2], temperature=0.5, base_temperature=0.5), logits
     )
 
 
@@ -82,23 +82,23 @@ def test_distances_by_hand() -> None:
 
     pairs = zip(similarities(z), similarities(y), strict=True)
     expected = sum((a - b) ** 2 for p, q in pairs for a, b in zip(p, q, strict=True)) / 9
-    assert float(losses.similarity_distance(z, y)) == pytest.approx(expected, rel=1e-12)
+    assert float(xder.similarity_distance(z, y)) == pytest.approx(expected, rel=1e-12)
     views = torch.stack((z, normal(3, 4, seed=2)), dim=1)
-    parts = [losses.similarity_distance(views[:, v, h], y[:, h]) for h in (slice(0, 2), slice(2, 4)) for v in (0, 1)]
-    torch.testing.assert_close(losses.distance_preservation(views, y, widths=[2, 2]), sum(parts) / 4)
+    parts = [xder.similarity_distance(views[:, v, h], y[:, h]) for h in (slice(0, 2), slice(2, 4)) for v in (0, 1)]
+    torch.testing.assert_close(xder.distance_preservation(views, y, widths=[2, 2]), sum(parts) / 4)
 
 
 def test_margins_average_what_violates_them() -> None:
     good = torch.tensor([[1.0, 0.0], [5.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     bad = torch.tensor([[2.0], [1.0], [-0.1]], dtype=torch.float64)
     gaps = [2.0 + 0.3 - 1.0, -0.1 + 0.3 - 0.0]
-    assert float(losses.head_margin(bad, good, 0.3)) == pytest.approx(sum(gaps) / 2)
-    assert float(losses.head_margin(bad - 10, good, 0.3)) == 0.0
+    assert float(xder.head_margin(bad, good, 0.3)) == pytest.approx(sum(gaps) / 2)
+    assert float(xder.head_margin(bad - 10, good, 0.3)) == 0.0
     logits = normal(4, 6).requires_grad_()
     p = logits[:, :4].softmax(1)
     gap = p[:, :2].detach().amax(1) + 0.3 - p[:, 2:4].amax(1)
     expected = gap[gap > 0].mean()
-    got = losses.past_margin(logits, slice(0, 2), slice(2, 4), 0.3)
+    got = xder.past_margin(logits, slice(0, 2), slice(2, 4), 0.3)
     torch.testing.assert_close(got, expected)
     (one,), (other,) = torch.autograd.grad(got, logits), torch.autograd.grad(expected, logits)
     torch.testing.assert_close(one, other)
@@ -106,10 +106,10 @@ def test_margins_average_what_violates_them() -> None:
 
 def test_heads_and_repetitions() -> None:
     logits = torch.arange(12.0).view(2, 6)
-    assert losses.true_head(logits, torch.tensor([3, 0]), [2, 2, 2]).tolist() == [[2.0, 3.0], [6.0, 7.0]]
-    unequal = losses.true_head(logits, torch.tensor([2, 3]), [3, 1, 2])
+    assert xder.true_head(logits, torch.tensor([3, 0]), [2, 2, 2]).tolist() == [[2.0, 3.0], [6.0, 7.0]]
+    unequal = xder.true_head(logits, torch.tensor([2, 3]), [3, 1, 2])
     assert unequal.tolist() == [[0.0, 1.0, 2.0], [9.0, -math.inf, -math.inf]]
-    assert losses.first_occurrence(torch.tensor([4, 2, 4, 1, 2])).tolist() == [True, True, False, True, False]
+    assert xder.first_occurrence(torch.tensor([4, 2, 4, 1, 2])).tolist() == [True, True, False, True, False]
 
 
 def at_task(index: int, **options: Any) -> tuple[Method, XDER]:
@@ -143,18 +143,18 @@ def test_terms_of_a_step_by_hand() -> None:
     close(terms["logits"], 0.3 * (z1 - first["logits"]).square().mean())
     close(terms["labels"], 1.8 * F.cross_entropy(z2[:, :2], second["label"]))
     labels = torch.cat((third["label"], batch.y))
-    contrast = losses.consistency(views[:, :, 4:], labels, widths=[2], temperature=0.07, base_temperature=0.07)
+    contrast = xder.consistency(views[:, :, 4:], labels, widths=[2], temperature=0.07, base_temperature=0.07)
     close(terms["consistency"], config.lambda_cons * contrast)
     # The distance term compares with stored logits as this step has revised them: every first revision is accepted.
     now = dict(zip([*slots2.tolist(), *slots1.tolist()], torch.cat((z2, z1)).detach().float(), strict=True))
     replayed = [i for i, slot in enumerate(slots3.tolist()) if slot in now]
     stored = third["logits"].clone()
     fresh_logits = torch.stack([now[int(slots3[i])] for i in replayed])
-    stored[replayed] = losses.revised_logits(
+    stored[replayed] = xder.revised_logits(
         stored[replayed], fresh_logits, third["label"][replayed], slice(2, None), config.gamma
     )
     assert not torch.equal(stored[:, 4:], third["logits"][:, 4:])
-    distances = [losses.similarity_distance(views[:3, v, 4:], stored[:, 4:].double()) for v in (0, 1)]
+    distances = [xder.similarity_distance(views[:3, v, 4:], stored[:, 4:].double()) for v in (0, 1)]
     close(terms["distances"], 0.6 * sum(distances) / 2)
     fresh = [i for i, s in enumerate(slots2.tolist()) if s not in slots1.tolist()]
     seen = torch.cat((z1, z2[fresh]))
@@ -180,7 +180,7 @@ def test_replayed_logits_are_revised_with_probability_one_over_their_count() -> 
     assert identical(changed, touched[: len(buffer)])  # the first time always
     assert identical(buffer["logits"][:, :2], before[:, :2])  # past columns stay
     outputs = method.module(buffer["image"].double() / 255).detach().float()
-    expected = losses.revised_logits(before, outputs, buffer["label"], slice(2, None), 0.85)
+    expected = xder.revised_logits(before, outputs, buffer["label"], slice(2, None), 0.85)
     torch.testing.assert_close(buffer["logits"][changed], expected[changed])
     accepted = torch.zeros(len(buffer))
     base.updates.fill_(3.0)
@@ -223,11 +223,11 @@ def test_stored_logits_after_a_task_by_hand() -> None:
     buffer = base.buffer
     outputs = method.module(buffer["image"].double() / 255).detach().float()
     new = buffer["label"] >= 2
-    expected = losses.revised_logits(outputs, outputs, buffer["label"], slice(0, 2), 0.85)
+    expected = xder.revised_logits(outputs, outputs, buffer["label"], slice(0, 2), 0.85)
     torch.testing.assert_close(buffer["logits"][new], expected[new])
     kept = torch.cat([torch.nonzero(old["label"] == c).flatten()[:3] for c in (0, 1)])
     assert identical(buffer["image"][~new], old["image"][kept])
-    expected = losses.revised_logits(old["logits"][kept], outputs[~new], old["label"][kept], slice(2, None), 0.85)
+    expected = xder.revised_logits(old["logits"][kept], outputs[~new], old["label"][kept], slice(2, None), 0.85)
     torch.testing.assert_close(buffer["logits"][~new], expected)
     assert set(buffer["task"].tolist()) == {1}
 

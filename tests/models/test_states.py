@@ -160,9 +160,9 @@ def test_stopping_computes_states_without_any_scan(name: str, monkeypatch):
     for module, run in ((infssm.models.mixer, "scan"), (infssm.models.mamba2, "scan_ssd")):
         original = getattr(module, run)
         monkeypatch.setattr(module, run, lambda *a, _f=original, **k: scans.append(a) or _f(*a, **k))
-    together = infssm.models.selective.scan_directions  # several scans in one call
+    together = infssm.models.mamba.scan_directions  # several scans in one call
     monkeypatch.setattr(
-        *(infssm.models.selective, "scan_directions"),
+        *(infssm.models.mamba, "scan_directions"),
         lambda xz, weights, reverse, **k: scans.extend(reverse) or together(xz, weights, reverse, **k),
     )
     whole = infssm.models.mamba2.scan_projected

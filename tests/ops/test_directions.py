@@ -143,7 +143,7 @@ def test_states_and_gradients_of_a_model_are_those_of_single_operations(monkeypa
 
     model = small_vim()
     together = run(model)
-    monkeypatch.setattr("infssm.models.selective.can_fuse", lambda *_: False)
+    monkeypatch.setattr("infssm.models.mamba.can_fuse", lambda *_: False)
     apart = run(model)
     for one, other in zip((*together[0], *together[1]), (*apart[0], *apart[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -160,8 +160,7 @@ def test_parameter_sets_of_our_models_grow() -> None:
 
 class TestOldModel:
     def test_is_a_frozen_copy_that_runs_states_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from infssm.models import mixer
-        from infssm.models import selective as _selective
+        from infssm.models import mamba, mixer
 
         model = vim().train()
         x = torch.randn(2, 3, 8, 8)
@@ -171,9 +170,9 @@ class TestOldModel:
         scans, heads = [], []
         run = mixer.scan
         monkeypatch.setattr(mixer, "scan", lambda *args, **kwargs: scans.append(1) or run(*args, **kwargs))
-        together = _selective.scan_directions  # several scans in one call
+        together = mamba.scan_directions  # several scans in one call
         monkeypatch.setattr(
-            *(_selective, "scan_directions"),
+            *(mamba, "scan_directions"),
             lambda xz, weights, reverse, **kwargs: scans.extend(reverse) or together(xz, weights, reverse, **kwargs),
         )
         old.module.head.register_forward_hook(lambda *_: heads.append(1))

@@ -19,7 +19,7 @@ from infssm.data import Split, TaskStream
 from infssm.errors import CheckpointError, ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
-from infssm.learner.devices import launch
+from infssm.learner.devices import environment, launch
 from infssm.learner.display import choose_screen
 from infssm.learner.events import Control, Interrupted, Listener, Note, RunBegan, RunEnded, stop_on_signals
 from infssm.learner.log import Log
@@ -30,7 +30,6 @@ from infssm.learner.saving import Position, Progress, check_belongs, check_best,
 from infssm.learner.setup import Setup, build, check_data, load_stream
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.env import environment
 from infssm.learner.store.lock import InUseError
 from infssm.methods import check_suits
 

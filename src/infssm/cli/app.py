@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -12,24 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from infssm._registry import shorten
-from infssm.cli import (
-    bench,
-    compress,
-    data,
-    doctor,
-    evaluate,
-    export,
-    learn,
-    listing,
-    predict,
-    report,
-    resume,
-    run,
-    schema,
-    serve,
-    study,
-    sweep,
-)
+from infssm.cli import export, learn, listing, machine, predict, report, run, sweep
 from infssm.errors import InfssmError
 
 app = typer.Typer(
@@ -40,25 +23,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command("run")(run.command)
-app.command("learn")(learn.learn)
-app.command("forget")(learn.forget)
-app.command("undo")(learn.undo)
-app.command("show")(learn.show)
-app.command("sweep")(sweep.command)
-app.command("resume")(resume.command)
-app.command("eval")(evaluate.command)
-app.command("export")(export.command)
-app.command("compress")(compress.command)
-app.command("predict")(predict.command)
-app.command("serve")(serve.command)
-app.command("report")(report.command)
-app.command("study")(study.command)
-app.command("list")(listing.command)
-app.add_typer(data.app, name="data")
-app.command("schema")(schema.command)
-app.command("doctor")(doctor.command)
-app.command("bench")(bench.command)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run.run,
+    "learn": learn.learn,
+    "forget": learn.forget,
+    "undo": learn.undo,
+    "show": learn.show,
+    "sweep": sweep.sweep,
+    "resume": run.resume,
+    "eval": predict.evaluate,
+    "export": export.export,
+    "compress": export.compress,
+    "predict": predict.predict,
+    "serve": learn.serve,
+    "report": report.report,
+    "study": report.study,
+    "list": listing.list_names,
+    "schema": listing.schema,
+    "doctor": machine.doctor,
+    "bench": machine.bench,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+app.add_typer(machine.data, name="data")
 
 
 def _print_version(wanted: bool) -> None:

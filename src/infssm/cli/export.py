@@ -1,4 +1,4 @@
-"""``infssm export``."""
+"""``infssm export`` and ``compress``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from infssm.cli.importing import Import
-from infssm.errors import ConfigError
+from infssm.cli.options import AfterTask, Folder, Import
+from infssm.errors import ConfigError, DataError
 
 
-def command(
-    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")],
+def export(
+    folder: Folder,
     to: Annotated[str, typer.Option("--to", help="onnx, or torch (torch.export's .pt2).")] = "onnx",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write.")] = None,
-    task: Annotated[int | None, typer.Option("--task", help="The model as it was after this task (0-based).")] = None,
+    task: AfterTask = None,
     check: Annotated[
         list[Path] | None,
         typer.Option("--check", help="A raw file to run through the ONNX file and compare with `infssm predict`."),
@@ -50,7 +50,7 @@ def command(
     path = output or Path("model.onnx" if to == "onnx" else "model.pt2")
     if path.exists():
         raise ConfigError(f"{path} exists: choose another file with -o")
-    found = load(run, task=task)
+    found = load(folder, task=task)
     classifier = found if isinstance(found, TrainedClassifier) else found.classifier
     begun = time.monotonic()
 
@@ -63,3 +63,42 @@ def command(
         typer.echo(f"{file}: equal to `infssm predict` to {check_export(classifier, path, [file]):.1e}")
     if to == "onnx":
         typer.echo(f"\nto use it:\n\n{usage(classifier, path)}", nl=False)
+
+
+_BATCH = 32
+
+
+def compress(
+    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a run.")],
+    data: Annotated[Path, typer.Argument(help="A folder of samples (images, sounds or series); no labels are needed.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the small model to.")],
+    states: Annotated[int | None, typer.Option(help="States per layer to keep.")] = None,
+    share: Annotated[float | None, typer.Option(help="Share of the states to keep, instead of --states.")] = None,
+    steps: Annotated[int, typer.Option(help="Training steps towards the large model.")] = 100,
+    samples: Annotated[int, typer.Option(help="Most files of DATA to use.")] = 1024,
+) -> None:
+    """Write a model with fewer states per layer, trained to do what the model of a run does.
+
+    Examples:
+
+    - `infssm compress RUN photos/ --states 8 --out small` — then `infssm.models.from_pretrained("small")`
+    """
+    from infssm.learner.predict import load_classifier
+    from infssm.ssm import compress
+
+    if out.exists():
+        raise ConfigError(f"{out} exists already; name a folder that does not")
+    if not data.is_dir():
+        raise ConfigError(f"there is no folder {data} of samples")
+    files = sorted(path for path in data.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if not files:
+        raise DataError(f"{data} holds no file to score the states on")
+    files = files[:: -(-len(files) // samples)]  # from all of the folder, as its parts may be classes
+    classifier = load_classifier(run)
+    batches = [classifier.transform(list(files[start : start + _BATCH])) for start in range(0, len(files), _BATCH)]
+    small = compress(
+        classifier.model, data=batches, states=states, share=share, steps=steps, progress=lambda text: typer.echo(text)
+    )
+    small.save_pretrained(out)
+    before, after = (sum(p.numel() for p in model.parameters()) for model in (classifier.model, small))
+    typer.echo(f"wrote {out}: {after:,} parameters instead of {before:,}")

@@ -1,18 +1,21 @@
-"""``infssm learn``, ``forget``, ``undo`` and ``show``."""
+"""``infssm learn``, ``forget``, ``undo``, ``show`` and ``serve``."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infssm.cli.importing import Import
+from infssm.cli.options import AsJson, Import
+from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
     from infssm.learner.learner import Learner
+
 
 Folder = Annotated[Path, typer.Argument(metavar="LEARNER", help="The folder of a learner or a run.")]
 
@@ -51,14 +54,11 @@ def learn(
 
     - `infssm learn my-lm text:manuals/french`
     """
-    from infssm.errors import ConfigError
     from infssm.learner.config.load import load_config, merge, parse_overrides, to_dict
     from infssm.learner.display import choose_screen
-    from infssm.learner.learner import Learner
-    from infssm.learner.store.directory import RunDirectory
-    from infssm.learner.store.versions import Versions
+    from infssm.learner.learner import Learner, is_stored
 
-    if Versions(folder).exists or RunDirectory(folder).is_run:
+    if is_stored(folder):
         learner = Learner.load(folder)
         for setting in overrides or ():  # the same command may be given every day
             if load_config(merge(to_dict(learner.config), parse_overrides([setting]))) != learner.config:
@@ -133,7 +133,7 @@ def undo(folder: Folder) -> None:
 
 def show(
     folder: Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a learner knows: its classes, and what was taught when.
 
@@ -176,3 +176,40 @@ def _score(learner: Learner, value: float) -> str:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def serve(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="The folder of a learner or a run; else one for a new learner."),
+    ],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. Any but this machine's own needs the token that is printed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free one.")] = 7860,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
+) -> None:
+    """Serve a learner as a web page and a JSON API: teach classes, classify samples, undo.
+
+    Where FOLDER holds no learner, one for images is made there, on the weights `cifar100-base` that come with infssm;
+    start with `infssm learn` for sounds, series or other weights.
+
+    Examples:
+
+    - `infssm serve my-learner` — open the address that is printed
+
+    - `infssm serve my-learner --host 0.0.0.0 --port 8000` — for other machines, with a token
+    """
+    from infssm._optional import require
+
+    for name in ("fastapi", "uvicorn", "python_multipart"):
+        require(name, install="pip install 'infssm[serve]'")
+    from infssm.integrations.serve.app import run_server
+    from infssm.integrations.serve.guard import is_loopback
+    from infssm.learner.learner import Learner, is_stored
+
+    learner = Learner.load(folder) if is_stored(folder) else Learner(weights="cifar100-base", folder=folder)
+    if learner.modality == "language":
+        raise ConfigError("a language model cannot be served: it is taught texts by `infssm learn`")
+    token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    run_server(learner, host=host, port=port, token=token, say=typer.echo)

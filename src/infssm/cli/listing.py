@@ -1,4 +1,4 @@
-"""``infssm list``."""
+"""``infssm list`` and ``schema``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import typer
 
 from infssm._catalogue import Text, read_methods
 from infssm._registry import shorten, suggest
-from infssm.cli.importing import Import
+from infssm.cli.options import AsJson, Import
 from infssm.errors import ConfigError
 
 _KINDS = ("methods", "models", "datasets", "distances", "probes", "presets", "studies")
 
 
-def command(
+def list_names(
     what: Annotated[
         str,
         typer.Argument(help=f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}.", autocompletion=lambda: list(_KINDS)),
     ],
     name: Annotated[str | None, typer.Argument(help="One of them: what it is, and for a method its options.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """List what can be named in a configuration.
@@ -125,3 +125,22 @@ def _citation(paper: str) -> str:
     if not authors or not year:
         return paper
     return f"{authors[1]}{' et al.' if authors[2] else authors[3] or ''} {year[0]}"
+
+
+def schema() -> None:
+    """Print the JSON schema of a configuration file, for editors that check and complete YAML.
+
+    Example: `infssm schema > infssm.schema.json`, and in the first line of a file
+    `# yaml-language-server: $schema=infssm.schema.json`
+    """
+    from infssm.learner.config.fields import RunConfig
+    from infssm.methods import list_methods
+    from infssm.models import list_models
+
+    schema = RunConfig.model_json_schema()
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    for section, names in (("ModelConfig", list_models()), ("MethodConfig", list_methods())):
+        schema["$defs"][section]["properties"]["name"]["examples"] = names
+    for name in ("DataConfig", "ModelConfig", "MethodConfig"):  # `method: ewc` is `method: {name: ewc}`
+        schema["$defs"][name] = {"anyOf": [{"type": "string"}, schema["$defs"][name]]}
+    typer.echo(json.dumps(schema, indent=2, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""Options that `run`, `sweep` and `resume` share, and what they mean."""
+"""Options that several commands share, and what they mean."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from infssm.errors import ConfigError
 if TYPE_CHECKING:
     from infssm.bench.executors import Executor
 
+
+def _import(paths: list[Path] | None) -> list[Path] | None:
+    if paths:
+        from infssm._user_code import import_files
+
+        import_files(paths)
+    return paths
+
+
 Preset = Annotated[str | None, typer.Option("-p", "--preset", help="A preset: see `infssm list presets`.")]
 Variant = Annotated[str, typer.Option(help="Follow the 'paper' or the 'authors-code' where they differ.")]
 Config = Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings.")]
@@ -24,6 +33,18 @@ Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, ea
 Ray = Annotated[
     str | None,
     typer.Option(metavar="auto|ADDRESS", help="Carry runs out on a Ray cluster: this machine's, or at ADDRESS."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")]
+AfterTask = Annotated[int | None, typer.Option("--task", help="The model as it was after this task (0-based).")]
+Import = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--import",
+        callback=_import,
+        is_eager=True,
+        help="A Python file of yours that registers methods, models, data sets or distances.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
 

@@ -1,28 +1,31 @@
-"""``infssm predict``."""
+"""``infssm predict`` and ``eval``."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infssm.cli.importing import Import
+from infssm.cli.options import AfterTask, AsJson, DataRoot, Folder, Import
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from infssm.data import ImageFacts, SequenceFacts
 
 
-def command(
-    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")],
+def predict(
+    folder: Folder,
     paths: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Images, wav files or series; or folders of them.")
     ],
     top: Annotated[int, typer.Option("--top", min=1, help="How many classes to show.")] = 3,
-    task: Annotated[int | None, typer.Option("--task", help="The model as it was after this task (0-based).")] = None,
+    task: AfterTask = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per sample.")] = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
@@ -44,7 +47,7 @@ def command(
     """
     from infssm.learner.learner import load
 
-    model, bad = load(run, task=task), 0
+    model, bad = load(folder, task=task), 0
     for name, sample in _samples(model.samples, paths):
         try:
             if isinstance(sample, DataError):
@@ -94,3 +97,98 @@ def _samples(facts: ImageFacts | SequenceFacts, paths: list[Path]) -> Iterator[t
                 yield from read_series(file).items()
             except DataError as error:
                 yield str(file), error
+
+
+def evaluate(
+    folder: Folder,
+    data: Annotated[
+        str | None,
+        typer.Argument(help="A folder with one folder per class, or other data as for `infssm learn`."),
+    ] = None,
+    task: AfterTask = None,
+    data_root: DataRoot = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write the prediction for every sample to this CSV file.")
+    ] = None,
+    as_json: AsJson = False,
+    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
+) -> None:
+    """Test a learner on data with known classes, or a run again on all tasks it has seen.
+
+    Examples:
+
+    - `infssm eval my-learner photos/test` — accuracy of each class, and what was called unknown
+
+    - `infssm eval runs/digits-5/ewc/vim_nano/seed0-3f2a90c1 --task 2`
+
+    - `infssm eval RUN --predictions predictions.csv` — one line per sample: its class and the predicted one
+    """
+    from infssm._files import write_text
+    from infssm.learner.evaluate import Prediction, evaluate_run
+    from infssm.learner.scoring import Bits, Errors
+    from infssm.learner.store.directory import RunDirectory
+    from infssm.learner.store.versions import Versions
+
+    if data is not None:
+        if task is not None or data_root is not None or predictions is not None:
+            raise ConfigError(
+                "--task, --data-root and --predictions are for a run on its own tasks: leave them out, or leave out "
+                "DATA; `infssm predict FOLDER DATA --json` lists what is predicted for each file"
+            )
+        _test(folder, data, as_json)
+        return
+    if task is None and Versions(folder).exists:
+        raise ConfigError(
+            f"{folder} is a learner, which keeps no data: name some to test it on, `infssm eval {folder} DATA`"
+        )
+    found: list[Prediction] | None = None if predictions is None else []
+    rows = evaluate_run(folder, task, data_root=data_root, predictions=found)
+    if predictions is not None and found is not None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([Prediction._fields, *(p._replace(probability=round(p.probability, 6)) for p in found)])
+        write_text(predictions, text.getvalue())
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows]))
+        return
+    for index, row in enumerate(rows):
+        typer.echo(f"task {index}: {row}")
+    mean = sum(row.value for row in rows) / len(rows)
+    shown = f"AA {100 * mean:.2f} %"
+    if isinstance(rows[0], Bits):
+        shown = f"mean {mean:.3f} bits per {'byte' if rows[0].bytes else 'token'}"
+    elif isinstance(rows[0], Errors):
+        shown = f"mean RMSE {mean:.3f}"
+    validation = RunDirectory(folder).config()["data"].get("evaluate") == "val"
+    typer.echo(f"{shown}, on validation data" if validation else shown)
+    if predictions is not None:
+        typer.echo(f"wrote {predictions}")
+
+
+def _test(folder: Path, data: str, as_json: bool) -> None:
+    """Test a learner, or a run as it stands, on data of the user."""
+    from infssm.learner.learner import Learner
+
+    learner = Learner.load(folder)
+    found = learner.evaluate(data)
+    if found.bits is not None:
+        typer.echo(json.dumps(asdict(found.bits)) if as_json else str(found.bits))
+        return
+    counts = found.confusion.counts
+    samples = {label: int(n) for label, n in zip(learner.classes, counts.sum(1), strict=True) if n}
+    if as_json:
+        values = {"version": learner.version, **found._asdict(), "samples": samples}
+        typer.echo(json.dumps({**values, "confusion": found.confusion.to_json()}))
+        return
+    typer.echo(
+        f"{100 * found.accuracy:.2f} % of {sum(samples.values())} samples right, "
+        f"{100 * found.unknown:.1f} % called unknown"
+    )
+    width = max(map(len, samples))
+    for row, label in enumerate(learner.classes):
+        if label not in samples:
+            continue
+        wrong = [(int(n), learner.classes[k]) for k, n in enumerate(counts[row]) if n and k != row]
+        taken = ", ".join(f"{other} {n}" for n, other in sorted(wrong, reverse=True)[:3])
+        share = f"{label:<{width}}  {100 * found.per_class[label]:6.2f} %   ({samples[label]} samples)"
+        typer.echo(f"{share}   taken for {taken}" if taken else share)

@@ -1,4 +1,4 @@
-"""``infssm run``."""
+"""``infssm run`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infssm.cli import options as option
-from infssm.cli.importing import Import
+from infssm.cli.report import print_comparison
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infssm.learner.result import Result
 
 
-def command(
+def run(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=10.")
     ] = None,
@@ -45,7 +45,7 @@ def command(
     jobs: option.Jobs = 1,
     ray: option.Ray = None,
     quiet: option.Quiet = False,
-    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
+    imports: option.Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Train a method on a stream of tasks; without arguments, five methods side by side on digits.
 
@@ -67,8 +67,8 @@ def command(
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
-    from infssm.bench.executors import gather, results
-    from infssm.bench.presets import is_job, plan
+    from infssm.bench.executors import gather, make_plan, results
+    from infssm.bench.presets import fast_dev_config, is_job, plan
 
     benchmark = preset if preset and is_job(preset) else None
     if benchmark and config:
@@ -77,7 +77,8 @@ def command(
     where = {"data_root": data_root, "out": out, "job": benchmark}
     todo = plan(source, overrides or (), seeds=seed or None, fast_dev_run=fast_dev_run, **where)
     if fast_dev_run and preset:
-        todo, overwrite = _miniatures(todo), True
+        # On generated images in the layout of their data sets.
+        todo, overwrite = make_plan(fast_dev_config(j.config, Path(j.config.out) / "fast-dev") for j in todo), True
     if print_config or dry_run:
         _show(todo, dry_run=dry_run)
         return
@@ -132,14 +133,6 @@ def _announce(todo: list[Experiment], jobs: int, *, quiet: bool) -> None:
     )
 
 
-def _miniatures(todo: list[Experiment]) -> list[Experiment]:
-    """The runs on generated images in the layout of their data sets, under ``<out>/fast-dev``."""
-    from infssm.bench.executors import make_plan
-    from infssm.bench.presets import fast_dev_config
-
-    return make_plan(fast_dev_config(job.config, Path(job.config.out) / "fast-dev") for job in todo)
-
-
 def _show(todo: list[Experiment], *, dry_run: bool) -> None:
     from infssm.bench.timing import estimate
     from infssm.learner.config.load import to_yaml
@@ -178,22 +171,43 @@ def _invite(results: list[Result]) -> None:
 
 
 def _conclude(results: list[Result], seconds: float) -> None:
-    from rich.console import Console
-
     from infssm.bench.reports import compare, write_comparison
-    from infssm.cli.tables import print_comparison
     from infssm.learner.store.directory import RunDirectory
 
     if not results:
         return
-    console, runs = Console(), [RunDirectory(result.path) for result in results]
+    runs = [RunDirectory(result.path) for result in results]
     comparison = compare(runs)
-    print_comparison(comparison, console)
+    print_comparison(comparison)
     for line in comparison.left_out:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        typer.echo(line)
     folders = dict.fromkeys(Path(r.config.out).expanduser() / r.config.benchmark_name for r in results)
     for folder in folders:
         own = [run for run in runs if run.path.is_relative_to(folder)]
         page = write_comparison(own, folder)[1]
         report = results[0].report if len(results) == 1 else page
-        console.print(f"report: {report}  ({seconds:.0f} s)", highlight=False, soft_wrap=True, markup=False)
+        typer.echo(f"report: {report}  ({seconds:.0f} s)")
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run directory.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Only what does not change results, such as train.num_workers=4."
+        ),
+    ] = None,
+    quiet: option.Quiet = False,
+    imports: option.Import = None,  # noqa: ARG001 - imported while it is parsed
+) -> None:
+    """Continue an interrupted run, bit for bit.
+
+    Example: `infssm resume runs/digits-5/ewc/vim_nano/seed0-3f2a90c1`
+    """
+    from infssm.bench.reports import compare
+    from infssm.bench.running import resume as continue_run
+    from infssm.learner.store.directory import RunDirectory
+
+    result = continue_run(run, overrides or (), quiet=quiet)
+    print_comparison(compare([RunDirectory(result.path)]))
+    typer.echo(f"report: {result.report}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infssm.cli import options as option
-from infssm.cli.importing import Import
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def command(
+def sweep(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, fixed or to search: method.weight=log:1e-2..1e6."),
@@ -36,7 +35,7 @@ def command(
     out: option.Out = None,
     print_config: option.PrintConfig = False,
     quiet: option.Quiet = False,
-    imports: Import = None,  # noqa: ARG001 - imported while it is parsed
+    imports: option.Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Search for the settings with the best average accuracy (AA) on validation images; test images are not read.
 
@@ -84,7 +83,7 @@ def _conclude(sweep: Sweep, start: list[str]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console, name, rows = Console(), sweep.objective, sweep.rows()
+    name, rows = sweep.objective, sweep.rows()
     title = f"{len(rows)} trials, {name} on validation data, {sweep.measure.unit}"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("trial", justify="right")
@@ -92,8 +91,8 @@ def _conclude(sweep: Sweep, start: list[str]) -> None:
     table.add_column("settings", overflow="fold")
     for row in rows:
         table.add_row(str(row.number), row.outcome, escape(" ".join(row.settings)))
-    console.print(table)
+    Console().print(table)
     best = sweep.winners_command(start)
     if best is not None:
-        console.print(f"best, on test data: {best}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"report: {sweep.write_findings(best)}", highlight=False, soft_wrap=True, markup=False)
+        typer.echo(f"best, on test data: {best}")
+    typer.echo(f"report: {sweep.write_findings(best)}")

@@ -87,23 +87,22 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = () if new else self.classes_
         classes = np.unique(np.concatenate([known, y]) if len(known) else y)
         with _sklearn_errors():
-            learner = self._new_learner() if new else self.learner_
+            if new:
+                fixed = isinstance(self.random_state, (int, np.integer))
+                seed = self.random_state if fixed else check_random_state(self.random_state).randint(2**31)
+                learner = Learner(
+                    self.model,
+                    weights=self.weights,
+                    method=self.method,
+                    unknown=self.unknown,
+                    seed=int(seed),
+                    settings=self.settings,
+                )
+            else:
+                learner = self.learner_
             learner.learn(samples, [str(label) for label in y])
         self.learner_, self.classes_ = learner, classes
         return self
-
-    def _new_learner(self) -> Learner:
-        seed = self.random_state
-        if not isinstance(seed, (int, np.integer)):
-            seed = check_random_state(seed).randint(2**31)
-        return Learner(
-            self.model,
-            weights=self.weights,
-            method=self.method,
-            unknown=self.unknown,
-            seed=int(seed),
-            settings=self.settings,
-        )
 
     def predict(self, X: Any) -> Any:
         """The most probable class of each sample: ``[n]``."""

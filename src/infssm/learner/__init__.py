@@ -1,8 +1,16 @@
 """Training one task after another, and using what was learned: the loop, its folder, predictions, export."""
 
 from infssm.learner.config.fields import DataConfig, LogConfig, MethodConfig, ModelConfig, RunConfig, TrainConfig
-from infssm.learner.config.grid import expand_overrides
-from infssm.learner.config.load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
+from infssm.learner.config.load import (
+    config_hash,
+    differences,
+    expand_overrides,
+    load_config,
+    merge,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
 from infssm.learner.evaluate import Evaluation
 from infssm.learner.events import Interrupted
 from infssm.learner.export import export_classifier, export_model

@@ -9,7 +9,7 @@ were held out of training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +37,15 @@ def held_out_rows(labels: Tensor) -> Tensor:
 
     Every fifth of each class, at most 32; one of a class with two to four samples, none of a class with one.
     """
-    rows = []
-    for own in _by_class(labels):
-        chosen = own[_EVERY - 1 :: _EVERY] if len(own) >= _EVERY else own[1:][-1:]
-        rows.append(_spread(chosen))
-    return torch.cat(rows).sort().values if rows else labels.new_empty(0)
+    return kept_rows(labels, lambda own: own[_EVERY - 1 :: _EVERY] if len(own) >= _EVERY else own[1:][-1:])
 
 
-def kept_rows(labels: Tensor) -> Tensor:
-    """Which of the samples of a lesson without training to keep features of: at most 32 of each class, ascending."""
-    rows = [_spread(own) for own in _by_class(labels)]
+def kept_rows(labels: Tensor, among: Callable[[Tensor], Tensor] = lambda own: own) -> Tensor:
+    """At most 32 rows of each class, ascending: of a lesson without training those whose features are kept.
+
+    ``among`` says which of the rows ``[m]`` of a class are chosen from.
+    """
+    rows = [_spread(among(own)) for own in _by_class(labels)]
     return torch.cat(rows).sort().values if rows else labels.new_empty(0)
 
 
@@ -178,11 +177,6 @@ class Calibration:
     def state_dict(self) -> dict[str, Any]:
         """``Calibration(**state)`` restores it."""
         return {"temperature": self.temperature, "thresholds": self.thresholds}
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Calibration:
-        """What :meth:`state_dict` returned."""
-        return cls(float(state["temperature"]), state["thresholds"])
 
 
 @torch.no_grad()

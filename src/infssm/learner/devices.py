@@ -1,4 +1,4 @@
-"""Devices and processes through Lightning Fabric, their precision, and the averaging of gradients.
+"""Devices and processes through Lightning Fabric, their precision, gradients averaged over them; what this machine has.
 
 Methods run several forwards per step and read states as side outputs, which a wrapped module cannot follow. So modules
 stay unwrapped, every process works on its slice of the same global batch, and gradients are averaged after backward.
@@ -7,13 +7,16 @@ stay unwrapped, every process works on its slice of the same global batch, and g
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import pickle
+import platform
 import re
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ from infssm.learner.config.fields import TrainConfig
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
 
 _LOST = re.compile(r"connection (reset|closed|refused)|broken pipe|timed out|remote process exited", re.I)
 _BUCKET = 16 * 2**20  # elements per all-reduce: few messages, and a bounded copy
@@ -61,8 +65,16 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
     if strategy == "ddp":  # torchrun's processes run several configurations in turn, so their group is left at exit
         atexit.register(_part)
     if strategy != "ddp_spawn":
-        with _lost_processes_named():
+        try:
             return fabric.launch(function, *args)
+        except RuntimeError as error:  # the network's own message depends on the back end
+            if this_share().world == 1 or not _LOST.search(str(error)):
+                raise
+            raise InfssmError(
+                "another process of this run is gone, so this one stops too. torchrun starts all of them again where "
+                "it was given --max-restarts; by hand, give the same command again: the run continues from its "
+                f"checkpoint ({str(error).splitlines()[0][:200]})"
+            ) from error
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "error"
         try:
@@ -91,21 +103,6 @@ def _torchrun_world() -> tuple[int, int]:
             "variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on each; otherwise they wait for processes that have ended"
         )
     return world, local
-
-
-@contextlib.contextmanager
-def _lost_processes_named() -> Iterator[None]:
-    """Explain that another process of torchrun ended; the network's own message depends on the back end."""
-    try:
-        yield
-    except RuntimeError as error:
-        if this_share().world == 1 or not _LOST.search(str(error)):
-            raise
-        raise InfssmError(
-            "another process of this run is gone, so this one stops too. torchrun starts all of them again where it "
-            "was given --max-restarts; by hand, give the same command again: the run continues from its checkpoint "
-            f"({str(error).splitlines()[0][:200]})"
-        ) from error
 
 
 def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any], *args: Any) -> Any:
@@ -165,3 +162,58 @@ def bfloat16_gain(repeats: int = 5) -> float:
         x, w = torch.ones(512, 384, dtype=dtype), torch.ones(384, 384, dtype=dtype)
         best.append(min(measure(partial(torch.mm, x, w), repeats, warmup=0)))
     return best[0] / best[1]
+
+
+_PACKAGES = ("infssm", "torch", "numpy", "timm", "torchvision", "scikit-learn", "lightning-fabric", "transformers")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit, device, threads, kernels and command line of this process, as plain values."""
+    from infssm import ops as kernels
+
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
+        "commit": commit_of(Path(__file__).resolve()),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "kernels": kernels.backend_report(),
+        "command": sys.argv,
+    }
+
+
+def package_version(name: str) -> str | None:
+    """Installed version of a distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """The name of the processor, if the system reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def commit_of(file: Path) -> str | None:
+    """Commit of a source file's clone, with ``+`` where files differ from it; None for a file that is in none."""
+    head = _git(file.parent, "rev-parse", "HEAD")
+    if head is None or _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    return head + ("+" if _git(file.parent, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from infssm.learner.events import Event, Note, RunBegan, RunEnded, StepDone
 
 
 class Screen:
-    """Where any number of runs are shown. This base class shows nothing."""
+    """Where any number of runs are shown: one line per event, and lines of progress now and then.
+
+    Args:
+        every: seconds, at least, between two reports of progress, a line for each active run.
+        quiet: show nothing.
+    """
+
+    def __init__(self, every: float = 10.0, *, quiet: bool = False) -> None:
+        self._every, self._quiet = every, quiet
+        self._last = time.monotonic()
+        self._lines: dict[Display, str] = {}
 
     def open(self, name: str | None = None) -> Display:
         """The display of one run; a ``name`` is put before each of its lines."""
@@ -18,15 +29,32 @@ class Screen:
 
     def start(self, run: Display) -> None:
         """Show a run that begins."""
+        done = f", {run.done} of them done" if run.done else ""
+        self._lines[run] = f"{run.title}: {run.steps} steps{done}"
+        self.note(self._lines[run])
 
     def step(self, run: Display, event: StepDone) -> None:
         """Show how far a run is."""
+        now = time.monotonic()
+        left = (now - run.begun) / max(event.done - run.done, 1) * (run.steps - event.done)
+        self._lines[run] = (
+            f"{run.title}: {_where(event)}, step {event.done}/{run.steps}, {_terms(event)}, "
+            f"{event.images_per_s:,.0f} images/s, {left:.0f} s left"
+        )
+        if now - self._last >= self._every:
+            self._last = now
+            for line in self._lines.values():
+                self.note(line)
 
     def remove(self, run: Display) -> None:
         """Show a run no longer."""
+        self._lines.pop(run, None)
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
+        if not self._quiet:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     def stop(self) -> None:
         """All runs are over."""
@@ -68,47 +96,11 @@ class Display:
         self._screen.remove(self)
 
 
-class PlainScreen(Screen):
-    """One line per event, and every ``every`` seconds at most a line of progress for each active run."""
-
-    def __init__(self, stream: TextIO | None = None, every: float = 10.0) -> None:
-        self._stream = stream or sys.stderr
-        self._every = every
-        self._last = time.monotonic()
-        self._lines: dict[Display, str] = {}
-
-    def start(self, run: Display) -> None:
-        """See :class:`Screen`."""
-        done = f", {run.done} of them done" if run.done else ""
-        self._lines[run] = f"{run.title}: {run.steps} steps{done}"
-        self.note(self._lines[run])
-
-    def step(self, run: Display, event: StepDone) -> None:
-        """See :class:`Screen`."""
-        now = time.monotonic()
-        left = (now - run.begun) / max(event.done - run.done, 1) * (run.steps - event.done)
-        self._lines[run] = (
-            f"{run.title}: {_where(event)}, step {event.done}/{run.steps}, {_terms(event)}, "
-            f"{event.images_per_s:,.0f} images/s, {left:.0f} s left"
-        )
-        if now - self._last >= self._every:
-            self._last = now
-            for line in self._lines.values():
-                self.note(line)
-
-    def remove(self, run: Display) -> None:
-        """See :class:`Screen`."""
-        self._lines.pop(run, None)
-
-    def note(self, text: str) -> None:
-        """See :class:`Screen`."""
-        print(text, file=self._stream, flush=True)
-
-
 class LiveScreen(Screen):
     """A live line per run at the foot of the terminal."""
 
     def __init__(self) -> None:
+        super().__init__()
         from rich.console import Console  # optional: without rich, lines are plain
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -123,24 +115,24 @@ class LiveScreen(Screen):
             console=self._console,
             transient=True,
         )
-        self._tasks: dict[Display, Any] = {}
+        self._bar_of: dict[Display, Any] = {}
 
     def start(self, run: Display) -> None:
         """See :class:`Screen`."""
         fields: dict[str, Any] = {"where": "", "speed": 0.0, "terms": ""}
-        self._tasks[run] = self.bars.add_task(run.title, total=run.steps, completed=run.done, **fields)
+        self._bar_of[run] = self.bars.add_task(run.title, total=run.steps, completed=run.done, **fields)
         self.bars.start()
 
     def step(self, run: Display, event: StepDone) -> None:
         """See :class:`Screen`."""
         fields: dict[str, Any] = {"where": _where(event), "speed": event.images_per_s, "terms": _terms(event)}
-        self.bars.update(self._tasks[run], completed=event.done, **fields)
+        self.bars.update(self._bar_of[run], completed=event.done, **fields)
 
     def remove(self, run: Display) -> None:
         """See :class:`Screen`."""
-        if run in self._tasks:
-            self.bars.remove_task(self._tasks.pop(run))
-        if not self._tasks:
+        if run in self._bar_of:
+            self.bars.remove_task(self._bar_of.pop(run))
+        if not self._bar_of:
             self.stop()
 
     def note(self, text: str) -> None:
@@ -154,14 +146,10 @@ class LiveScreen(Screen):
 
 def choose_screen(quiet: bool = False) -> Screen:
     """A live one on a terminal, plain lines in a pipe or without rich, nothing when quiet."""
-    if quiet:
-        return Screen()
-    if sys.stderr.isatty():
-        try:
+    if sys.stderr.isatty() and not quiet:
+        with contextlib.suppress(ImportError):
             return LiveScreen()
-        except ImportError:
-            pass
-    return PlainScreen()
+    return Screen(quiet=quiet)
 
 
 def _where(event: StepDone) -> str:

@@ -19,15 +19,13 @@ from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
 from infssm.learner.metrics import Confusion
 from infssm.learner.modeling import load_weights
-from infssm.learner.scoring import Accuracy, Bits, NumberScoring, Score, scoring_of
+from infssm.learner.scoring import Bits, Errors, Score, score_of
 from infssm.learner.setup import Setup, build
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-__all__ = ["Accuracy", "Evaluation", "Prediction", "evaluate", "evaluate_ahead", "evaluate_run", "evaluate_seen"]
 
 
 class Prediction(NamedTuple):
@@ -82,42 +80,30 @@ def evaluate(
     *,
     seen: int,
     part: Part = "test",
-    confusion: Tensor | None = None,
     record: Record | None = None,
 ) -> Score:
-    """What the method's module reaches on one part of a task, with logits [0, seen) to choose from.
-
-    ``confusion: [seen, seen]``, where given, is added to: images of this process by true and predicted class.
-    """
+    """What the method's module reaches on one part of a task, with logits [0, seen) to choose from."""
     module = setup.method.module
     was_training = module.training
     module.eval()
-    scoring = scoring_of(setup.stream)(task, seen, confusion)
-    counts: Tensor | None = None
-    loader = setup.eval_loader(task, part)
-    for batch in itertools.islice(loader, setup.config.train.limit_batches):
+    score = score_of(setup.stream)
+    counts = torch.zeros(score.size, dtype=torch.float64, device=fabric.device)
+    for batch in itertools.islice(setup.eval_loader(task, part), setup.config.train.limit_batches):
         batch = batch.to(fabric.device)
         with fabric.autocast():
             logits = logits_of(run_model(module, model_input(batch)))
         if record is not None:
             record(task, batch, logits[:, :seen])
-        found = scoring.counts(logits, batch)
-        counts = found if counts is None else counts + found
+        counts += score.counts(logits, batch, task, seen)
     module.train(was_training)
-    zeros = torch.zeros(scoring.size, dtype=torch.float64, device=fabric.device)
-    return scoring.score(fabric.all_reduce(zeros if counts is None else counts, reduce_op="sum"))
+    return score.of(fabric.all_reduce(counts, reduce_op="sum").tolist())
 
 
-def evaluate_seen(
-    fabric: Fabric, setup: Setup, last: int, confusion: Tensor | None = None, record: Record | None = None
-) -> list[Score]:
-    """Scores on tasks 0..last after training task ``last``, on test images unless ``data.evaluate`` says otherwise.
-
-    ``confusion`` and ``record`` as for :func:`evaluate`.
-    """
+def evaluate_seen(fabric: Fabric, setup: Setup, last: int, record: Record | None = None) -> list[Score]:
+    """Scores on tasks 0..last after training task ``last``, on test images unless ``data.evaluate`` says otherwise."""
     seen, part = setup.stream[last].classes.stop, setup.config.data.evaluate
     tasks = (setup.stream[j] for j in range(last + 1))
-    return [evaluate(fabric, setup, task, seen=seen, part=part, confusion=confusion, record=record) for task in tasks]
+    return [evaluate(fabric, setup, task, seen=seen, part=part, record=record) for task in tasks]
 
 
 def evaluate_ahead(fabric: Fabric, setup: Setup, last: int) -> list[float]:
@@ -155,8 +141,8 @@ def _evaluate_saved(
     load_weights(setup.method, run.weights_path(task))
     if predictions is None:
         return evaluate_seen(fabric, setup, task)
-    if not scoring_of(setup.stream).has_classes:
-        what = "numbers" if scoring_of(setup.stream) is NumberScoring else "tokens"
+    if not (score := score_of(setup.stream)).has_classes:
+        what = "numbers" if score is Errors else "tokens"
         raise ConfigError(f"{run.path} predicts {what}: only classes can be listed")
     names = setup.stream.class_names
     files = getattr(setup.stream.dataset.samples, "paths", None)
@@ -169,4 +155,4 @@ def _evaluate_saved(
             file = files[index] if files else ""
             predictions.append(Prediction(task.index, index, file, names[true], names[found], share, true == found))
 
-    return evaluate_seen(fabric, setup, task, record=record)
+    return evaluate_seen(fabric, setup, task, record)

@@ -54,27 +54,11 @@ class _OnHub(ModelHubMixin, library_name="infssm", tags=_TAGS):
         return found
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **options: Any,
-    ) -> Self:
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
+        asked = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+        where = {name: options.pop(name) for name in asked}
         if not os.path.isdir(model_id):
-            model_id = snapshot_download(
-                model_id,
-                revision=revision,
-                cache_dir=cache_dir,
-                force_download=force_download,
-                local_files_only=local_files_only,
-                token=token,
-                allow_patterns=["config.json", "README.md", *cls._files],
-            )
+            model_id = snapshot_download(model_id, allow_patterns=["config.json", "README.md", *cls._files], **where)
         return cls(model_id, **options)
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from infssm.data import Recipe, StreamFacts
-from infssm.errors import ConfigError, DataError
+from infssm.errors import ConfigError
 from infssm.learner.calibration import Calibration, HeldOut, calibrate
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.modeling import OWN, OwnModel, build_method_and_recipe, known_facts
-from infssm.learner.predict import Prediction
+from infssm.learner.predict import Prediction, predictions
 from infssm.learner.saving import Position, load_newest
-from infssm.learner.scoring import SCORINGS
+from infssm.learner.scoring import SCORES
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
 from infssm.methods import Method
@@ -81,7 +81,7 @@ class Knowledge:
     @property
     def has_classes(self) -> bool:
         """Whether it knows classes; a language model knows domains."""
-        return self.facts is None or SCORINGS[self.facts.modality.scoring].has_classes
+        return self.facts is None or SCORES[self.facts.modality.scoring].has_classes
 
     def taught(self) -> tuple[Method, StreamFacts]:
         """Method and facts, once something was taught."""
@@ -129,7 +129,7 @@ class Knowledge:
             recipe,
             tuple(Lesson(**lesson) for lesson in content["history"]),
             None if held_out is None else HeldOut.of(held_out),
-            None if calibration is None else Calibration.of(calibration),
+            None if calibration is None else Calibration(**calibration),
             bool(content["trained"]),
             number,
             int(content["parent"]),
@@ -218,15 +218,7 @@ class Knowledge:
     @torch.no_grad()
     def predictions(self, rows: Tensor) -> list[Prediction]:
         """What it says of features ``[b, d]``."""
-        _, facts = self.taught()
-        logits, shares, known = self.judge(rows)
-        if not bool(logits.amax(1).isfinite().all()):
-            raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
-        order, found = shares.argsort(dim=1, descending=True, stable=True), []
-        for share, ranks, familiar in zip(shares.tolist(), order.tolist(), known.tolist(), strict=True):
-            ranking = {facts.classes[k]: share[k] for k in ranks}
-            found.append(Prediction(facts.classes[ranks[0]], share[ranks[0]], ranking, familiar))
-        return found
+        return predictions(self.taught()[1].classes, *self.judge(rows))
 
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:

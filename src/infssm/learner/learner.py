@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -22,22 +22,20 @@ from infssm.data.sets.text import open_tokenizer
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import held_out_scores
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.config.fitting import settings_for, with_packaged
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.config.resolve import resolve
+from infssm.learner.config.resolve import resolve, settings_for, with_packaged
 from infssm.learner.evaluate import Evaluation
 from infssm.learner.events import Control, Listener
 from infssm.learner.knowledge import Knowledge, Lesson
 from infssm.learner.lessons import bits_of, examine, sample_counts, teach
 from infssm.learner.metrics import Confusion
 from infssm.learner.modeling import OWN, OwnModel
-from infssm.learner.predict import Prediction, TrainedClassifier, load_classifier
+from infssm.learner.predict import Prediction, Stream, TrainedClassifier, load_classifier
 from infssm.learner.reading import SampleLike, token_input
 from infssm.learner.setup import Setup
 from infssm.learner.shift import Shift, shift
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import POINTER, Versions
-from infssm.learner.streaming import Stream
 from infssm.learner.teaching import TaughtTask, as_dataset, as_task, fitting, for_testing, from_stream
 from infssm.methods import parse_name
 from infssm.models.features import find_classifier
@@ -47,6 +45,9 @@ from infssm.ssm import unwrap
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Text = TypeVar("Text", str, Tensor)
+"""Text, or ids of its tokens."""
 
 
 class Learner:
@@ -289,23 +290,9 @@ class Learner:
             bare._modules = {**bare._modules, place.name: nn.Identity()}
         return Stream(bare, classifier.samples, lambda rows: now.predictions(rows.float())[0])
 
-    @overload
     def generate(
-        self, prompt: str, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
-    ) -> str: ...
-    @overload
-    def generate(
-        self, prompt: Tensor, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
-    ) -> Tensor: ...
-    def generate(
-        self,
-        prompt: str | Tensor,
-        length: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        *,
-        seed: int | None = None,
-    ) -> str | Tensor:
+        self, prompt: Text, length: int, temperature: float = 1.0, top_p: float = 1.0, *, seed: int | None = None
+    ) -> Text:
         """Continue a text with a language model, in constant time per token; the prompt is part of the result.
 
         Args:
@@ -478,8 +465,13 @@ def load(
     return load_classifier(folder, task=task, device=device)
 
 
+def is_stored(folder: Path) -> bool:
+    """Whether a folder holds a learner, or a run, which a learner can continue."""
+    return Versions(folder).exists or RunDirectory(folder).is_run
+
+
 def _free(folder: Path) -> Path:
-    if Versions(folder).exists or RunDirectory(folder).is_run:
+    if is_stored(folder):
         raise ConfigError(f"{folder} holds a learner or a run: open it with infssm.Learner.load({str(folder)!r})")
     return folder
 

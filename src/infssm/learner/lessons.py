@@ -18,7 +18,7 @@ from infssm.data.loader import Part
 from infssm.errors import ConfigError
 from infssm.learner.calibration import HeldOut, held_out_scores, kept_rows
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.config.resolve import task0_config
+from infssm.learner.config.resolve import check_growing, task0_config
 from infssm.learner.devices import launch
 from infssm.learner.events import Control, Listener, RunBegan, RunEnded
 from infssm.learner.knowledge import Knowledge
@@ -26,7 +26,7 @@ from infssm.learner.loop import Loop, weights_of
 from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.modeling import known_facts
 from infssm.learner.saving import Position, Progress
-from infssm.learner.scoring import Bits, TokenScoring
+from infssm.learner.scoring import Bits
 from infssm.learner.setup import Setup, make_setup
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.teaching import TaughtTask
@@ -43,12 +43,8 @@ def check_method(config: RunConfig, taught: TaughtTask) -> None:
             "lessons are gone: choose another method, or use it with `infssm run`"
         )
     more = taught.task.past and taught.task.classes.start == 0
+    check_growing(config.method.name)
     for component in (base, *others):
-        if component.needs_total is not None:
-            raise ConfigError(
-                f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
-                "another method, or use it with `infssm run`"
-            )
         if more and not component.supports_domains:
             raise ConfigError(f"{component.name} cannot learn more samples of known classes: teach new classes alone")
 
@@ -56,16 +52,7 @@ def check_method(config: RunConfig, taught: TaughtTask) -> None:
 def teach(
     now: Knowledge, config: RunConfig, taught: TaughtTask, device: str, listen: Listener, control: Control
 ) -> tuple[Knowledge, Setup]:
-    """What is known after a task; nothing that was known before changes.
-
-    Args:
-        now: what is known before it.
-        config: all settings.
-        taught: the task.
-        device: where to compute.
-        listen: called with the events of training.
-        control: can stop training.
-    """
+    """What is known after a task. Nothing changes in ``now``, which is known before it."""
     check_method(config, taught)
     task, before, place = taught.task, now.method, torch.device(device)
     facts = known_facts(config, taught.facts, task.index)
@@ -151,9 +138,9 @@ def sample_counts(taught: TaughtTask) -> dict[str, int]:
 @torch.no_grad()
 def bits_of(setup: Setup, task: Task, part: Part) -> Bits:
     """Bits of a part of a task's text."""
-    scoring, module = TokenScoring(task, setup.facts.num_outputs), setup.method.module
-    counts = []
+    method, counts = setup.method, []
     for batch in setup.eval_loader(task, part):
-        batch = batch.to(setup.method.context.device)
-        counts.append(scoring.counts(logits_of(run_model(module, model_input(batch))), batch))
-    return scoring.score(torch.stack(counts).sum(0))
+        batch = batch.to(method.context.device)
+        logits = logits_of(run_model(method.module, model_input(batch)))
+        counts.append(Bits.counts(logits, batch, task, setup.facts.num_outputs))
+    return Bits.of(torch.stack(counts).sum(0).tolist())

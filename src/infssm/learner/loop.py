@@ -26,10 +26,10 @@ from infssm.learner.devices import average_gradients
 from infssm.learner.evaluate import evaluate, evaluate_ahead, evaluate_seen
 from infssm.learner.events import Control, EpochDone, Interrupted, Listener, Note, StepDone, TaskBegan, TaskEnded
 from infssm.learner.log import Log
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, RMSE, Confusion
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, Confusion
 from infssm.learner.optim import build_optimizer, decay_groups, diagnose, is_finite, learning_rate, set_learning_rate
 from infssm.learner.saving import Progress, load_checkpoint, load_method, save_best, save_progress, set_rng_state
-from infssm.learner.scoring import Bits, Errors, scoring_of
+from infssm.learner.scoring import Accuracy, Bits, Errors, score_of
 from infssm.learner.setup import Setup
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
@@ -67,9 +67,8 @@ class Loop:
         """Train all tasks that are left."""
         tasks = self.setup.stream.num_tasks
         if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
-            self.progress.matrix.begin(
-                scoring_of(self.setup.stream).guess(self.setup.stream, self.setup.config.data.evaluate)
-            )
+            stream, part = self.setup.stream, self.setup.config.data.evaluate
+            self.progress.matrix.begin(score_of(stream).guess(stream, part))
         while self.progress.position.task < tasks:
             task = self.setup.task(self.progress.position.task)
             self.begin_task(task)
@@ -229,22 +228,28 @@ class Loop:
         setup, progress = self.setup, self.progress
         seed_all(setup.config.seed, task.index, "end")
         setup.method.end_task(task, setup.statistics_loader(task), setup.plain_loader(task))
-        confusion = None  # [seen, seen]; language has no classes to confuse
-        if scoring_of(setup.stream).has_classes:
-            seen = setup.stream[task.index].classes.stop
+        seen, confusion = setup.stream[task.index].classes.stop, None
+        if score_of(setup.stream).has_classes:
             confusion = torch.zeros(seen, seen, dtype=torch.int64, device=self.fabric.device)
-        row = evaluate_seen(self.fabric, setup, task.index, confusion)
+
+        def count(_: Task, batch: Batch, logits: Tensor) -> None:
+            if confusion is not None:
+                places = batch.y * seen + logits.argmax(1)
+                confusion.add_(torch.bincount(places, minlength=seen * seen).view(seen, seen))
+
+        row = evaluate_seen(self.fabric, setup, task.index, count)
         if confusion is not None:
             confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
         measure = setup.measure
         values = [s.value for s in row]
-        inside = [s.inside for s in row if s.inside is not None]
+        inside = [s.task_incremental for s in row if isinstance(s, Accuracy)]
         ahead = evaluate_ahead(self.fabric, setup, task.index)
         bits = [s for s in row if isinstance(s, Bits)]
+        errors = [s for s in row if isinstance(s, Errors)]
         progress.matrix.update(
             values,
             inside or None,
-            samples=[s.samples for s in row],
+            samples=[s.count for s in row],
             ahead=ahead,
             tokens=[s.tokens for s in bits] if measure == BITS_PER_BYTE else None,
         )
@@ -256,7 +261,7 @@ class Loop:
                 measure.key: values,
                 **({"task_accuracy": inside} if inside else {}),
                 **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
-                **({"r2": [s.r2 for s in row if isinstance(s, Errors)]} if measure == RMSE else {}),
+                **({"r2": [s.r2 for s in errors]} if errors else {}),
                 "aa": progress.matrix.aa,
                 **({"chosen": chosen} if (chosen := setup.method.automatic_options()) else {}),
                 "best_epoch": progress.position.best["epoch"] if progress.position.best else None,

@@ -22,30 +22,19 @@ def task_lr(config: TrainConfig, task: int) -> float:
 
 def learning_rate(config: TrainConfig, task: int, epoch: int, *, epochs: int, progress: float = 0.0) -> float:
     """Learning rate in ``epoch`` of ``epochs``, at ``progress`` in [0, 1) of that epoch."""
-    base = task_lr(config, task)
+    base, start, low, warmup = task_lr(config, task), config.warmup_lr, config.min_lr, config.warmup_epochs
     if config.schedule == "authors":
-        return _authors(config, base, epoch, epochs)
-    return _plain(config, base, epoch + progress, epochs)
-
-
-def _authors(config: TrainConfig, base: float, epoch: int, epochs: int) -> float:
-    """timm's cosine as the release steps it: with the index of the epoch just finished, so one epoch behind."""
-    done = epoch - 1
-    warmup, low = config.warmup_epochs, config.min_lr
-    if epoch == 0:
-        return config.warmup_lr if warmup else base
-    if done < warmup:
-        return config.warmup_lr + done * (base - config.warmup_lr) / warmup
-    return low + 0.5 * (base - low) * (1 + math.cos(math.pi * done / epochs))
-
-
-def _plain(config: TrainConfig, base: float, epoch: float, epochs: int) -> float:
-    """Warm-up as a prefix, then cosine over the rest; neither end lies above the base."""
-    warmup = min(config.warmup_epochs, epochs)
-    start, low = min(config.warmup_lr, base), min(config.min_lr, base)
-    if epoch < warmup:
-        return start + (base - start) * epoch / warmup
-    return low + 0.5 * (base - low) * (1 + math.cos(math.pi * (epoch - warmup) / max(epochs - warmup, 1e-9)))
+        # timm's cosine as the release steps it: with the index of the epoch just finished, so one epoch behind.
+        if epoch == 0:
+            return start if warmup else base
+        if epoch - 1 < warmup:
+            return start + (epoch - 1) * (base - start) / warmup
+        return low + 0.5 * (base - low) * (1 + math.cos(math.pi * (epoch - 1) / epochs))
+    # Warm-up as a prefix, then cosine over the rest; neither end lies above the base.
+    now, warmup, start, low = epoch + progress, min(warmup, epochs), min(start, base), min(low, base)
+    if now < warmup:
+        return start + (base - start) * now / warmup
+    return low + 0.5 * (base - low) * (1 + math.cos(math.pi * (now - warmup) / max(epochs - warmup, 1e-9)))
 
 
 def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

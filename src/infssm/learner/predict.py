@@ -1,23 +1,27 @@
-"""`load`: from a run directory to a model that classifies; the training data need not be there."""
+"""Predictions: `load_classifier` opens a run to classify with, `Stream` reads a sequence while it arrives."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Generic, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
+from infssm._batch import inputs_of
+from infssm._modality import pad
 from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
+from infssm.data.spectra import FrameStream
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.modeling import build_method_and_recipe, known_facts, load_weights
-from infssm.learner.reading import SampleLike, model_input, padded, sequence_input
-from infssm.learner.scoring import SCORINGS
+from infssm.learner.reading import SampleLike, model_input, sequence_input, sound_input
+from infssm.learner.scoring import SCORES
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
+from infssm.models import Backbone, LanguageModel
 
 
 class Prediction(NamedTuple):
@@ -34,6 +38,23 @@ class Prediction(NamedTuple):
     probability: float
     probabilities: dict[str, float]
     known: bool = True
+
+
+def predictions(
+    classes: Sequence[str], logits: Tensor, shares: Tensor, known: Tensor | None = None
+) -> list[Prediction]:
+    """What follows from logits and probabilities ``[n, K]``, and from which samples are like some class ``[n]``.
+
+    Raises DataError where a sample has no finite logit: ``-inf`` is a class that was not learnt, NaN or inf no answer.
+    """
+    if not bool(logits.amax(1).isfinite().all()):
+        raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
+    order, found = shares.argsort(dim=1, descending=True, stable=True).tolist(), []
+    familiar = [True] * len(order) if known is None else known.tolist()
+    for share, ranks, like in zip(shares.tolist(), order, familiar, strict=True):
+        ranking = {classes[k]: share[k] for k in ranks}
+        found.append(Prediction(classes[ranks[0]], share[ranks[0]], ranking, like))
+    return found
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,7 @@ class TrainedClassifier:
         """
         if isinstance(self.samples, SequenceFacts):
             facts = self.samples
-            return padded([sequence_input(sample, facts) for sample in images])
+            return inputs_of(*pad([sequence_input(sample, facts) for sample in images]))
         assert self.recipe is not None
         return torch.stack([model_input(image, self.samples, self.recipe) for image in images])
 
@@ -88,20 +109,11 @@ class TrainedClassifier:
         model is, not how right. Values that are NaN or infinite raise :class:`~infssm.errors.DataError`.
         """
         if not isinstance(images, list):
-            return self._predict([images])[0]
-        chunks = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-        return [prediction for chunk in chunks for prediction in self._predict(chunk)]
-
-    def _predict(self, images: Sequence[SampleLike]) -> list[Prediction]:
-        logits = self.logits(self.transform(images)).float().cpu()
-        if not bool(logits.amax(1).isfinite().all()):  # -inf is a class that was not learnt, NaN or inf no answer
-            raise DataError("the model gives no finite logits for a sample: its values are too large, or not finite")
-        shares = logits.softmax(1)
-        order = shares.argsort(dim=1, descending=True, stable=True)
-        found = []
-        for share, ranks in zip(shares.tolist(), order.tolist(), strict=True):
-            ranking = {self.classes[k]: share[k] for k in ranks}
-            found.append(Prediction(self.classes[ranks[0]], share[ranks[0]], ranking))
+            return self.predict([images])[0]
+        found = list[Prediction]()
+        for start in range(0, len(images), batch_size):
+            logits = self.logits(self.transform(images[start : start + batch_size])).float().cpu()
+            found += predictions(self.classes, logits, logits.softmax(1))
         return found
 
 
@@ -134,7 +146,7 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
         raise ConfigError(f"device={device!r} cannot be used on this machine: {reason}; device='cpu' can") from None
     if facts.modality.scoring == "numbers":
         raise ConfigError(f"{directory.path} predicts numbers instead of classes: test it with `infssm eval`")
-    if not SCORINGS[facts.modality.scoring].has_classes:
+    if not SCORES[facts.modality.scoring].has_classes:
         raise ConfigError(f"{directory.path} is a language model, which has no classes: test it with `infssm eval`")
     known_then = known_facts(config, facts, last)
     method, recipe = build_method_and_recipe(config, known_then, place, weights=False, regularizers=False)
@@ -146,3 +158,61 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
             "each class a name of its own and train again"
         )
     return TrainedClassifier(method.module.eval().requires_grad_(False), known, facts.samples, recipe)
+
+
+P = TypeVar("P")
+
+
+class Stream(Generic[P]):
+    """One sequence that arrives in chunks; the prediction after each is that on everything so far.
+
+    Only the model's state and, for sounds in frequency bands, a window of samples are kept, however long the sequence
+    is. A new sequence needs a new stream.
+
+    Args:
+        model: a causal model in evaluation mode, ``[batch, tokens, width]`` to logits ``[batch, classes]``. Models that
+            read in both directions (Vim, VMamba) are refused.
+        samples: what the sequences of training were like, by which chunks become model input as in :meth:`predict`.
+        predict: from logits ``[1, classes]`` to a prediction.
+    """
+
+    def __init__(self, model: nn.Module, samples: ImageFacts | SequenceFacts, predict: Callable[[Tensor], P]) -> None:
+        if isinstance(samples, ImageFacts):
+            raise ConfigError("an image is not a sequence that arrives in chunks: use predict")
+        if not isinstance(model, Backbone):
+            raise ConfigError(
+                f"a stream needs a model that carries a state from chunk to chunk, and {type(model).__name__} has "
+                "none: Mamba, Mamba-2 and S4D of infssm do"
+            )
+        if isinstance(model, LanguageModel):
+            raise ConfigError("a language model predicts the next token instead of a class: use generate")
+        self.model, self.samples, self._predict = model, samples, predict
+        self.state = model.initial_state(1)
+        self._frames = None
+        if samples.rate is not None and samples.bands is not None:
+            self._frames = FrameStream(samples.rate, samples.bands)
+
+    @torch.no_grad()
+    def push(self, chunk: SampleLike) -> P:
+        """Read the next samples and return the prediction on the sequence so far.
+
+        Args:
+            chunk: of sounds ``[samples]`` at the rate of the training data, of series ``[time, width]``, of tokens
+                ``[time]``; any number of them, at least one.
+        """
+        if self._frames is None:
+            return self._predict(self._advance(sequence_input(chunk, self.samples)))
+        complete, open_frames = self._frames.push(sound_input(chunk, self.samples))
+        if len(complete):
+            self._advance(complete)
+        # Later samples will change the other frames, so the state after them is not kept.
+        return self._predict(self.model(self._batch(open_frames), state=self.state))
+
+    def _advance(self, tokens: Tensor) -> Tensor:
+        logits: Tensor
+        logits, self.state = self.model(self._batch(tokens), state=self.state, return_state=True)
+        return logits
+
+    def _batch(self, tokens: Tensor) -> Tensor:
+        like = next(self.model.parameters())
+        return tokens[None].to(like.device, like.dtype if tokens.is_floating_point() else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infssm._batch import inputs_of
-from infssm._modality import pad
 from infssm.data import FileImages, ImageFacts, PerImageRecipe, Recipe, SequenceFacts
 from infssm.data.audio import read_sound
 from infssm.data.images import to_raw, to_rgb
@@ -154,8 +151,3 @@ def read_series(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
     raise DataError(f"{path} is not a series: give an .npy or .csv [time, width], or an .npz with x [n, time, width]")
-
-
-def padded(sequences: Sequence[Tensor]) -> Tensor | Mapping[str, Tensor]:
-    """Sequences ``[time, width]`` as model input, with a mask where their lengths differ."""
-    return inputs_of(*pad(sequences))

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,25 +38,6 @@ _TRAILER = struct.Struct("<Q32s8s")
 _REMEDY = "restore it, or repeat the run with `infssm run ... --overwrite`"
 
 
-class _Hashing(io.RawIOBase):
-    """A write-only file that hashes what passes through, so that saving needs no second copy in memory."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-        self.length = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._file.write(view)
-        self.digest.update(view)
-        self.length += len(view)
-        return len(view)
-
-
 def save_checkpoint(path: Path, state: dict[str, Any], *, keep_previous: bool = True) -> None:
     """Write ``state`` (tensors and plain values) to ``path`` atomically.
 
@@ -65,9 +46,13 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, keep_previous: bool = 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
-            hashing = _Hashing(file)
-            torch.save(state, cast("IO[bytes]", hashing))
-            file.write(_TRAILER.pack(hashing.length, hashing.digest.digest(), _MAGIC))
+            torch.save(state, file)
+            file.flush()
+            digest, length = hashlib.sha256(), file.tell()
+            with open(file.name, "rb") as written:  # in pieces: a second copy of the model may not fit into memory
+                while piece := written.read(1 << 20):
+                    digest.update(piece)
+            file.write(_TRAILER.pack(length, digest.digest(), _MAGIC))
             if keep_previous and path.exists():
                 _link(path, previous(path))
     except (OSError, RuntimeError) as error:

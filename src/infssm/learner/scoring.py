@@ -1,10 +1,12 @@
-"""What is counted when a model is tested: right answers of classes, bits of language, errors of numbers."""
+"""What a model reaches on a task: right answers of classes, bits of language, errors of numbers."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,30 +20,98 @@ from infssm.data.loader import Part
 from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE, Measure
 
 
-class Accuracy(NamedTuple):
-    """Fractions of ``images`` that are right: among all ``seen`` classes, and inside the image's own task."""
+@dataclass(frozen=True)
+class Score(ABC):
+    """What a model reaches on one part of a task, and how that is counted."""
+
+    size: ClassVar[int]
+    """How many numbers are counted."""
+    has_classes: ClassVar[bool] = False
+    """Whether samples have classes, which can be mistaken for each other."""
+
+    @staticmethod
+    @abstractmethod
+    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:
+        """What one batch adds, float64 [size], by logits of which the first ``seen`` are to be chosen from."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, counts: Sequence[float]) -> Score:
+        """The score that follows from the sum of the counts of all batches, on all processes; NaN without samples."""
+
+    @staticmethod
+    @abstractmethod
+    def measure(stream: TaskStream) -> Measure:
+        """What the matrix of a stream holds."""
+
+    @staticmethod
+    @abstractmethod
+    def guess(stream: TaskStream, part: Part) -> list[float]:
+        """What guessing reaches on a part of each task."""
+
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """What the matrix holds."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """What it was measured on: images, bytes or tokens, samples."""
+
+
+@dataclass(frozen=True)
+class Accuracy(Score):
+    """Fractions of ``images`` that are right: among all classes seen, and inside the image's own task."""
 
     class_incremental: float
     task_incremental: float
     images: int
 
+    size = 3
+    has_classes = True
+
+    @staticmethod
+    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:
+        """Right, right inside the task, images."""
+        y, classes = batch.y, task.classes
+        inside = logits[:, classes.start : classes.stop].argmax(1) + classes.start
+        right = logits[:, :seen].argmax(1) == y
+        return torch.stack([right.sum(), (inside == y).sum(), y.new_tensor(len(y))]).double()
+
+    @classmethod
+    def of(cls, counts: Sequence[float]) -> Accuracy:
+        """Fractions."""
+        right, inside, images = counts
+        return cls(right / images, inside / images, int(images)) if images else cls(math.nan, math.nan, 0)
+
+    @staticmethod
+    def measure(stream: TaskStream) -> Measure:  # noqa: ARG004 - the same for all
+        """The accuracy."""
+        return ACCURACY
+
+    @staticmethod
+    def guess(stream: TaskStream, part: Part) -> list[float]:  # noqa: ARG004 - the same for all
+        """One of the classes."""
+        return [1 / stream.num_classes] * len(stream)
+
     @property
     def value(self) -> float:
-        """What the matrix holds."""
+        """The class-incremental accuracy."""
         return self.class_incremental
 
     @property
-    def inside(self) -> float | None:
-        """The same, decided inside the task."""
-        return self.task_incremental
-
-    @property
-    def samples(self) -> int:
-        """What it was measured on."""
+    def count(self) -> int:
+        """Images."""
         return self.images
 
+    def __str__(self) -> str:
+        values = f"{100 * self.class_incremental:6.2f} %   inside the task {100 * self.task_incremental:6.2f} %"
+        return f"{values}   ({self.images} images)"
 
-class Bits(NamedTuple):
+
+@dataclass(frozen=True)
+class Bits(Score):
     """How many bits a language model needs for held-out text.
 
     Attributes:
@@ -59,23 +129,61 @@ class Bits(NamedTuple):
     tokens: int
     bytes: int
 
+    size = 3
+
+    @staticmethod
+    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:  # noqa: ARG004 - any token can follow
+        """Sum of bits, tokens, bytes."""
+        y = batch.y.flatten()
+        nats = F.cross_entropy(logits.float().flatten(0, 1), y, ignore_index=IGNORED, reduction="none").double().sum()
+        known, text = _text_bytes(task.test.dataset), 0
+        if known is not None and batch.index is not None:
+            text = int(known[batch.index.numpy()].sum())
+        return torch.stack([nats / math.log(2), (y != IGNORED).sum().double(), nats.new_tensor(text)])
+
+    @classmethod
+    def of(cls, counts: Sequence[float]) -> Bits:
+        """Means."""
+        bits, tokens, text = counts
+        if not tokens:
+            return cls(math.nan, math.nan, math.nan, 0, 0)
+        mean = bits / tokens
+        per_byte = bits / text if text else math.nan
+        return cls(per_byte, mean, 2**mean if mean < 1000 else math.inf, int(tokens), int(text))
+
+    @staticmethod
+    def measure(stream: TaskStream) -> Measure:
+        """Bits per byte, which different tokenizers can be compared by; per token where the bytes are unknown."""
+        return BITS_PER_TOKEN if _text_bytes(stream.dataset) is None else BITS_PER_BYTE
+
+    @staticmethod
+    def guess(stream: TaskStream, part: Part) -> list[float]:
+        """Any token of the vocabulary."""
+        text_bytes, bits = _text_bytes(stream.dataset), math.log2(stream.num_classes)
+        if text_bytes is None:
+            return [bits] * len(stream)
+        predicted = stream.dataset.sequences.lengths - 1
+        indices = [getattr(task, part).indices for task in stream]
+        return [bits * (float(predicted[mine].sum()) / max(1, int(text_bytes[mine].sum()))) for mine in indices]
+
     @property
     def value(self) -> float:
-        """What the matrix holds."""
+        """Bits per byte, or per token."""
         return self.bits_per_byte if self.bytes else self.bits_per_token
 
     @property
-    def inside(self) -> float | None:
-        """Language is not decided inside a task."""
-        return None
-
-    @property
-    def samples(self) -> int:
-        """What it was measured on."""
+    def count(self) -> int:
+        """Bytes, or tokens."""
         return self.bytes or self.tokens
 
+    def __str__(self) -> str:
+        per_byte = f"{self.bits_per_byte:.3f} bits per byte, " if self.bytes else ""
+        counts = f"{self.tokens:,} tokens" + (f", {self.bytes:,} bytes" if self.bytes else "")
+        return f"{per_byte}{self.bits_per_token:.3f} bits per token, perplexity {self.perplexity:.2f}   ({counts})"
 
-class Errors(NamedTuple):
+
+@dataclass(frozen=True)
+class Errors(Score):
     """How far predicted numbers are from their targets.
 
     Attributes:
@@ -89,166 +197,55 @@ class Errors(NamedTuple):
     r2: float
     samples: int
 
-    @property
-    def value(self) -> float:
-        """What the matrix holds."""
-        return self.rmse
-
-    @property
-    def inside(self) -> float | None:
-        """Numbers are not decided inside a task."""
-        return None
-
-
-Score = Accuracy | Bits | Errors
-
-
-class Scoring(ABC):
-    """Counts over the batches of one part of a task; counts of several processes add up.
-
-    Args:
-        task: the task.
-        seen: how many classes there are to choose from.
-        confusion: [seen, seen] images by true and predicted class, added to where given.
-    """
-
-    size: ClassVar[int]
-    """How many numbers are counted."""
-    has_classes: ClassVar[bool] = True
-    """Whether samples have classes, which can be mistaken for each other."""
-
-    def __init__(self, task: Task, seen: int, confusion: Tensor | None = None) -> None:
-        self.task, self.seen, self.confusion = task, seen, confusion
-
-    @abstractmethod
-    def counts(self, logits: Tensor, batch: Batch) -> Tensor:
-        """What one batch adds, float64 [k]."""
-
-    @abstractmethod
-    def score(self, counts: Tensor) -> Score:
-        """The score that follows from the sum of all counts."""
-
-    @classmethod
-    @abstractmethod
-    def measure(cls, stream: TaskStream) -> Measure:
-        """What the matrix of a stream holds."""
-
-    @classmethod
-    @abstractmethod
-    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
-        """What guessing reaches on a part of each task."""
-
-
-class ClassScoring(Scoring):
-    """Right answers among the classes [0, seen), and inside the task."""
-
-    size = 3
-
-    def counts(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Right, right inside the task, images; adds to the confusion, where given."""
-        y, classes, seen = batch.y, self.task.classes, self.seen
-        inside = logits[:, classes.start : classes.stop].argmax(1) + classes.start
-        predicted = logits[:, :seen].argmax(1)
-        if self.confusion is not None:
-            self.confusion += torch.bincount(y * seen + predicted, minlength=seen * seen).view(seen, seen)
-        return torch.stack([(predicted == y).sum(), (inside == y).sum(), y.new_tensor(len(y))]).double()
-
-    def score(self, counts: Tensor) -> Accuracy:
-        """Fractions; NaN without images."""
-        right, inside, images = counts.tolist()
-        if not images:
-            return Accuracy(math.nan, math.nan, 0)
-        return Accuracy(right / images, inside / images, int(images))
-
-    @classmethod
-    def measure(cls, stream: TaskStream) -> Measure:  # noqa: ARG003 - the same for all
-        """The accuracy."""
-        return ACCURACY
-
-    @classmethod
-    def guess(cls, stream: TaskStream, part: Part) -> list[float]:  # noqa: ARG003 - the same for all
-        """One of the classes."""
-        return [1 / stream.num_classes] * len(stream)
-
-
-class TokenScoring(Scoring):
-    """Bits of every predicted token, and the bytes of text behind them."""
-
-    size = 3
-    has_classes = False
-
-    def counts(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Sum of bits, tokens, bytes."""
-        y = batch.y.flatten()
-        nats = F.cross_entropy(logits.float().flatten(0, 1), y, ignore_index=IGNORED, reduction="none").double().sum()
-        known, text = _text_bytes(self.task.test.dataset), 0
-        if known is not None and batch.index is not None:
-            text = int(known[batch.index.numpy()].sum())
-        return torch.stack([nats / math.log(2), (y != IGNORED).sum().double(), nats.new_tensor(text)])
-
-    def score(self, counts: Tensor) -> Bits:
-        """Means; NaN without tokens."""
-        bits, tokens, text = counts.tolist()
-        if not tokens:
-            return Bits(math.nan, math.nan, math.nan, 0, 0)
-        mean = bits / tokens
-        per_byte = bits / text if text else math.nan
-        return Bits(per_byte, mean, 2**mean if mean < 1000 else math.inf, int(tokens), int(text))
-
-    @classmethod
-    def measure(cls, stream: TaskStream) -> Measure:
-        """Bits per byte, which different tokenizers can be compared by; per token where the bytes are unknown."""
-        return BITS_PER_TOKEN if _text_bytes(stream.dataset) is None else BITS_PER_BYTE
-
-    @classmethod
-    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
-        """Any token of the vocabulary."""
-        text_bytes, bits = _text_bytes(stream.dataset), math.log2(stream.num_classes)
-        if text_bytes is None:
-            return [bits] * len(stream)
-        predicted = stream.dataset.sequences.lengths - 1
-        indices = [getattr(task, part).indices for task in stream]
-        return [bits * (float(predicted[mine].sum()) / max(1, int(text_bytes[mine].sum()))) for mine in indices]
-
-
-class NumberScoring(Scoring):
-    """Squared errors of predicted numbers, and the moments of their targets."""
-
     size = 4
-    has_classes = False
 
-    def counts(self, logits: Tensor, batch: Batch) -> Tensor:
+    @staticmethod
+    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:  # noqa: ARG004 - there are no classes
         """Samples, sum of squared errors, sum of targets and of their squares."""
         y = batch.y.double()
         errors = logits[:, 0].double() - y
         return torch.stack([y.new_tensor(len(y)), errors.square().sum(), y.sum(), y.square().sum()])
 
-    def score(self, counts: Tensor) -> Errors:
-        """Root of the mean squared error, and R²; NaN without samples."""
-        samples, errors, total, squares = counts.tolist()
-        if not samples:
-            return Errors(math.nan, math.nan, 0)
-        spread = squares - total**2 / samples
-        return Errors(math.sqrt(errors / samples), 1 - errors / spread if spread > 0 else math.nan, int(samples))
-
     @classmethod
-    def measure(cls, stream: TaskStream) -> Measure:  # noqa: ARG003 - the same for all
+    def of(cls, counts: Sequence[float]) -> Errors:
+        """Root of the mean squared error, and R²."""
+        samples, errors, total, squares = counts
+        if not samples:
+            return cls(math.nan, math.nan, 0)
+        spread = squares - total**2 / samples
+        return cls(math.sqrt(errors / samples), 1 - errors / spread if spread > 0 else math.nan, int(samples))
+
+    @staticmethod
+    def measure(stream: TaskStream) -> Measure:  # noqa: ARG004 - the same for all
         """The root mean squared error, in the unit of the targets."""
         return RMSE
 
-    @classmethod
-    def guess(cls, stream: TaskStream, part: Part) -> list[float]:
+    @staticmethod
+    def guess(stream: TaskStream, part: Part) -> list[float]:
         """The mean of each task's targets, whose error is their standard deviation."""
         return [float(getattr(task, part).labels.double().std(correction=0)) for task in stream]
 
+    @property
+    def value(self) -> float:
+        """The root mean squared error."""
+        return self.rmse
 
-SCORINGS: dict[str, type[Scoring]] = {"classes": ClassScoring, "tokens": TokenScoring, "numbers": NumberScoring}
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return self.samples
+
+    def __str__(self) -> str:
+        return f"RMSE {self.rmse:.3f}, R² {self.r2:.3f}   ({self.samples:,} samples)"
+
+
+SCORES: dict[str, type[Score]] = {"classes": Accuracy, "tokens": Bits, "numbers": Errors}
 """By ``Modality.scoring``."""
 
 
-def scoring_of(stream: TaskStream) -> type[Scoring]:
+def score_of(stream: TaskStream) -> type[Score]:
     """How models are measured on a stream."""
-    return SCORINGS[stream.dataset.modality.scoring]
+    return SCORES[stream.dataset.modality.scoring]
 
 
 def _text_bytes(dataset: Dataset) -> NDArray[np.int64] | None:

@@ -37,7 +37,7 @@ from infssm.errors import ConfigError, MissingDataError
 from infssm.learner.config.fields import DataConfig, RunConfig
 from infssm.learner.metrics import Measure
 from infssm.learner.modeling import OwnModel, any_model, build_method_and_recipe, known_facts
-from infssm.learner.scoring import SCORINGS, scoring_of
+from infssm.learner.scoring import SCORES, score_of
 from infssm.methods import Method, method_options, parse_name
 from infssm.models import check_weights
 
@@ -80,7 +80,7 @@ class Setup:
     @property
     def measure(self) -> Measure:
         """What is measured of the model on each task."""
-        return scoring_of(self.stream).measure(self.stream)
+        return score_of(self.stream).measure(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""
@@ -158,7 +158,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
     if data.shots is not None and by == "domain":
         raise ConfigError("data.shots counts samples of new classes: make tasks by class, or leave it out")
 
-    if data.online and not SCORINGS[dataset.modality.scoring].has_classes:
+    if data.online and not SCORES[dataset.modality.scoring].has_classes:
         raise ConfigError(f"data.online measures accuracy along the stream, and {dataset.name} has no classes")
 
     def stream_of(split: Split) -> TaskStream:

@@ -63,10 +63,6 @@ class TaughtTask(TaskStream):
             raise ConfigError(f"the data of task {index} are no longer there; only those of {self.task.index} are")
         return self.task
 
-    def cumulative(self, index: int) -> Task:
-        """Refuse: joint training needs the data of all tasks."""
-        raise ConfigError(f"joint training needs the data of all tasks, and those before {index} are no longer there")
-
 
 def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None) -> Dataset:
     """A data set of what a user has: a name or path, samples with labels, a data set or a loader of torch.
@@ -176,53 +172,48 @@ def as_task(
 ) -> TaughtTask:
     """A data set as the next task of a learner that knows ``facts``; None where it knows nothing yet.
 
-    ``samples`` is what its images or sequences are like.
-
-    Some samples of each class are its validation part. A task with samples of known classes has all classes.
+    ``samples`` is what its images or sequences are like. Of classes some samples of each are the validation part, of
+    text the last tenth of it. A task with samples of known classes has all classes. An official test part is not
+    taught.
     """
     if dataset.modality.scoring == "numbers":
         raise ConfigError(
             f"{dataset.name} has numbers as targets, and a learner is taught classes or text: `infssm run`"
         )
-    if dataset.modality.by == "domain":
-        return _domain_task(dataset, facts, name, samples)
-    known = () if facts is None else facts.classes
-    new = [label for label in dataset.classes if label not in known]
-    _check_names(known, dataset.classes)
-    classes = (*known, *new)
-    label_of = np.array([classes.index(label) for label in dataset.classes], dtype=np.int64)
-    labels = label_of[dataset.labels]
-    whole = np.arange(len(labels) - dataset.num_test)  # an official test part is not taught
-    counts = np.bincount(labels[whole], minlength=len(classes))
-    if few := [label for label in new if counts[classes.index(label)] < 2]:
-        number = counts[classes.index(few[0])]
-        raise DataError(
-            f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs two or more, one of "
-            "them to test itself on"
-        )
-    held = held_out_rows(torch.from_numpy(labels[whole])).numpy()
+    before = StreamFacts(samples, (), ()) if facts is None else facts
+    known, index = before.classes, len(before.task_sizes)
+    whole, labels = np.arange(len(dataset) - dataset.num_test), dataset.labels
+    past: int | None = None
+    text = dataset.modality.by == "domain"
+    if text:
+        classes, outputs = dataset.classes, dataset.modality.num_outputs(1, dataset.facts.size)
+        held = whole[-max(1, len(whole) // 10) :] if len(whole) > 1 else whole[:0]
+        block, sizes = range(outputs), (outputs,) * (index + 1)
+    else:
+        new = [label for label in dataset.classes if label not in known]
+        _check_names(known, dataset.classes)
+        classes = (*known, *new)
+        labels = np.array([classes.index(label) for label in dataset.classes], dtype=np.int64)[labels]
+        counts = np.bincount(labels[whole], minlength=len(classes))
+        if few := [label for label in new if counts[classes.index(label)] < 2]:
+            number = counts[classes.index(few[0])]
+            raise DataError(
+                f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs two or more, one "
+                "of them to test itself on"
+            )
+        held = held_out_rows(torch.from_numpy(labels[whole])).numpy()
+        fresh = len(new) == len(dataset.classes) and not before.domains
+        block, past = range(len(known), len(classes)) if fresh else range(len(classes)), len(known)
+        outputs, sizes = len(classes), (*before.task_sizes, len(classes) if before.domains else len(new))
     train, val, test, everything = (
         TaskData(dataset, rows, torch.from_numpy(labels[rows]))
         for rows in (np.delete(whole, held), held, np.arange(len(whole), len(labels)), whole)
     )
-    before = StreamFacts(samples, (), ()) if facts is None else facts
-    domains = (*before.domains, name) if before.domains else ()
-    fresh = len(new) == len(dataset.classes) and not domains
-    block = range(len(known), len(classes)) if fresh else range(len(classes))
-    sizes, index = (*before.task_sizes, len(classes) if domains else len(new)), len(before.task_sizes)
-    task = Task(
-        index,
-        block,
-        index + 1,
-        len(classes),
-        train,
-        val,
-        test,
-        class_names=classes,
-        past=len(known),
-        domain=name if domains else "",
-    )
-    return TaughtTask(task, StreamFacts(samples, classes, sizes, domains), replace(task, train=everything))
+    domains = (*before.domains, name) if text or before.domains else ()
+    domain = name if domains else ""
+    task = Task(index, block, index + 1, outputs, train, val, test, class_names=classes, past=past, domain=domain)
+    facts = StreamFacts(samples, classes, sizes, domains)
+    return TaughtTask(task, facts, None if text else replace(task, train=everything))
 
 
 def for_testing(dataset: Dataset, facts: StreamFacts) -> TaughtTask:
@@ -234,23 +225,6 @@ def for_testing(dataset: Dataset, facts: StreamFacts) -> TaughtTask:
     none, test = (TaskData(dataset, part, torch.from_numpy(labels[part])) for part in (rows[:0], rows))
     index, outputs = len(facts.task_sizes) - 1, facts.num_outputs
     return TaughtTask(Task(index, range(outputs), index + 1, outputs, none, none, test), facts)
-
-
-def _domain_task(
-    dataset: Dataset, facts: StreamFacts | None, name: str, samples: ImageFacts | SequenceFacts
-) -> TaughtTask:
-    """Text as one more domain of a language model: the last tenth of it validates."""
-    index = 0 if facts is None else len(facts.task_sizes)
-    whole = np.arange(len(dataset) - dataset.num_test)
-    cut = len(whole) - max(1, len(whole) // 10) if len(whole) > 1 else len(whole)
-    labels = torch.from_numpy(dataset.labels)
-    ends = (whole[:cut], whole[cut:], np.arange(len(whole), len(dataset)))
-    train, val, test = (TaskData(dataset, rows, labels[rows]) for rows in ends)
-    domains = (*(() if facts is None else facts.domains), name)
-    outputs = dataset.modality.num_outputs(1, dataset.facts.size)
-    sizes = (outputs,) * (index + 1)
-    task = Task(index, range(outputs), index + 1, outputs, train, val, test, class_names=dataset.classes, domain=name)
-    return TaughtTask(task, StreamFacts(samples, dataset.classes, sizes, domains))
 
 
 def from_stream(task: Task, facts: StreamFacts | None) -> TaughtTask:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 
 from infssm.errors import CheckpointError, ConfigError
 from infssm.models.block import linear_
+from infssm.models.mixer import SequenceState
 from infssm.models.pretrained import load_weights
 from infssm.models.registry import build
-from infssm.models.state import SequenceState
 
 
 class Backbone(nn.Module, ABC):
@@ -127,7 +126,11 @@ class Backbone(nn.Module, ABC):
         folder.mkdir(parents=True, exist_ok=True)
         config = json.dumps({"name": self.model_name, "options": self.saved_options()}, indent=2)
         (folder / "config.json").write_text(config + "\n")
-        save_file(_untied(self.state_dict()), folder / "model.safetensors")
+        state = self.state_dict()
+        # Tensors that share memory are stored under their first name; `adapt_state_dict` restores the others.
+        first = {tensor.data_ptr(): name for name, tensor in reversed(list(state.items()))}
+        tensors = {name: state[name].detach().cpu().contiguous() for name in first.values()}
+        save_file(tensors, folder / "model.safetensors")
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str], **options: Any) -> Backbone:
@@ -136,12 +139,6 @@ class Backbone(nn.Module, ABC):
         if not isinstance(model, cls):
             raise CheckpointError(f"{directory} holds a {type(model).__name__}, not a {cls.__name__}")
         return model
-
-
-def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Keep the first name of tensors that share memory; ``adapt_state_dict`` restores the others."""
-    first = {tensor.data_ptr(): name for name, tensor in reversed(list(state.items()))}
-    return {name: state[name].detach().cpu().contiguous() for name in first.values()}
 
 
 def create_model(

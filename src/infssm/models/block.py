@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from infssm.models.mixer import SSMMixer
-from infssm.models.state import LayerState
+from infssm.models.mixer import LayerState, SSMMixer
 from infssm.ops import add_rms_norm
 
 # Standard deviation of a unit normal truncated to [-2, 2].

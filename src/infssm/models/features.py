@@ -6,7 +6,7 @@ A classifier is what ``get_classifier()`` returns (timm's convention, and ours),
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,14 @@ def output_layer(model: nn.Module) -> nn.Module:
     """The layer whose input are the features: the classifier, of a language model its output layer."""
     output = getattr(model, "lm_head", None)
     return output if isinstance(output, nn.Module) else find_classifier(model).module
+
+
+def train_only(model: nn.Module, parameters: Iterable[Tensor] = ()) -> None:
+    """Give gradients to the output layer and to these ``parameters`` alone."""
+    model.requires_grad_(False)
+    output_layer(model).requires_grad_(True)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
 
 
 class _Reached(BaseException):

@@ -44,9 +44,17 @@ def generate(
     own, training = _own(model), model.training
     model.eval()
     try:
-        if own is not None:
-            return _by_state(own, prompt, length, temperature, top_p, generator)
-        return _by_transformers(model, prompt, length, temperature, top_p, generator)
+        if own is None:
+            return _by_transformers(model, prompt, length, temperature, top_p, generator)
+        device = next(own.parameters()).device
+        tokens = torch.empty(len(prompt), prompt.shape[1] + length, dtype=torch.long, device=device)
+        tokens[:, : prompt.shape[1]] = prompt
+        new, state = tokens[:, : prompt.shape[1]], None
+        for position in range(prompt.shape[1], tokens.shape[1]):
+            logits, state = own(new, state=state, return_state=True)
+            new = sample(logits[:, -1], temperature, top_p, generator)[:, None]
+            tokens[:, position : position + 1] = new
+        return tokens
     finally:
         model.train(training)
 
@@ -67,25 +75,6 @@ def vocabulary_of(model: nn.Module) -> int:
 def _own(model: nn.Module) -> LanguageModel | None:
     """The package's language model, where the model is one or wraps one (peft)."""
     return next((module for module in model.modules() if isinstance(module, LanguageModel)), None)
-
-
-def _by_state(
-    model: LanguageModel,
-    prompt: Tensor,
-    length: int,
-    temperature: float,
-    top_p: float,
-    generator: torch.Generator | None,
-) -> Tensor:
-    device = next(model.parameters()).device
-    tokens = torch.empty(len(prompt), prompt.shape[1] + length, dtype=torch.long, device=device)
-    tokens[:, : prompt.shape[1]] = prompt
-    new, state = tokens[:, : prompt.shape[1]], None
-    for position in range(prompt.shape[1], tokens.shape[1]):
-        logits, state = model(new, state=state, return_state=True)
-        new = sample(logits[:, -1], temperature, top_p, generator)[:, None]
-        tokens[:, position : position + 1] = new
-    return tokens
 
 
 def sample(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:

@@ -9,19 +9,18 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models.block import depthwise_conv, dt_bias
+from infssm.models.mamba import continue_conv, initial_state
 from infssm.models.mixer import (
+    LayerState,
     RawStates,
     SSMMixer,
     StateRows,
-    StateTap,
     at_least_float32,
     beside_checkpoint,
     check_state_set,
 )
 from infssm.models.registry import register_model
-from infssm.models.selective import continue_conv, initial_state
-from infssm.models.sequence import LanguageModel, SequenceClassifier, classifier, language_model
-from infssm.models.state import LayerState
+from infssm.models.sequence import LanguageModel, SequenceClassifier
 from infssm.ops import ScanInputs, add_rms_norm, causal_conv1d, mean_states, scan_ssd, scan_step
 from infssm.ops.backend import can_fuse
 from infssm.ops.ssd import LEAST_STATES
@@ -133,8 +132,16 @@ class Mamba2Mixer(SSMMixer):
             return
         with beside_checkpoint():
             _, b, c = self._parts(xbc)
-            a = -torch.exp(at_least_float32(self.A_log))
-            self.emit([self._states(dt, a, b, c, self.tap)._replace(mask=mask)])
+            # The mean over a head's channels is the head's own value.
+            means = mean_states(
+                dt,
+                -torch.exp(at_least_float32(self.A_log))[:, None],
+                delta_bias=self.dt_bias if self.tap.include_dt_bias else None,
+                delta_softplus=True,
+                groups=self.ngroups if self.ngroups > 1 else None,
+                zoh=self.tap.zoh,
+            )
+            self.emit([RawStates(means.a, c, b, means.delta, means.zoh, mask)])
 
     def _parts(self, xbc: Tensor) -> tuple[Tensor, ...]:
         """x: [batch, tokens, channels]; B, C: [batch, tokens, n], with a group axis where there is more than one."""
@@ -144,18 +151,6 @@ class Mamba2Mixer(SSMMixer):
             return x, b, c
         grouped = (*b.shape[:-1], self.ngroups, self.d_state)
         return x, b.view(grouped), c.view(grouped)
-
-    def _states(self, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, tap: StateTap) -> RawStates:
-        """States from the heads: the mean over a head's channels is the head's own value."""
-        means = mean_states(
-            dt,
-            a[:, None],
-            delta_bias=self.dt_bias if tap.include_dt_bias else None,
-            delta_softplus=True,
-            groups=self.ngroups if self.ngroups > 1 else None,
-            zoh=tap.zoh,
-        )
-        return RawStates(a=means.a, c=c, b=b, delta=means.delta, zoh=means.zoh)
 
     def state_parameters(self, which: str) -> list[StateRows]:
         """Parameters that form (A, C) or (A, B, C).
@@ -175,35 +170,28 @@ class Mamba2Mixer(SSMMixer):
         return rows
 
 
-_MIXER_OPTIONS = ("d_state", "d_conv", "expand", "headdim", "ngroups")
-
-
-def _mixers(d_model: int, n_layer: int, options: dict[str, Any]) -> list[SSMMixer]:
-    own = {key: options.pop(key) for key in _MIXER_OPTIONS if key in options}
-    return [Mamba2Mixer(d_model, **own) for _ in range(n_layer)]
+_NANO = {"d_model": 96, "n_layer": 4, "d_state": 16, "headdim": 32, "vocab_size": 256}
 
 
 @register_model("mamba2_nano")
-def mamba2_nano(*, d_model: int = 96, n_layer: int = 4, **options: Any) -> SequenceClassifier:
+def mamba2_nano(**options: Any) -> SequenceClassifier:
     """Small Mamba-2 classifier; ids of ``vocab_size`` or, with ``in_dim``, real sequences [batch, tokens, in_dim]."""
-    mixers = _mixers(d_model, n_layer, options := {"d_state": 16, "headdim": 32, **options})
-    return classifier(mixers, d_model=d_model, **{"vocab_size": 256, "num_classes": 10, **options})
+    return SequenceClassifier(Mamba2Mixer, **{**_NANO, "num_classes": 10, **options})
 
 
 @register_model("mamba2_130m")
-def mamba2_130m(*, d_model: int = 768, n_layer: int = 24, **options: Any) -> SequenceClassifier:
+def mamba2_130m(**options: Any) -> SequenceClassifier:
     """Mamba-2-130m as a sequence classifier; the backbone of state-spaces/mamba2-130m loads into it."""
-    return classifier(_mixers(d_model, n_layer, options), d_model=d_model, **{"vocab_size": 50288, **options})
+    return SequenceClassifier(Mamba2Mixer, **{"vocab_size": 50288, **options})
 
 
 @register_model("mamba2_lm_nano")
-def mamba2_lm_nano(*, d_model: int = 96, n_layer: int = 4, **options: Any) -> LanguageModel:
+def mamba2_lm_nano(**options: Any) -> LanguageModel:
     """Small Mamba-2 language model, of bytes unless ``vocab_size`` is given."""
-    mixers = _mixers(d_model, n_layer, options := {"d_state": 16, "headdim": 32, **options})
-    return language_model(mixers, d_model=d_model, **{"vocab_size": 256, "tie_embeddings": False, **options})
+    return LanguageModel(Mamba2Mixer, **{**_NANO, "tie_embeddings": False, **options})
 
 
 @register_model("mamba2_lm_130m")
-def mamba2_lm_130m(*, d_model: int = 768, n_layer: int = 24, **options: Any) -> LanguageModel:
+def mamba2_lm_130m(**options: Any) -> LanguageModel:
     """Mamba-2-130m language model (public weights: state-spaces/mamba2-130m)."""
-    return language_model(_mixers(d_model, n_layer, options), d_model=d_model, **{"vocab_size": 50288, **options})
+    return LanguageModel(Mamba2Mixer, **{"vocab_size": 50288, **options})

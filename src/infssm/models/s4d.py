@@ -15,10 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.models.mixer import RawStates, SSMMixer, StateRows, at_least_float32, beside_checkpoint, check_state_set
+from infssm.models.mixer import (
+    LayerState,
+    RawStates,
+    SSMMixer,
+    StateRows,
+    at_least_float32,
+    beside_checkpoint,
+    check_state_set,
+)
 from infssm.models.registry import register_model
 from infssm.models.sequence import CausalBackbone
-from infssm.models.state import LayerState
 
 Discretization = Literal["zoh", "bilinear"]
 

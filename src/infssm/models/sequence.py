@@ -7,6 +7,7 @@ transformers' Mamba and Mamba2 load too.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,17 +17,31 @@ from torch import Tensor, nn
 from infssm.errors import CheckpointError, ConfigError
 from infssm.models.backbone import Backbone
 from infssm.models.block import Block, RMSNorm, residual_projection_, run_blocks
-from infssm.models.mixer import SSMMixer
-from infssm.models.state import LayerState, SequenceState
+from infssm.models.mixer import LayerState, SequenceState
 
 Pooling = Literal["mean", "last"]
 
 
 class SequenceEncoder(nn.Module):
-    """Embedding, blocks, final norm: ids [batch, tokens] or values [batch, tokens, in_dim] -> [batch, tokens, dim]."""
+    """Embedding, blocks, final norm: ids [batch, tokens] or values [batch, tokens, in_dim] -> [batch, tokens, dim].
 
-    def __init__(self, mixers: list[SSMMixer], *, d_model: int, vocab_size: int, in_dim: int | None = None) -> None:
+    ``mixer`` is the class of the mixers, which ``options`` go to: ``mixer(d_model, **options)``.
+    """
+
+    def __init__(
+        self,
+        mixer: Callable[..., Any],
+        *,
+        d_model: int = 768,
+        n_layer: int = 24,
+        vocab_size: int = 50280,
+        in_dim: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
+        mixers = [mixer(d_model, **options) for _ in range(n_layer)]
+        for one in mixers:
+            residual_projection_(one.out_proj.weight, n_layer)
         self.embedding: nn.Module
         if in_dim is None:
             embedding = nn.Embedding(vocab_size, d_model)
@@ -119,9 +134,12 @@ class CausalBackbone(Backbone):
         """Mean over tokens, or the last token: [batch, dim]; ``mask``: [batch, tokens], False where padded."""
         if self.pooling is None:
             return features
-        if mask is not None:
-            return mean_of_tokens(features, mask) if self.pooling == "mean" else last_token(features, mask)
-        return features.mean(dim=1) if self.pooling == "mean" else features[:, -1]
+        if mask is None:
+            return features.mean(dim=1) if self.pooling == "mean" else features[:, -1]
+        if self.pooling == "last":
+            return features[torch.arange(len(mask), device=mask.device), mask.sum(dim=1) - 1]
+        kept = mask[..., None].to(features.dtype)
+        return (features * kept).sum(dim=1) / kept.sum(dim=1)
 
 
 class _SequenceBackbone(CausalBackbone):
@@ -159,16 +177,18 @@ class _SequenceBackbone(CausalBackbone):
 
 
 class SequenceClassifier(_SequenceBackbone):
-    """Pooled features of a sequence -> logits [batch, num_classes]."""
+    """Pooled features of a sequence -> logits [batch, num_classes]; ``options`` are those of the encoder."""
 
     supported_data = frozenset({"series", "tokens", "regression"})
 
-    def __init__(self, backbone: SequenceEncoder, *, d_model: int, num_classes: int, pooling: Pooling = "mean") -> None:
+    def __init__(
+        self, mixer: Callable[..., Any], *, num_classes: int = 1000, pooling: Pooling = "mean", **options: Any
+    ) -> None:
         super().__init__()
         if pooling not in ("mean", "last"):
             raise ConfigError(f"unknown pooling {pooling!r}; known: mean, last")
-        self.num_features, self.num_classes, self.pooling = d_model, num_classes, pooling
-        self.backbone = backbone
+        self.backbone = SequenceEncoder(mixer, **options)
+        self.num_features, self.num_classes, self.pooling = len(self.backbone.norm_f.weight), num_classes, pooling
         self.head = self.make_head(num_classes)
 
     def adapt_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -184,15 +204,15 @@ class LanguageModel(_SequenceBackbone):
     pooling = None
 
     def __init__(
-        self, backbone: SequenceEncoder, *, d_model: int, vocab_size: int, tie_embeddings: bool = True
+        self, mixer: Callable[..., Any], *, vocab_size: int = 50280, tie_embeddings: bool = True, **options: Any
     ) -> None:
         super().__init__()
-        self.num_features, self.num_classes = d_model, vocab_size
-        self.backbone = backbone
-        self.lm_head = nn.Linear(d_model, vocab_size, bias=False)
+        self.backbone = SequenceEncoder(mixer, vocab_size=vocab_size, in_dim=None, **options)
+        self.num_features, self.num_classes = len(self.backbone.norm_f.weight), vocab_size
+        self.lm_head = nn.Linear(self.num_features, vocab_size, bias=False)
         self.tie_embeddings = tie_embeddings
         if tie_embeddings:
-            self.lm_head.weight = backbone.embedding.weight  # type: ignore[assignment]
+            self.lm_head.weight = self.backbone.embedding.weight  # type: ignore[assignment]
 
     @property
     def head(self) -> nn.Linear:  # type: ignore[override]
@@ -220,43 +240,3 @@ class LanguageModel(_SequenceBackbone):
         if not torch.equal(state.setdefault("lm_head.weight", embedding), embedding):
             raise CheckpointError("lm_head and embedding of the checkpoint differ: create with tie_embeddings=False")
         return state
-
-
-def mean_of_tokens(features: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``features: [batch, tokens, dim]`` over the tokens that ``mask: [batch, tokens]`` keeps: [batch, dim]."""
-    kept = mask[..., None].to(features.dtype)
-    return (features * kept).sum(dim=1) / kept.sum(dim=1)
-
-
-def last_token(features: Tensor, mask: Tensor) -> Tensor:
-    """Features of the last token that ``mask: [batch, tokens]`` keeps: [batch, dim]."""
-    return features[torch.arange(len(mask), device=mask.device), mask.sum(dim=1) - 1]
-
-
-def init_mixers(mixers: list[Any]) -> list[SSMMixer]:
-    """Scale the projections back into the residual stream by depth."""
-    for mixer in mixers:
-        residual_projection_(mixer.out_proj.weight, len(mixers))
-    return mixers
-
-
-def classifier(
-    mixers: list[SSMMixer],
-    *,
-    d_model: int,
-    vocab_size: int = 50280,
-    in_dim: int | None = None,
-    num_classes: int = 1000,
-    pooling: Pooling = "mean",
-) -> SequenceClassifier:
-    """Build a classifier of token ids, or of real sequences when ``in_dim`` is given."""
-    encoder = SequenceEncoder(init_mixers(mixers), d_model=d_model, vocab_size=vocab_size, in_dim=in_dim)
-    return SequenceClassifier(encoder, d_model=d_model, num_classes=num_classes, pooling=pooling)
-
-
-def language_model(
-    mixers: list[SSMMixer], *, d_model: int, vocab_size: int = 50280, tie_embeddings: bool = True
-) -> LanguageModel:
-    """Build a language model."""
-    encoder = SequenceEncoder(init_mixers(mixers), d_model=d_model, vocab_size=vocab_size)
-    return LanguageModel(encoder, d_model=d_model, vocab_size=vocab_size, tie_embeddings=tie_embeddings)

@@ -218,7 +218,8 @@ class VMamba(Backbone):
         own = self.state_dict()
         adapted = {}
         for name, value in state.items():
-            name = _our_name(name)
+            for theirs, ours in _RENAMED.items():
+                name = name.replace(theirs, ours)
             if name in own and name.endswith(("weight", "bias")) and value.numel() == own[name].numel():
                 value = value.reshape(own[name].shape)
             adapted[name] = value
@@ -237,12 +238,6 @@ _RENAMED = {
     ".op.x_proj_weight": ".op.x_proj.weight",
     ".op.dt_projs_weight": ".op.dt_projs.weight",
 }
-
-
-def _our_name(name: str) -> str:
-    for theirs, ours in _RENAMED.items():
-        name = name.replace(theirs, ours)
-    return name
 
 
 @register_model("vmamba_nano")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models import Backbone, Mamba2Mixer, MambaMixer, S4DMixer, VimMixer, create_model
-from infssm.models.selective import Direction
+from infssm.models.mamba import Direction
 from infssm.ops import ScanInputs
 from infssm.ssm.calibration import Refit, Score, Scores, rest_of
 from infssm.ssm.distances import distance

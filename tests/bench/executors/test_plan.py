@@ -14,8 +14,7 @@ from infssm.bench.presets import plan
 from infssm.bench.presets import run as run_preset
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import TrainConfig
-from infssm.learner.config.grid import expand_overrides, split_values
-from infssm.learner.config.load import config_hash, load_config
+from infssm.learner.config.load import config_hash, expand_overrides, load_config, split_values
 from tests.learner.tiny import TINY, tiny_config
 
 

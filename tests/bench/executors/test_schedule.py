@@ -11,7 +11,7 @@ import pytest
 from infssm.bench.executors import Experiment, Finished, LostError
 from infssm.bench.executors.schedule import Schedule
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order
-from infssm.learner.display import LiveScreen, PlainScreen, Screen
+from infssm.learner.display import LiveScreen, Screen
 from infssm.learner.events import Interrupted, Note, RunBegan, StepDone, TaskEnded
 from tests.learner.tiny import tiny_config
 
@@ -65,7 +65,7 @@ def ends(
     pool: Played, jobs: list[Experiment] | Iterator[Experiment], screen: Screen | None = None, **options
 ) -> list[Finished]:
     chosen = {"overwrite": False, "retries": 2, "watch": None} | options
-    return list(Schedule(pool, screen or Screen(), **chosen).run(jobs))
+    return list(Schedule(pool, screen or Screen(quiet=True), **chosen).run(jobs))
 
 
 def make(out: Path, count: int, seed: int = 0) -> list[Experiment]:
@@ -151,7 +151,7 @@ def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
 def test_leaving_early_stops_all(tmp_path: Path) -> None:
     jobs = make(tmp_path, 2)
     pool = Played({jobs[0]: [FAIL], jobs[1]: [[RunBegan("", 2, 0)] * 9]})
-    running = Schedule(pool, Screen(), overwrite=False, retries=0, watch=None).run(jobs)
+    running = Schedule(pool, Screen(quiet=True), overwrite=False, retries=0, watch=None).run(jobs)
     assert next(running).experiment is jobs[0]
     running.close()
     assert pool.stopped
@@ -161,14 +161,14 @@ def test_leaving_early_stops_all(tmp_path: Path) -> None:
 def test_leaving_early_does_not_wait_for_an_end_that_was_heard(tmp_path: Path) -> None:
     jobs = make(tmp_path, 2)
     pool = Played({job: [FAIL] for job in jobs})  # both end at once
-    running = Schedule(pool, Screen(), overwrite=False, retries=0, watch=None).run(jobs)
+    running = Schedule(pool, Screen(quiet=True), overwrite=False, retries=0, watch=None).run(jobs)
     assert next(running).experiment is jobs[0]
     running.close()
     assert pool.closed
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = PlainScreen(every=0.0)
+    screen = Screen(every=0.0)
     one, other, alone = screen.open("ewc seed 0"), screen.open("si seed 0"), screen.open()
     other(RunBegan("", 4, 2))
     for message in (RunBegan("", 9, 0), Note("hello"), StepDone(9, 0, 2, 0, 1, {"ce": 1.0}, 5.0), TaskEnded(0, 0.5)):

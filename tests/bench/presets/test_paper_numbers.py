@@ -6,8 +6,7 @@ from infssm.bench.presets import VARIANTS, list_benchmarks, list_presets, load_p
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config
 from infssm.learner.setup import check_config
-from infssm.methods import parse_name
-from infssm.methods.core.build import resolve_options
+from infssm.methods import method_options
 
 DATASETS = {"ImageNet-R": "imagenet-r", "CIFAR-100": "cifar100", "Caltech-256": "caltech256", "CUB-200-2011": "cub200"}
 TRAIN = {
@@ -61,8 +60,7 @@ def config_of(name: str, variant: str = "paper") -> RunConfig:
 
 
 def options_of(config: RunConfig, component: str) -> dict:
-    classes = parse_name(config.method.name).classes
-    return dict(resolve_options(config.method.name, classes, config.method.options)[component])
+    return dict(method_options(config.method.name, config.method.options)[component])
 
 
 def benchmark(entry: dict) -> str:

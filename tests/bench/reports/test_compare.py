@@ -13,7 +13,7 @@ from markupsafe import escape
 from rich.console import Console
 
 from infssm.bench.reports import FORMATS, Comparison, compare, paired_tests, write_comparison
-from infssm.cli.tables import print_comparison
+from infssm.cli.report import print_comparison
 from infssm.errors import ConfigError
 from infssm.learner.store.directory import RunDirectory, find_runs
 from tests.bench.reports.fake import fake_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infssm.methods.heads.drift import MapDrift, MeanDrift
+from infssm.methods.heads.statistical import MapDrift, MeanDrift
 from tests.methods.heads.test_statistics import gathered, some
 
 

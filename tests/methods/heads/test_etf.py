@@ -9,7 +9,7 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.methods import Batch, attach, build_method
-from infssm.methods.heads.etf import ETFClassifier, dot_regression, simplex
+from infssm.methods.heads.slca import ETFClassifier, dot_regression, simplex
 from tests.methods import toys
 from tests.methods.toys import CLASSES, TASKS
 

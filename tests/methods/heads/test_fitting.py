@@ -12,7 +12,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 from infssm.errors import ConfigError
 from infssm.methods.heads.class_statistics import shrunk
 from infssm.methods.heads.gaussians import Gaussians, gaussian_classifier
-from infssm.methods.heads.lda import lda_classifier
+from infssm.methods.heads.gda import lda_classifier
 from infssm.methods.heads.ranpac import ridge_classifier, squared_error
 from tests.methods.heads.test_statistics import gathered, some
 
@@ -29,7 +29,7 @@ def balanced() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("alpha", [0.01, 0.3])
 def test_lda_is_scikit_learns(alpha):
     x, y = balanced()
-    weight, bias = lda_classifier(gathered(x, y, per_class=False, size=64, total=4), alpha)
+    weight, bias = lda_classifier([gathered(x, y, per_class=False, size=64, total=4)], alpha)
     other = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=alpha, priors=PRIORS).fit(x.numpy(), y.numpy())
     logits = (x @ weight.T + bias).numpy()
     np.testing.assert_allclose(logits, other.decision_function(x.numpy()) - np.log(0.25), rtol=0, atol=1e-8)
@@ -69,7 +69,7 @@ def test_gda_of_the_pooled_covariance_alone_ranks_as_lda():
     x, y = balanced()
     statistics = gathered(x, y, per_class=False, size=64)
     scores = Gaussians(*gaussian_classifier(statistics, 0.02, 0.5))(x)
-    weight, bias = lda_classifier(statistics, 0.02)
+    weight, bias = lda_classifier([statistics], 0.02)
     logits = x @ weight.T + bias
     torch.testing.assert_close(scores[:, :4] - scores[:, :1], logits[:, :4] - logits[:, :1], rtol=1e-9, atol=1e-9)
 
@@ -92,7 +92,7 @@ def test_shrinkage_makes_a_covariance_of_few_images_regular():
 
 def test_one_image_of_each_class_gives_the_nearest_mean():
     x, y = torch.tensor([[0.0, 0.0], [4.0, 0.0]]).double(), torch.tensor([0, 1])
-    weight, bias = lda_classifier(gathered(x, y, per_class=False, size=2, total=2), 0.02)
+    weight, bias = lda_classifier([gathered(x, y, per_class=False, size=2, total=2)], 0.02)
     assert (torch.tensor([[1.0, 9.0], [3.0, -9.0]]).double() @ weight.T + bias).argmax(1).tolist() == [0, 1]
 
 
@@ -100,7 +100,7 @@ def test_features_that_are_not_finite_are_named():
     x, y = balanced()
     x[0, 0] = torch.nan
     with pytest.raises(ConfigError, match=r"train\.lr"):
-        lda_classifier(gathered(x, y, per_class=False, size=64), 0.02)
+        lda_classifier([gathered(x, y, per_class=False, size=64)], 0.02)
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 1.0, 1e3])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.methods import Batch, FittedHead, Method, attach, list_methods, parse_name
 from infssm.methods.core.head import load_rows
-from infssm.methods.heads.cosine import CosineClassifier
+from infssm.methods.heads.trained import CosineClassifier
 from infssm.models.features import features
 from tests.methods import toys
 

@@ -16,9 +16,8 @@ from infssm.bench.presets.load import MAIN_JOB, load_preset, main_job
 from infssm.data import write_synthetic
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
-from infssm.learner.config.fitting import fitted
-from infssm.learner.config.grid import expand_overrides
-from infssm.learner.config.load import load_config, merge, parse_overrides, to_dict
+from infssm.learner.config.load import expand_overrides, load_config, merge, parse_overrides, to_dict
+from infssm.learner.config.resolve import fitted
 from infssm.learner.result import Result
 from infssm.learner.setup import check_config
 from infssm.methods import check_suits, parse_name

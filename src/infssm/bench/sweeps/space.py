@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from infssm.errors import ConfigError
-from infssm.learner.config.grid import split_values
+from infssm.learner.config.load import split_values
 
 if TYPE_CHECKING:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution

@@ -20,7 +20,7 @@ from infssm.bench.sweeps.trials import Trial, Trials, propose
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.metrics import ACCURACY, Measure
-from infssm.learner.scoring import scoring_of
+from infssm.learner.scoring import score_of
 from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 
@@ -104,7 +104,7 @@ class Sweep:
     def measure(self) -> Measure:
         """What is searched for: accuracy, or bits of language, of which fewer are better."""
         stream = load_stream(self.first_trial()[0].config)
-        return scoring_of(stream).measure(stream)
+        return score_of(stream).measure(stream)
 
     def first_trial(self) -> list[Experiment]:
         """What the first trial would run; nothing is written."""

@@ -1,4 +1,4 @@
-"""The application: the page, the JSON API and its description."""
+"""The application: the page, the JSON API and its description; and the server that runs it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import base64
 import contextlib
 import hashlib
 import re
+import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
+import uvicorn
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,10 +22,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
-from infssm.errors import InfssmError
-from infssm.integrations.serve.guard import Guard
-from infssm.integrations.serve.jobs import Busy, Job, Service, new_job
-from infssm.integrations.serve.limits import Limits
+from infssm.errors import ConfigError, InfssmError
+from infssm.integrations.serve.guard import Guard, Limits
+from infssm.integrations.serve.jobs import Job, Service
 from infssm.integrations.serve.uploads import Sample, store
 from infssm.learner import Learner, Lesson
 from infssm.learner.events import Control, Listener
@@ -124,12 +125,6 @@ def create_app(
         files = [value for value in form.getlist("files") if isinstance(value, UploadFile)]
         return await run_sync(store, files, folder, learner.modality, limits, limiter=storing)
 
-    def queued(job: Job, change: Any, done: Any = lambda: None) -> Job:
-        try:
-            return service.submit(job, change, done)
-        except Busy as error:
-            raise HTTPException(429, str(error), {"retry-after": "5"}) from None
-
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         return _html("page.html")
@@ -199,7 +194,7 @@ def create_app(
                     except InfssmError as error:
                         raise type(error)(_with_names(error, samples)) from error
 
-                return queued(new_job("learn", label), change, folder.cleanup)
+                return service.submit(Job(kind="learn", label=label), change, folder.cleanup)
             except BaseException:
                 folder.cleanup()
                 raise
@@ -209,12 +204,12 @@ def create_app(
         """Remove a class from everything that is stored. Returns the job."""
         if body.label not in service.learner.classes:
             raise HTTPException(404, f"there is no class {body.label!r}")
-        return queued(new_job("forget", body.label), lambda learner, *_: learner.forget(body.label))
+        return service.submit(Job(kind="forget", label=body.label), lambda learner, *_: learner.forget(body.label))
 
     @app.post("/api/undo", status_code=202)
     async def undo() -> Job:
         """Go back to the version before the last change. Returns the job."""
-        return queued(new_job("undo"), lambda learner, *_: learner.undo())
+        return service.submit(Job(kind="undo"), lambda learner, *_: learner.undo())
 
     @app.get("/api/jobs/{id}")
     async def job(id: str) -> Job:
@@ -261,3 +256,21 @@ async def _validation_problem(request: Request, error: Exception) -> JSONRespons
     assert isinstance(error, RequestValidationError)
     lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     return JSONResponse({"detail": "; ".join(lines)}, 422)
+
+
+def run_server(learner: Learner, *, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
+    """Serve until interrupted; ``say`` is given the address once the port is open."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}; try --port 0") from None
+    with listening:
+        name = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host
+        address = f"http://{name}:{listening.getsockname()[1]}/"
+        say(f"serving {learner.folder} at {address}{f'?token={token}' if token else ''} (Ctrl-C ends it)")
+        app = create_app(learner, host=host, token=token)
+        config = uvicorn.Config(
+            app, http="h11", ws="none", access_log=False, log_level="warning", timeout_graceful_shutdown=5
+        )
+        uvicorn.Server(config).run(sockets=[listening])

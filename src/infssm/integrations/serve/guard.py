@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -13,10 +14,36 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from infssm.integrations.serve.limits import Limits
-
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on requests; one that goes beyond is refused with a 4xx status that names the bound.
+
+    Attributes:
+        request_bytes: bytes of a request with files. They are written to disk while they arrive.
+        json_bytes: bytes of any other request. These are held in memory.
+        file_bytes: bytes of one file.
+        files: files of a request.
+        pixels: pixels of an image, read from its header before anything is decoded.
+        sound_values: samples of a sound, times its channels, read from its header.
+        requests: requests in progress at once.
+        waiting: changes (lessons, for instance) that wait for the one in progress.
+        seconds: time in which a request must have arrived in full.
+    """
+
+    request_bytes: int = 256 << 20
+    json_bytes: int = 64 << 10
+    file_bytes: int = 64 << 20
+    files: int = 500
+    pixels: int = 64_000_000
+    sound_values: int = 64_000_000
+    requests: int = 64
+    waiting: int = 16
+    seconds: float = 300.0
+
 
 UPLOADS = frozenset({"/api/predict", "/api/learn"})
 """Paths that take files, and so bodies of more than a few kilobytes."""

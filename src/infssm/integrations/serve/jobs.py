@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from infssm.errors import InfssmError
 from infssm.learner import Learner
@@ -24,7 +25,7 @@ _REMEMBERED = 200
 class Job(BaseModel):
     """A change of the learner, carried out in the background."""
 
-    id: str
+    id: str = Field(default_factory=lambda: secrets.token_urlsafe(12), description="Cannot be guessed.")
     kind: Literal["learn", "forget", "undo"]
     label: str | None = Field(default=None, description="The class that is taught or forgotten.")
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
@@ -34,10 +35,6 @@ class Job(BaseModel):
 
 
 Change: TypeAlias = Callable[[Learner, Listener, Control], None]
-
-
-class Busy(InfssmError):
-    """Too many changes wait already."""
 
 
 class Service:
@@ -80,10 +77,11 @@ class Service:
         """Jobs that run or wait, the oldest first."""
         return [job for job in list(self._jobs.values()) if job.state in ("waiting", "running")]
 
-    def submit(self, job: Job, change: Change, done: Callable[[], None]) -> Job:
-        """Queue a change of the learner; ``done`` is called when it is finished in any way. Busy if too many wait."""
+    def submit(self, job: Job, change: Change, done: Callable[[], None] = lambda: None) -> Job:
+        """Queue a change of the learner; ``done`` is called when it ends in any way. Refused if too many wait."""
         if len(self.unfinished) > self._waiting:
-            raise Busy(f"{self._waiting} changes are waiting: try again when some are done")
+            waiting = f"{self._waiting} changes are waiting: try again when some are done"
+            raise HTTPException(429, waiting, {"retry-after": "5"})
         self._jobs[job.id] = job
         while len(self._jobs) > _REMEMBERED:
             self._jobs.popitem(last=False)
@@ -91,12 +89,18 @@ class Service:
         return job
 
     def _carry_out(self, job: Job, change: Change, done: Callable[[], None]) -> None:
+        def listen(event: Event) -> None:
+            if isinstance(event, StepDone):
+                job.progress = event.epoch / event.epochs
+            elif isinstance(event, Note):
+                job.message = event.text
+
         job.state = "running"
         try:
             learner = copy.copy(self.learner)  # of one that knows nothing yet there is nothing to load
             if self.learner.folder is not None and self.learner.classes:
                 learner = Learner.load(self.learner.folder)
-            change(learner, _reporter(job), self._control)
+            change(learner, listen, self._control)
             self.learner = learner
             job.version, job.progress, job.message = learner.version, 1.0, ""
             job.state = "done"
@@ -112,20 +116,3 @@ class Service:
         """Ask the change in progress to stop, which leaves the version before it, and drop those that wait."""
         self._control.stop()
         self._worker.shutdown(cancel_futures=True)
-
-
-def new_job(kind: Literal["learn", "forget", "undo"], label: str | None = None) -> Job:
-    """A job with an id that cannot be guessed."""
-    return Job(id=secrets.token_urlsafe(12), kind=kind, label=label)
-
-
-def _reporter(job: Job) -> Listener:
-    """A listener that writes a lesson's progress into its job."""
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StepDone):
-            job.progress = event.epoch / event.epochs
-        elif isinstance(event, Note):
-            job.message = event.text
-
-    return listen

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from infssm.data.audio import sound_length, sound_rate
 from infssm.data.images import FileImages
 from infssm.errors import DataError
-from infssm.integrations.serve.limits import Limits
+from infssm.integrations.serve.guard import Limits
 from infssm.learner.reading import read_series
 
 _FORMATS = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif", "PPM": ".ppm"}

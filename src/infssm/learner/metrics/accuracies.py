@@ -1,4 +1,4 @@
-"""What follows from accuracies on every task after every task: averages, forgetting, transfer.
+"""What a run measures of each task, and what follows from it: averages, forgetting, transfer.
 
 ``values[i, j]`` is the accuracy (fraction) on the test images of task j after training task i; entries with j > i are
 NaN. All measures are taken after the last row, so values cut to their first rows give the measures at that step.
@@ -13,50 +13,115 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from infssm.errors import ConfigError
-from infssm.learner.metrics.measure import ACCURACY, Measure
+from infssm.errors import ConfigError, DataError
 
 Matrix = NDArray[np.float64]
 ForgettingRule = Literal["code", "paper"]
 
 
 @dataclass(frozen=True)
-class Accuracies:
-    """The finished rows of one scenario, and what follows from them.
+class Measure:
+    """What the cells of a matrix are.
 
     Attributes:
-        values: [steps, steps] accuracies as fractions (or values of another measure), NaN above the diagonal.
-        samples: [steps] test images per task.
-        measure: what the values are. Forgetting and transfer count in the direction that is better: forgetting is
-            positive where a task got worse, transfer where it got better.
+        key: name in files.
+        title: name in tables and plots.
+        unit: of values as they are shown.
+        change: unit of differences as they are shown.
+        higher_is_better: the direction of the measure. Whatever ranks, selects, prunes or searches by a value uses
+            this (or :attr:`sign` and :meth:`improves`) instead of assuming that higher is better.
+        scale: from a value to what is shown.
+        digits: after the point.
+        top: largest possible value; None where there is none.
     """
 
-    values: Matrix
-    samples: Matrix
-    measure: Measure = ACCURACY
+    key: str
+    title: str
+    unit: str
+    change: str
+    higher_is_better: bool = True
+    scale: float = 1.0
+    digits: int = 2
+    top: float | None = None
+
+    @property
+    def sign(self) -> int:
+        """1 where higher values are better, else -1; ``sign * value`` is to be maximised."""
+        return 1 if self.higher_is_better else -1
+
+    def show(self, value: float) -> str:
+        """A value, or a difference, without its unit; ``–`` where it is unknown."""
+        return "–" if math.isnan(value) else f"{self.scale * value:.{self.digits}f}"
+
+    def improves(self, value: float, best: float | None) -> bool:
+        """Whether a value is better than the best so far; the first one that is known is."""
+        if math.isnan(value):
+            return False
+        return best is None or self.sign * value > self.sign * best
+
+    def allows(self, value: float) -> bool:
+        """Whether there can be such a value."""
+        return value >= 0 and (self.top is None or value <= self.top)
+
+
+ACCURACY = Measure("accuracy", "accuracy", "%", "points", scale=100.0, top=1.0)
+BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", "bits", "bits", higher_is_better=False, digits=3)
+BITS_PER_TOKEN = Measure("bits_per_token", "bits per token", "bits", "bits", higher_is_better=False, digits=3)
+RMSE = Measure("rmse", "RMSE", "RMSE", "RMSE", higher_is_better=False, digits=3)
+
+_KNOWN = {measure.key: measure for measure in (ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE)}
+
+
+def measure_of(key: str) -> Measure:
+    """The measure of a name in a file."""
+    if key not in _KNOWN:
+        raise DataError(f"unknown measure {key!r}; known: {', '.join(_KNOWN)}")
+    return _KNOWN[key]
+
+
+class Accuracies:
+    """The accuracies of one scenario, and what follows from the rows that are finished.
+
+    Attributes:
+        values: [tasks, tasks] accuracies as fractions (or values of another measure), NaN above the diagonal and in
+            rows that are not finished.
+        samples: [tasks] test images per task.
+        measure: what the values are. Forgetting and transfer count in the direction that is better: forgetting is
+            positive where a task got worse, transfer where it got better.
+        steps: rows that are finished.
+    """
+
+    def __init__(self, values: Matrix, samples: Matrix, measure: Measure = ACCURACY, steps: int | None = None) -> None:
+        self.values, self.samples, self.measure = values, samples, measure
+        self.steps = len(values) if steps is None else steps
+
+    @property
+    def finished(self) -> Matrix:
+        """The finished rows: [steps, steps]."""
+        return self.values[: self.steps, : self.steps]
 
     @property
     def aa_curve(self) -> Matrix:
         """AA after every step, tasks weighing equally: ``AA_i = mean_{j <= i} a[i, j]``, [steps]."""
-        return np.array([row[: i + 1].mean() for i, row in enumerate(self.values)])
+        return np.array([row[: i + 1].mean() for i, row in enumerate(self.finished)])
 
     @property
     def weighted_aa_curve(self) -> Matrix:
         """AA after every step, images weighing equally: [steps]. NaN when the image counts are unknown."""
-        if np.isnan(self.samples).any():
-            return np.full(len(self.values), np.nan)
-        rows = enumerate(self.values)
+        if np.isnan(self.samples[: self.steps]).any():
+            return np.full(self.steps, np.nan)
+        rows = enumerate(self.finished)
         return np.array([np.average(row[: i + 1], weights=self.samples[: i + 1]) for i, row in rows])
 
     @property
     def aa(self) -> float:
         """Average accuracy over the seen tasks after the last step."""
-        return float(self.aa_curve[-1]) if len(self.values) else math.nan
+        return float(self.aa_curve[-1]) if self.steps else math.nan
 
     @property
     def weighted_aa(self) -> float:
         """Accuracy over all images of the seen tasks after the last step (other toolkits' "average accuracy")."""
-        return float(self.weighted_aa_curve[-1]) if len(self.values) else math.nan
+        return float(self.weighted_aa_curve[-1]) if self.steps else math.nan
 
     @property
     def aia(self) -> float:
@@ -71,16 +136,16 @@ class Accuracies:
     @property
     def harmonic(self) -> float:
         """Harmonic mean of the last accuracies on task 0 and on all images of later tasks; NaN before the second."""
-        if len(self.values) < 2:
+        if self.steps < 2:
             return math.nan
-        last, images = self.values[-1], self.samples
+        last, images = self.finished[-1], self.samples[: self.steps]
         base, new = float(last[0]), float((last[1:] * images[1:]).sum() / images[1:].sum())
         return 2 * base * new / (base + new) if base + new > 0 else 0.0
 
     @property
     def bwt(self) -> float:
         """Backward transfer: mean change of earlier tasks since each was learnt; NaN before the second task."""
-        return mean_or_nan(self.transfer_per_task()) if len(self.values) else math.nan
+        return mean_or_nan(self.transfer_per_task()) if self.steps else math.nan
 
     def fm(self, rule: ForgettingRule = "code") -> float:
         """Forgetting measure: the mean of :meth:`forgetting_per_task`; NaN before the second task."""
@@ -95,16 +160,38 @@ class Accuracies:
         """
         if rule not in ("code", "paper"):
             raise ConfigError(f"unknown rule of forgetting {rule!r}; use 'code' or 'paper'")
-        a, last = self.measure.sign * self.values, len(self.values) - 1
+        a, last = self.measure.sign * self.finished, self.steps - 1
         end = last + 1 if rule == "code" else last
         return np.array([a[j:end, j].max() - a[last, j] for j in range(last)])
 
     def transfer_per_task(self) -> Matrix:
         """Change of every task but the last since it was learnt, ``a[T-1, j] - a[j, j]``: [steps - 1]."""
-        a = self.measure.sign * self.values
+        a = self.measure.sign * self.finished
         return a[-1, :-1] - np.diagonal(a)[:-1]
 
 
 def mean_or_nan(values: Matrix) -> float:
     """Mean, or NaN where there is nothing to average (a single task neither forgets nor transfers)."""
     return float(values.mean()) if values.size else math.nan
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One measure over several runs.
+
+    Attributes:
+        mean: mean over runs.
+        std: sample standard deviation (ddof = 1); None for a single run.
+        runs: how many runs.
+    """
+
+    mean: float
+    std: float | None
+    runs: int
+
+    def format(self, *, scale: float = 100.0, digits: int = 2) -> str:
+        """``"53.21 ± 0.40"``, in percent by default; ``"-"`` where the measure is undefined."""
+        if math.isnan(self.mean):
+            return "-"
+        mean = f"{self.mean * scale:.{digits}f}"
+        return mean if self.std is None else f"{mean} ± {self.std * scale:.{digits}f}"

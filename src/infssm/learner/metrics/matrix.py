@@ -1,4 +1,4 @@
-"""The accuracy matrix of a run, filled one row per finished task."""
+"""The accuracy matrix of a run, filled one row per finished task, and the mean and spread over repeated runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from infssm.errors import ConfigError, DataError
-from infssm.learner.metrics.accuracies import Accuracies, ForgettingRule, Matrix, mean_or_nan
-from infssm.learner.metrics.measure import ACCURACY, BITS_PER_TOKEN, Measure, measure_of
+from infssm.learner.metrics.accuracies import (
+    ACCURACY,
+    BITS_PER_TOKEN,
+    Accuracies,
+    Matrix,
+    Measure,
+    Summary,
+    mean_or_nan,
+    measure_of,
+)
 
 _VALUE = "class_incremental"
 _OTHERS = ("step", "task", "task_incremental", "samples", "num_tasks", "tokens")
@@ -22,11 +30,11 @@ _UNREADABLE = (LookupError, StopIteration, TypeError, ValueError, MemoryError, C
 """What reading damaged files raises."""
 
 
-class AccuracyMatrix:
+class AccuracyMatrix(Accuracies):
     """Test accuracy on every task after every task, class-incremental and task-incremental.
 
-    Accuracies are fractions in [0, 1]. ``aa``, ``aia``, ``fm()``, ``bwt`` and ``aa_curve`` are those of
-    the class-incremental scenario, the primary one; ``task_incremental`` has the same names for the other.
+    Accuracies are fractions in [0, 1]. The matrix itself is that of the class-incremental scenario, the primary one;
+    ``task_incremental`` has the same measures of the other.
 
     Where tasks are domains, every task can be tested before its turn: the values ``ahead``, compared with those of
     guessing, give the forward transfer.
@@ -42,12 +50,9 @@ class AccuracyMatrix:
     def __init__(self, num_tasks: int, measure: Measure = ACCURACY) -> None:
         if num_tasks < 1:
             raise ConfigError(f"an accuracy matrix needs at least one task, got {num_tasks}")
+        super().__init__(np.full((num_tasks, num_tasks), np.nan), np.full(num_tasks, np.nan), measure, steps=0)
         self.num_tasks = num_tasks
-        self.measure = measure
-        self.steps = 0
-        self._class = np.full((num_tasks, num_tasks), np.nan)
-        self._task = np.full((num_tasks, num_tasks), np.nan)
-        self._samples = np.full(num_tasks, np.nan)
+        self._inside = np.full((num_tasks, num_tasks), np.nan)
         self._tokens = np.full(num_tasks, np.nan)
         self._ahead = np.full((num_tasks + 1, num_tasks), np.nan)
         """Values of tasks before their turn; row 0 is what guessing reaches."""
@@ -88,9 +93,9 @@ class AccuracyMatrix:
                 limits = "fractions in [0, 1]" if measure.top == 1 else "at least 0"
                 raise ConfigError(f"{name} must be {limits}, got {row.tolist()}")
         unknown = np.full(step + 1, np.nan)
-        self._class[step, : step + 1] = rows["accuracies"]
-        self._task[step, : step + 1] = rows.get("task_accuracies", unknown)
-        self._samples[: step + 1] = rows.get("samples", self._samples[: step + 1])
+        self.values[step, : step + 1] = rows["accuracies"]
+        self._inside[step, : step + 1] = rows.get("task_accuracies", unknown)
+        self.samples[: step + 1] = rows.get("samples", self.samples[: step + 1])
         self._tokens[: step + 1] = rows.get("tokens", self._tokens[: step + 1])
         if len(ahead):
             self._ahead[step + 1, step + 1 :] = ahead
@@ -117,40 +122,18 @@ class AccuracyMatrix:
         if not self.steps:
             return math.nan
         seen = slice(self.steps)
-        return float((self._class[self.steps - 1, seen] * (self._samples / self._tokens)[seen]).mean())
-
-    @property
-    def values(self) -> Matrix:
-        """Class-incremental accuracies [tasks, tasks]; NaN above the diagonal and in rows not reached yet."""
-        return self._class.copy()
+        return float((self.values[self.steps - 1, seen] * (self.samples / self._tokens)[seen]).mean())
 
     @property
     def class_incremental(self) -> Accuracies:
         """Finished rows with the decision taken among all seen classes."""
-        return self._view(self._class)
+        return Accuracies(self.finished.copy(), self.samples[: self.steps].copy(), self.measure)
 
     @property
     def task_incremental(self) -> Accuracies:
         """Finished rows with the decision taken among the classes of the image's own task."""
-        return self._view(self._task)
-
-    def _view(self, matrix: Matrix) -> Accuracies:
-        return Accuracies(matrix[: self.steps, : self.steps].copy(), self._samples[: self.steps].copy(), self.measure)
-
-    @property
-    def aa(self) -> float:
-        """Average accuracy after the last step."""
-        return self.class_incremental.aa
-
-    @property
-    def aia(self) -> float:
-        """Average incremental accuracy."""
-        return self.class_incremental.aia
-
-    @property
-    def bwt(self) -> float:
-        """Backward transfer."""
-        return self.class_incremental.bwt
+        inside = self._inside[: self.steps, : self.steps].copy()
+        return Accuracies(inside, self.samples[: self.steps].copy(), self.measure)
 
     @property
     def fwt(self) -> float:
@@ -166,36 +149,27 @@ class AccuracyMatrix:
     @property
     def newest(self) -> float:
         """Mean over tasks of the value right after a task's own training."""
-        return mean_or_nan(np.diagonal(self._class)[: self.steps])
+        return mean_or_nan(np.diagonal(self.values)[: self.steps])
 
     @property
     def all_values(self) -> Matrix:
         """Finished rows [steps, tasks] with the values of tasks before their turn where they are known, else NaN."""
         ahead = self._ahead[1 : self.steps + 1]
-        return np.where(np.isnan(self._class[: self.steps]), ahead, self._class[: self.steps])
-
-    @property
-    def aa_curve(self) -> Matrix:
-        """AA after every step: [steps]."""
-        return self.class_incremental.aa_curve
-
-    def fm(self, rule: ForgettingRule = "code") -> float:
-        """Forgetting measure."""
-        return self.class_incremental.fm(rule)
+        return np.where(np.isnan(self.values[: self.steps]), ahead, self.values[: self.steps])
 
     def summary(self) -> dict[str, float]:
         """All scalar measures by name: those of the class-incremental scenario plain, the others as ``til_*``."""
-        cil, til = self.class_incremental, self.task_incremental
+        til = self.task_incremental
         return (
             {
-                "aa": cil.aa,
-                "aia": cil.aia,
-                "fm": cil.fm("code"),
-                "fm_paper": cil.fm("paper"),
-                "bwt": cil.bwt,
-                "aa_weighted": cil.weighted_aa,
-                "aia_weighted": cil.weighted_aia,
-                "harmonic": cil.harmonic,
+                "aa": self.aa,
+                "aia": self.aia,
+                "fm": self.fm("code"),
+                "fm_paper": self.fm("paper"),
+                "bwt": self.bwt,
+                "aa_weighted": self.weighted_aa,
+                "aia_weighted": self.weighted_aia,
+                "harmonic": self.harmonic,
                 "til_aa": til.aa,
                 "til_aia": til.aia,
                 "til_fm": til.fm("code"),
@@ -208,7 +182,7 @@ class AccuracyMatrix:
 
     def _stored(self) -> dict[str, Matrix]:
         """The arrays by their names in files; those that only some streams have are last."""
-        always = {"class_incremental": self._class, "task_incremental": self._task, "samples": self._samples}
+        always = {"class_incremental": self.values, "task_incremental": self._inside, "samples": self.samples}
         return always | {"tokens": self._tokens, "ahead": self._ahead, "online": self._online}
 
     def to_json(self) -> dict[str, Any]:
@@ -255,7 +229,12 @@ class AccuracyMatrix:
         for step in range(self.steps):
             for task in range(step + 1):
                 write(
-                    step, task, self._class[step, task], self._task[step, task], self._samples[task], self._tokens[task]
+                    step,
+                    task,
+                    self.values[step, task],
+                    self._inside[step, task],
+                    self.samples[task],
+                    self._tokens[task],
                 )
         for row, task in np.argwhere(~np.isnan(self._ahead)):
             write(row - 1, task, self._ahead[row, task], math.nan, math.nan, math.nan)
@@ -279,9 +258,9 @@ class AccuracyMatrix:
                 if task > step:
                     matrix._ahead[step + 1, task] = float(line[key])
                     continue
-                matrix._class[step, task] = float(line[key])
-                matrix._task[step, task] = float(line["task_incremental"] or "nan")
-                matrix._samples[task] = float(line["samples"] or "nan")
+                matrix.values[step, task] = float(line[key])
+                matrix._inside[step, task] = float(line["task_incremental"] or "nan")
+                matrix.samples[task] = float(line["samples"] or "nan")
                 matrix._tokens[task] = float(line.get("tokens") or "nan")
         except _UNREADABLE as error:
             raise DataError(f"this is not a stored accuracy matrix: {error!r}") from error
@@ -296,3 +275,24 @@ class AccuracyMatrix:
         if self.measure != ACCURACY:
             return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, {self.measure.title} {self.aa:.4f})"
         return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, aa={self.aa:.4f}, fm={self.fm():.4f})"
+
+
+def summarize(results: Sequence[Mapping[str, float] | AccuracyMatrix]) -> dict[str, Summary]:
+    """Mean and sample standard deviation of every measure over runs, usually one per seed.
+
+    Args:
+        results: accuracy matrices, or mappings from measure to value; all with the same measures.
+    """
+    if not results:
+        raise ConfigError("nothing to summarize: pass at least one result")
+    rows = [result.summary() if isinstance(result, AccuracyMatrix) else result for result in results]
+    for row in rows[1:]:
+        if row.keys() != rows[0].keys():
+            differing = sorted(row.keys() ^ rows[0].keys())
+            raise ConfigError(f"results must hold the same measures; these are not in all of them: {differing}")
+    found = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        found[name] = Summary(float(np.mean(values)), std, len(values))
+    return found

@@ -65,7 +65,13 @@ class RunDirectory:
                 "repeat it with --overwrite, or choose another --out"
             )
         run.make()
-        run._clear()
+        files = layout.our_files(path)
+        # First those that would make the rest look like a run.
+        first = [path / layout.RESULT, *map(run.weights_path, run.saved_tasks)]
+        for file in [*(f for f in files if f in first), *(f for f in files if f not in first)]:
+            if file.name != layout.MARKER:
+                with explained(file):
+                    file.unlink(missing_ok=True)
         Manifest().write(path)
         return run
 
@@ -124,15 +130,6 @@ class RunDirectory:
                 if (self.path / name).is_file():
                     manifest = manifest.expecting(name, digest_of((self.path / name).read_bytes()))
             manifest.write(self.path)
-
-    def _clear(self) -> None:
-        """Remove the files of a run; first those that would make the rest look like one."""
-        files = layout.our_files(self.path)
-        first = [self.path / layout.RESULT, *map(self.weights_path, self.saved_tasks)]
-        for path in [*(f for f in files if f in first), *(f for f in files if f not in first)]:
-            if path.name != layout.MARKER:
-                with explained(path):
-                    path.unlink(missing_ok=True)
 
     def drop_checkpoints(self) -> None:
         """Remove what only serves to continue the run; the models stay."""

@@ -45,9 +45,12 @@ def locked(folder: Path, then: str | None = None) -> Iterator[None]:
                     raise
                 stack.enter_context(SoftFileLock(path.with_suffix(".held"), timeout=0, thread_local=False))
         except Timeout as refusal:
-            then = then or f"continue with `infssm resume {folder}`"
+            then, holder = then or f"continue with `infssm resume {folder}`", "another process"
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                values = json.loads(path.read_text())
+                holder = f"process {values['pid']} on {values['host']}"
             raise InUseError(
-                f"{folder} is in use by {_holder(path)}: wait for it or stop it, then {then} (if that process is gone, "
+                f"{folder} is in use by {holder}: wait for it or stop it, then {then} (if that process is gone, "
                 f"delete {refusal.lock_file})"
             ) from None
         except OSError as error:
@@ -60,11 +63,3 @@ def locked(folder: Path, then: str | None = None) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 path.write_text("")
-
-
-def _holder(path: Path) -> str:
-    try:
-        values = json.loads(path.read_text())
-        return f"process {values['pid']} on {values['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"

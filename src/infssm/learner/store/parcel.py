@@ -49,7 +49,12 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(parcel)) as archive:
             members = archive.infolist()
-            foreign = [info.filename for info in members if not _is_fine(info)]
+            foreign = [
+                info.filename
+                for info in members
+                if info.compress_type != zipfile.ZIP_STORED
+                or not (layout.is_ours(info.filename) or info.filename == layout.MARKER)
+            ]
             files = {} if foreign else {info.filename: archive.read(info) for info in members}
             checked = [] if foreign else json.loads(files.pop(layout.MARKER))
     except _UNREADABLE as error:
@@ -66,9 +71,3 @@ def unpack(run: RunDirectory, parcel: bytes, config: str) -> None:
         run.write_text(layout.CONFIG, config)
         for name in sorted(files, key=lambda name: (_LAST.index(name) + 1 if name in _LAST else 0, name)):
             run.write(name, files[name], checked=name in checked)
-
-
-def _is_fine(info: zipfile.ZipInfo) -> bool:
-    return info.compress_type == zipfile.ZIP_STORED and (
-        layout.is_ours(info.filename) or info.filename == layout.MARKER
-    )

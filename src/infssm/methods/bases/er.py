@@ -1,7 +1,8 @@
-"""ER: train on the stream and on images drawn from a reservoir of all past ones."""
+"""ER, DER and DER++: replay of images from a reservoir of all past ones, with their labels or with stored logits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -9,10 +10,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from infssm._modality import raw_images
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ALL_DATA, BatchLike, ComponentConfig, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import data_loss
-from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
+from infssm.methods.replay.buffers import ReservoirBuffer
+from infssm.methods.replay.rehearsal import ReplayConfig, Replayed, StreamReplay
 
 Mask = Literal["full", "seen", "current+seen"]
 
@@ -38,9 +41,9 @@ class ER(StreamReplay):
     """
 
     name = "er"
-    online: ClassVar[bool] = True
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
-    Config: ClassVar[type[ComponentConfig]] = ERConfig
+    online = True
+    supported_data = ALL_DATA
+    Config = ERConfig
     config: ERConfig
 
     def columns(self, task: TaskInfo) -> slice:
@@ -78,3 +81,84 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, *, current_rows: int, c
         from_stream = torch.arange(len(logits), device=logits.device)[:, None] < current_rows
         hidden = hidden | (from_stream & (column < classes.start))
     return F.cross_entropy(logits.masked_fill(hidden, -torch.inf), labels)
+
+
+class DERConfig(ReplayConfig):
+    """Options of :class:`DER`."""
+
+    alpha: float = Field(0.3, ge=0, description="weight of the logit term (Mammoth on CIFAR-100; not in the paper)")
+
+
+class DERPlusPlusConfig(DERConfig):
+    """Options of :class:`DERPlusPlus`."""
+
+    beta: float = Field(0.5, ge=0, description="weight of the label term (Mammoth on CIFAR-100; not in the paper)")
+
+
+@register_method
+class DER(StreamReplay):
+    """Replays old images and asks for the outputs (logits) the model gave when it stored them.
+
+    ``CE(stream) + alpha · MSE(logits now, logits stored)``, softmax over all classes.
+
+    Paper: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020, arXiv:2004.07211
+    """
+
+    name = "der"
+    online = True
+    needs_total = "the logits that it stores have one column for every class"
+    Config: ClassVar[type[ComponentConfig]] = DERConfig
+    config: DERConfig
+    draws = 1
+    """Independent replay draws per step."""
+
+    def make_buffer(self) -> ReservoirBuffer:
+        """A reservoir of images with their logits."""
+        return ReservoirBuffer(self.config.buffer_size, ("image", "label", "logits"), seed=self.context.seed)
+
+    def loss(self, batch: BatchLike) -> Terms:
+        """The terms ``ce`` and ``logits`` (and ``labels`` of DER++)."""
+        current_rows = len(batch.y)
+        drawn = [self.replay(current_rows) for _ in range(self.draws)] if self.replays else []
+        logits = self.context.forward(torch.cat([batch.x, *[d.x for d in drawn]]), current_rows=current_rows)
+        parts = torch.split(logits, [current_rows, *[len(d.slots) for d in drawn]])
+        self.remember(image=raw_images(batch, self.name), label=batch.y, logits=parts[0])
+        return {"ce": F.cross_entropy(parts[0], batch.y)} | self.replayed_terms(drawn, parts[1:])
+
+    def replayed_terms(self, drawn: Sequence[Replayed], logits: Sequence[Tensor]) -> Terms:
+        """Terms of the replay draws and the ``logits: [m, K]`` they have now; none while the buffer is empty."""
+        if not drawn:
+            return {}
+        return {"logits": self.config.alpha * logit_distance(logits[0], self.to_device(drawn[0].entries["logits"]))}
+
+    def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
+        """Images with the logits the model gives them."""
+        logits = self.context.forward(batch.x.to(self.context.device))
+        return {"image": raw_images(batch, self.name), "label": batch.y, "logits": logits}
+
+
+@register_method
+class DERPlusPlus(DER):
+    """DER, and the labels of a second handful of old images are learned again.
+
+    DER plus ``beta · CE`` of a second draw's labels.
+
+    Paper: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020, arXiv:2004.07211
+    """
+
+    name = "der++"
+    Config = DERPlusPlusConfig
+    config: DERPlusPlusConfig
+    draws = 2
+
+    def replayed_terms(self, drawn: Sequence[Replayed], logits: Sequence[Tensor]) -> Terms:
+        """The terms ``logits`` and ``labels``, each of its own draw."""
+        if not drawn:
+            return {}
+        labels = F.cross_entropy(logits[1], self.to_device(drawn[1].entries["label"]))
+        return super().replayed_terms(drawn, logits) | {"labels": self.config.beta * labels}
+
+
+def logit_distance(logits: Tensor, stored: Tensor) -> Tensor:
+    """Mean squared difference over images and classes of ``logits: [m, K]`` and ``stored: [m, K]``."""
+    return F.mse_loss(logits, stored.to(logits.dtype))

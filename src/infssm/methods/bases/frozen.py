@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.lora import Adapters, LoRAConfig
+from infssm.methods.bases.inflora import Adapters, LoRAConfig
 from infssm.methods.bases.seq import Seq
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms, model_input
 from infssm.methods.core.losses import data_loss
 from infssm.methods.core.passes import evaluating, require_loader
-from infssm.models.features import features, output_layer
+from infssm.models.features import features, output_layer, train_only
 from infssm.ssm import unwrap
 
 
@@ -24,8 +24,8 @@ class Frozen(Seq):
     """
 
     name = "frozen"
-    online: ClassVar[bool] = False
-    freezes: ClassVar[bool] = True
+    online = False
+    freezes = True
     Config = LoRAConfig
     config: LoRAConfig
 
@@ -78,8 +78,7 @@ class Frozen(Seq):
     def _freeze(self, task: TaskInfo) -> None:
         module = unwrap(self.context.module)
         if task.index > 0:
-            module.requires_grad_(False)
-            output_layer(module).requires_grad_(True)
+            train_only(module)
             if shared := [name for name, p in module.named_parameters() if p.requires_grad and "embed" in name]:
                 raise ConfigError(
                     f"frozen: the output layer shares its weights with {shared[0]}, so the features would move; create "

@@ -1,20 +1,169 @@
-"""InfLoRA: LoRA pairs in directions of the new task's inputs that old tasks do not use."""
+"""InfLoRA, and the LoRA pairs on state space mixers that it and frozen train: ``W = W₀ + B A``, A fixed, B from 0.
+
+The model stays a plain one: its weight always holds the sum, so evaluation, checkpoints and export see nothing new. The
+gradient of B follows from that of the weight, ``dB = dW Aᵀ``, which also reaches layers whose weight a kernel reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.lora import Adapters, LoRAConfig
-from infssm.methods.bases.seq import Seq
+from infssm.methods.bases.seq import Seq, SeqConfig
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Context, Loader, TaskInfo
-from infssm.methods.core.passes import require_loader
+from infssm.methods.core.passes import require_loader, second_moment, sum_moments
+from infssm.models.features import train_only
+from infssm.ssm import find_mixers, unwrap
+
+
+class LoRAConfig(SeqConfig):
+    """Options of bases that train LoRA pairs."""
+
+    first_session: Literal["all", "lora"] = Field(
+        "all",
+        description="what the first task trains: 'all' of the model, or 'lora': the pairs and the classifier, which "
+        "suits pre-trained weights",
+    )
+    rank: int = Field(10, ge=1, description="rank of the LoRA pairs (InfLoRA: 10)")
+    targets: tuple[str, ...] = Field(
+        ("in_proj", "x_proj", "x_proj_b"),
+        min_length=1,
+        description="linear layers of each state space layer that get LoRA pairs, by name; those a layer lacks are "
+        "left out",
+    )
+
+
+class Pair:
+    """One weight ``[out, in]`` with its pair: A ``[r, in]`` while a task is trained, else None, and B ``[out, r]``."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        self.layer = layer
+        self.B = nn.Parameter(layer.weight.new_zeros(layer.out_features, min(rank, layer.in_features)))
+        self.A: Tensor | None = None
+        self.start: Tensor | None = None
+        """The weight without the pair."""
+        layer.weight.register_post_accumulate_grad_hook(self._pass_on)  # type: ignore[no-untyped-call]
+
+    def _pass_on(self, weight: Tensor) -> None:
+        """Make the gradient of B of that of the weight, which adds up until :meth:`merge`; others may read it too."""
+        if self.A is not None and weight.grad is not None:
+            self.B.grad = weight.grad @ self.A.T
+
+    def put(self, a: Tensor, b: Tensor | None = None, start: Tensor | None = None) -> None:
+        """Begin with ``a: [r, in]``, and with a stored B and weight where training goes on."""
+        weight = self.layer.weight
+        self.A = a.to(weight)
+        self.B.data = torch.zeros_like(self.B, device=weight.device) if b is None else b.to(weight)
+        self.start = weight.detach().clone() if start is None else start.to(weight)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Write ``W₀ + B A`` into the weight."""
+        if self.A is not None and self.start is not None:
+            self.layer.weight.copy_(self.start + self.B @ self.A)
+            self.layer.weight.grad = None
+
+
+class Adapters:
+    """The LoRA pairs of a model."""
+
+    def __init__(self, context: Context, config: LoRAConfig, method: str) -> None:
+        self.context, self.method = context, method
+        mixers = find_mixers(unwrap(context.module), context.layers)
+        found = {
+            f"{name}.{target}": getattr(m, target, None) for name, m in mixers.items() for target in config.targets
+        }
+        layers = {name: layer for name, layer in found.items() if layer is not None}
+        if other := [name for name, layer in layers.items() if type(layer) is not nn.Linear]:
+            raise ConfigError(
+                f"{method} puts LoRA on plain linear layers, and {other[0]} is none; choose other targets"
+            )
+        if not layers:
+            raise ConfigError(f"{method}: no state space layer has a linear layer called {' or '.join(config.targets)}")
+        self.pairs = {name: Pair(layer, config.rank) for name, layer in layers.items()}
+        self._offered = False
+
+    @property
+    def active(self) -> bool:
+        """Whether the pairs are in training."""
+        return any(pair.A is not None for pair in self.pairs.values())
+
+    def moments(self, loader: Loader) -> dict[str, Tensor]:
+        """Second moments ``[in, in]`` of what each layer is given, over a task's data; float64."""
+
+        def moments(inputs: Mapping[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+            return {name: second_moment(x.double().flatten(1, -2), mask) for name, x in inputs.items()}
+
+        layers = {name: pair.layer for name, pair in self.pairs.items()}
+        widths = {name: layer.in_features for name, layer in layers.items()}
+        return sum_moments(self.context, loader, layers, widths, moments)
+
+    def begin(self, moments: Mapping[str, Tensor]) -> None:
+        """Train pairs whose A are the first left singular vectors of ``moments: [in, in]`` over √3; freeze the rest."""
+        for name, pair in self.pairs.items():
+            pair.put(first_directions(moments[name], pair.B.shape[1]))
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Gradients for the weights with pairs, which pass them on, and for the classifier."""
+        train_only(unwrap(self.context.module), [pair.layer.weight for pair in self.pairs.values()])
+
+    def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The optimizer trains B, without weight decay, in the place of the weights with pairs."""
+        self._offered = True
+        if not self.active and self.context.task is not None:
+            return groups
+        weights = {pair.layer.weight for pair in self.pairs.values()} if self.active else set()
+        kept = [{**group, "params": [p for p in group["params"] if p not in weights]} for group in groups]
+        rates = [group["lr"] for group in groups if "lr" in group]
+        own = {"name": "lora", "params": [pair.B for pair in self.pairs.values()], "weight_decay": 0.0}
+        return [*(group for group in kept if group["params"]), own | ({"lr": rates[0]} if rates else {})]
+
+    def after_step(self) -> None:
+        """Write what the optimizer made of B into the weights."""
+        if self.active and not self._offered:
+            raise ConfigError(
+                f"{self.method} trains parameters of its own: make the optimizer of "
+                'method.param_groups([{"params": list(model.parameters())}])'
+            )
+        for pair in self.pairs.values():
+            pair.merge()
+
+    def end(self) -> None:
+        """The weights keep what was learned; the pairs are done with."""
+        for pair in self.pairs.values():
+            pair.A = pair.start = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """A, B and the weight without them of every pair in training."""
+        return {
+            name: {"A": pair.A, "B": pair.B.detach().clone(), "start": pair.start}
+            for name, pair in self.pairs.items()
+            if pair.A is not None
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        shapes = {name: tuple(pair.layer.weight.shape) for name, pair in self.pairs.items()}
+        if state and {name: tuple(one["start"].shape) for name, one in state.items()} != shapes:
+            raise ConfigError(f"{self.method}: these LoRA pairs belong to another model or to other targets")
+        self.end()
+        for name, one in state.items():
+            self.pairs[name].put(one["A"], one["B"], one["start"])
+        if state:
+            self.freeze()
+
+
+def first_directions(moment: Tensor, rank: int) -> Tensor:
+    """``[rank, in]``: the first left singular vectors of ``moment: [in, in]``, over √3 as in InfLoRA's code."""
+    directions: Tensor = torch.linalg.svd(moment).U[:, :rank].T / 3**0.5
+    return directions
 
 
 class InfLoRAConfig(LoRAConfig):
@@ -57,10 +206,10 @@ class InfLoRA(Seq):
     """
 
     name = "inflora"
-    online: ClassVar[bool] = False
+    online = False
     Config = InfLoRAConfig
     config: InfLoRAConfig
-    needs_loader: ClassVar[bool] = True
+    needs_loader = True
 
     def __init__(self, config: InfLoRAConfig, context: Context) -> None:
         super().__init__(config, context)

@@ -25,9 +25,9 @@ class Seq(Base):
     """Plain training on one task after another, nothing held: what forgets, and the base of every regularizer."""
 
     name = "seq"
-    online: ClassVar[bool] = True
+    online = True
     Config: ClassVar[type[ComponentConfig]] = SeqConfig
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     config: SeqConfig
 
     def columns(self, task: TaskInfo) -> slice:
@@ -47,8 +47,8 @@ class Joint(Base):
     """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
 
     name = "joint"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
-    joint: ClassVar[bool] = True
+    supported_data = ALL_DATA
+    joint = True
 
     def columns(self, task: TaskInfo) -> slice:
         """All seen classes."""

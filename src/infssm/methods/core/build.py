@@ -250,14 +250,11 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
 
 
 def method_options(name: str, options: Mapping[str, Any]) -> dict[str, ComponentConfig]:
-    """The validated options of every component that a method's name stands for, and those of ``states``."""
-    return resolve_options(name, parse_name(name).classes, options)
+    """The validated options of every component that a method's name stands for, and those of ``states``.
 
-
-def resolve_options(
-    name: str, classes: list[type[Component]], options: Mapping[str, Any]
-) -> dict[str, ComponentConfig]:
-    """Sort flat and per-component options into each component's validated configuration."""
+    ``options`` are flat (``weight``), by component (``ewc.weight``), or mappings of a component's options.
+    """
+    classes = parse_name(name).classes
     schemas: dict[str, type[ComponentConfig]] = {c.name: c.Config for c in classes} | {"states": StatesConfig}
     values: dict[str, dict[str, Any]] = {owner: {} for owner in schemas}
     for key, value in options.items():

@@ -207,9 +207,11 @@ class Context:
             assert self.old is not None
             self.old.to(self.device)
 
-    def keep_old(self) -> None:
-        """Copy the module as it is: the old model from now on."""
+    def keep_old(self, state: Mapping[str, Any] | None = None) -> None:
+        """Copy the module as it is: the old model from now on. With a ``state`` of an old model it is restored."""
         self.old = OldModel(self.module, **self.states_options)
+        if state is not None:
+            self.old.load_state_dict(state)
 
     def begin_step(self, batch_size: int) -> None:
         """Note how many samples of the current task the step has."""
@@ -246,13 +248,6 @@ class Context:
             self.task = TaskInfo(task["index"], block, task["past"])
         self.generator.set_state(state["generator"].cpu())
         self.old = None
-
-    def load_old(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the old model of :meth:`state_dict`."""
-        if state is not None:
-            self.keep_old()
-            assert self.old is not None
-            self.old.load_state_dict(state)
 
     # A step: a forward that is observed, then the same forward of the old model.
 

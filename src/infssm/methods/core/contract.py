@@ -13,33 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from infssm._batch import Batch, model_input
+from infssm._batch import Batch as Batch
+from infssm._batch import model_input as model_input
 from infssm.errors import ConfigError
-from infssm.methods.core.context import Context, ModelPair, Transforms
-from infssm.methods.core.tasks import BatchLike, Loader, TaskInfo
-
-__all__ = [
-    "ALL_DATA",
-    "LABELLED_DATA",
-    "Base",
-    "Batch",
-    "BatchLike",
-    "Component",
-    "ComponentConfig",
-    "Context",
-    "Head",
-    "Loader",
-    "ModelPair",
-    "PairConfig",
-    "Regularizer",
-    "TaskInfo",
-    "Terms",
-    "Transforms",
-    "model_input",
-]
+from infssm.methods.core.context import Context as Context
+from infssm.methods.core.context import ModelPair as ModelPair
+from infssm.methods.core.context import Transforms as Transforms
+from infssm.methods.core.tasks import BatchLike as BatchLike
+from infssm.methods.core.tasks import Loader as Loader
+from infssm.methods.core.tasks import TaskInfo as TaskInfo
 
 ALL_DATA = frozenset({"images", "series", "tokens", "language", "regression"})
 """All kinds of data."""
@@ -56,7 +42,42 @@ class ComponentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Component:
+class Stateful:
+    """Saves and restores the attributes named in ``saved``.
+
+    These are tensors, plain values, dictionaries of them, random generators, or objects with a state of their own.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is needed to go on, made of tensors and plain values."""
+        return {name: _copied(getattr(self, name)) for name in self.saved}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for name in self.saved:
+            own = getattr(self, name)
+            if isinstance(own, torch.Generator):
+                own.set_state(state[name].cpu())
+            elif hasattr(own, "load_state_dict"):
+                own.load_state_dict(state[name])
+            else:
+                setattr(self, name, _copied(state[name]))
+
+
+def _copied(value: Any) -> Any:
+    """The state of an attribute, which later changes of the attribute leave alone."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+class Component(Stateful):
     """Hooks shared by bases, regularizers and heads. ``Config`` holds the component's options."""
 
     name: ClassVar[str]
@@ -107,13 +128,6 @@ class Component:
     def warnings(self) -> list[str]:
         """What a user should know before training with this configuration; shown by ``attach`` and ``infssm run``."""
         return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the component needs to go on, made of tensors and plain values."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
 
 
 class PairConfig(ComponentConfig):
@@ -211,9 +225,6 @@ class Head(Component, ABC):
     def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
         """Tensors of the trained classifier, while a fitted module is installed."""
         return None
-
-    def forget(self, label: int) -> None:
-        """Remove a class from everything that the head keeps; the classifier that is trained belongs to the model."""
 
     def distances(self, features: Tensor) -> Tensor | None:  # noqa: ARG002 - of heads that measure some
         """Squared Mahalanobis distances of ``features: [b, d]`` to every class, ``[b, K]``; None without covariances.

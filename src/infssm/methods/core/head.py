@@ -85,10 +85,6 @@ class FittedHead(Head):
         self.reset()
 
     @abstractmethod
-    def reset(self) -> None:
-        """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
-
-    @abstractmethod
     def add(self, rows: Iterable[FeatureBatch], task: TaskInfo) -> None:
         """Add the features of the task's images to the statistics: new classes, or more images of known ones.
 

@@ -181,7 +181,8 @@ class Method:
         self.head.withdraw()
         for component in self.components:
             component.load_state_dict(state["components"][component.name])
-        self.context.load_old(state["old"])  # now that components have frozen what they freeze
+        if state["old"] is not None:  # now that components have frozen what they freeze
+            self.context.keep_old(state["old"])
         self.head.restore(state["head"])
         self.context.record_until_task_end()
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from infssm._batch import model_input, run_model
+from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
+from infssm.methods.core.context import Context
 from infssm.methods.core.tasks import Loader
+from infssm.ssm import unwrap
 
 
 def require_loader(loader: Loader | None, method: str, why: str) -> Loader:
@@ -72,3 +76,50 @@ def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
         yield seen
     finally:
         handle.remove()
+
+
+Moments = Callable[[Mapping[str, Tensor], "Tensor | None"], Mapping[str, Tensor]]
+"""From what layers were given, ``[b, ..., D]`` by name, and the batch's mask ``[b, tokens]`` to second moments by name,
+summed over the samples."""
+
+
+@torch.no_grad()
+def sum_moments(
+    context: Context, loader: Loader, layers: Mapping[str, nn.Module], widths: Mapping[str, int], moments: Moments
+) -> dict[str, Tensor]:
+    """Second moments by name, summed over all samples of ``loader``, in evaluation mode: float64 ``[D, D]``.
+
+    ``layers`` are those whose inputs ``moments`` is given; ``widths`` are the D.
+    """
+    device = context.device
+    total = {name: torch.zeros(d, d, dtype=torch.float64, device=device) for name, d in widths.items()}
+    with evaluating(unwrap(context.module)) as module, contextlib.ExitStack() as stack:
+        seen = {name: stack.enter_context(capture(layer, inputs=True)) for name, layer in layers.items()}
+        for batch in loader:
+            x = model_input(batch, device)
+            run_model(module, x)
+            for name, inputs in seen.items():
+                if len(inputs) != 1:
+                    raise ConfigError(f"a forward of the model called {name} {len(inputs)} times instead of once")
+            mask = x.get("mask") if isinstance(x, Mapping) else None
+            for name, moment in moments({name: inputs.pop() for name, inputs in seen.items()}, mask).items():
+                total[name] += moment
+    total = dict(zip(total, sum_over_processes(list(total.values())), strict=True))
+    if not all(moment.any() for moment in total.values()):
+        raise ConfigError("the loader of the task gave no sample; pass one that can be iterated again")
+    return total
+
+
+def second_moment(x: Tensor, mask: Tensor | None) -> Tensor:
+    """``Σ_samples mean_tokens x xᵀ`` of ``x: [b, tokens, D]``, padding left out: ``[D, D]``."""
+    if mask is None:
+        rows = x.flatten(0, 1)
+        return rows.T @ rows / x.shape[1]
+    tokens = mask.sum(dim=1).clamp(min=1).to(x.dtype)
+    rows = (masked(x, mask) / tokens.sqrt()[:, None, None]).flatten(0, 1)
+    return rows.T @ rows
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """``x: [b, tokens, D]`` with zeros where ``mask: [b, tokens]`` has padding."""
+    return x if mask is None else x * mask[..., None].to(x.dtype)

@@ -141,13 +141,15 @@ def left_out_distances(
     return distances
 
 
-def average_over_models(models: Sequence[tuple[Tensor, Tensor, Tensor]], log_prior: Tensor) -> Gaussians:
+def average_over_models(
+    models: Sequence[ClassStatistics], alpha: float, beta: float, log_prior: Tensor | float = 0.0
+) -> Gaussians:
     """One classifier whose scores are the mean over models of their :func:`gaussian_classifier`, and the prior's.
 
     Features of the models stand side by side: ``mean: [K, m·d]``, ``whiten: [K, m·d, d]`` (or ``[1, m·d, d]``) one
     model below the other, ``offset: [K]``. Across models features are taken to be independent.
     """
-    means, whitens, offsets = zip(*models, strict=True)
+    means, whitens, offsets = zip(*(gaussian_classifier(one, alpha, beta) for one in models), strict=True)
     whiten = torch.cat(whitens, dim=1) / len(models) ** 0.5
     return Gaussians(torch.cat(means, dim=1), whiten, torch.stack(offsets).mean(dim=0) + log_prior)
 

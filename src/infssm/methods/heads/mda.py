@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infssm.methods.core.build import register_method
 from infssm.methods.heads.class_statistics import ClassStatistics
-from infssm.methods.heads.gaussians import Mixtures, average_over_models, gaussian_classifier, left_out_distances
+from infssm.methods.heads.gaussians import Mixtures, average_over_models, left_out_distances
 from infssm.methods.heads.gda import GDA
 from infssm.methods.heads.statistical import StatisticalHead
 
@@ -67,10 +67,9 @@ class MDA(GDA):
         """See :class:`Mixtures`; of several models the mean of the scores of each Gaussian."""
         counts = torch.stack([task[0].count for task in self.tasks])  # [tasks, K]
         rows = counts.flatten().nonzero().flatten()
-        models = [gaussian_classifier(one, self.config.alpha, self.config.beta) for one in self._stacked()]
         shares = counts / self.statistics[0].count.clamp(min=1)
         log_prior = (shares.log() + self.log_prior()).flatten()[rows]
-        found = average_over_models(models, log_prior)
+        found = average_over_models(self._stacked(), self.config.alpha, self.config.beta, log_prior)
         members = torch.full((counts.numel(),), len(rows), device=counts.device)
         members[rows] = torch.arange(len(rows), device=counts.device)
         return Mixtures(found.mean, found.whiten, found.offset, members.view_as(counts).T.contiguous())
@@ -114,17 +113,11 @@ class MDA(GDA):
         """
         other = copy.copy(self)
         numbers = self._tasks_of(features, labels).cpu()
-        labels = labels.to(self.context.device)
         other.tasks = []
         for number, task in enumerate(self.tasks):
             rows = (numbers == number).nonzero().flatten()
-            sums = self._sums()
-            parts = features[rows].double().to(self.context.device).chunk(self.num_models, dim=1)
-            for one, part in zip(sums, parts, strict=True):
-                one.add(part, labels[rows])
-            left = [
-                one.to(self.context.device).removed(gone.statistics(list)) for one, gone in zip(task, sums, strict=True)
-            ]
+            pairs = zip(task, self.statistics_of(features[rows], labels[rows]), strict=True)
+            left = [one.to(self.context.device).removed(images) for one, images in pairs]
             other.tasks.append(_valid(task, left))
         return super(MDA, other).leaving_out(features, labels)
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from infssm._processes import sum_over_processes, this_share
+from infssm._processes import gather_rows, sum_over_processes, this_share
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ComponentConfig, TaskInfo
+from infssm.methods.core.contract import TaskInfo
 from infssm.methods.core.head import FeatureBatch
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.statistical import StatisticalHead
-from infssm.methods.replay.gathering import gather_rows
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 HELD_OUT = 5
@@ -65,7 +64,7 @@ class RanPAC(StatisticalHead):
     """
 
     name = "ranpac"
-    Config: ClassVar[type[ComponentConfig]] = RanPACConfig
+    Config = RanPACConfig
     config: RanPACConfig
     Module = RandomFeatures
 

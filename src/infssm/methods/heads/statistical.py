@@ -10,12 +10,75 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from infssm._processes import sum_over_processes
 from infssm.methods.core.contract import ComponentConfig, Context, TaskInfo
 from infssm.methods.core.head import FeatureBatch, Features, FittedHead
 from infssm.methods.core.views import FittedConfig
 from infssm.methods.heads.class_statistics import ClassStatistics, StatisticsSums
-from infssm.methods.heads.drift import Drift, MapDrift, MeanDrift
-from infssm.methods.heads.gaussians import Gaussians, average_over_models, gaussian_classifier, left_out_distances
+from infssm.methods.heads.gaussians import Gaussians, average_over_models, left_out_distances
+
+Drift = Literal["map", "mean", "none"]
+
+
+class MapDrift:
+    """A ridge map from old to new features: ``f -> f @ (I + D) + b``.
+
+    ``D = (XᵀX/n + λ·mean(diag(XᵀX/n))·I)⁻¹ Xᵀ(R - R̄)/n`` with X centred: without evidence nothing moves.
+    """
+
+    def __init__(self, width: int, ridge: float, device: torch.device | str = "cpu") -> None:
+        self.ridge = ridge
+        # Sums of [1, x]ᵀ[x, r]: everything the map follows from, whatever the number of images.
+        self._sums = torch.zeros(width + 1, 2 * width, dtype=torch.float64, device=device)
+        self._count = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, old: Tensor, new: Tensor) -> None:
+        """Add features ``old: [b, d]`` and ``new: [b, d]`` of the same images."""
+        x = old.double()
+        both = torch.cat([x, new.double() - x], dim=1)
+        self._sums.addmm_(torch.cat([torch.ones_like(x[:, :1]), x], dim=1).T, both)
+        self._count += len(x)
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """``matrix: [d, d]`` and ``shift: [d]`` of the map, over all processes."""
+        sums, count = sum_over_processes([self._sums, self._count])
+        width = sums.shape[1] // 2
+        sums = sums / count
+        mean_x, mean_r, second, cross = sums[0, :width], sums[0, width:], sums[1:, :width], sums[1:, width:]
+        floor = 1e-12 * (1 + second.diagonal().mean())  # without variation nothing is known, and the map is a shift
+        second = second - torch.outer(mean_x, mean_x)
+        cross = cross - torch.outer(mean_x, mean_r)
+        eye = torch.eye(width, dtype=torch.float64, device=sums.device)
+        scale = torch.maximum(second.diagonal().mean(), floor)
+        change = torch.linalg.solve(second + self.ridge * scale * eye, cross)
+        return eye + change, mean_r - mean_x @ change
+
+
+class MeanDrift:
+    """Semantic drift compensation (Yu et al. 2020): each old mean moves with the images near it.
+
+    ``μ_c += Σ_i w_i r_i / Σ_i w_i``, ``w_i = exp(-|x_i - μ_c|² / 2σ²)`` with σ² the trace of the pooled covariance.
+    """
+
+    def __init__(self, statistics: ClassStatistics) -> None:
+        self._means = statistics.mean
+        self._variance = statistics.pooled.trace().clamp(min=torch.finfo(torch.float64).tiny)
+        self._weight = torch.zeros_like(statistics.count)
+        self._motion = torch.zeros_like(statistics.mean)
+
+    def add(self, old: Tensor, new: Tensor) -> None:
+        """Add features ``old: [b, d]`` and ``new: [b, d]`` of the same images."""
+        x = old.double()
+        weight = torch.exp(-torch.cdist(self._means, x).square() / (2 * self._variance))
+        self._weight += weight.sum(dim=1)
+        self._motion += weight @ (new.double() - x)
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """The identity, and the shift of each class, ``[K, d]``, over all processes: covariances stay."""
+        weight, motion = sum_over_processes([self._weight, self._motion])
+        # Where no image is near (weights underflow) the class stays.
+        return torch.eye(motion.shape[1]).to(motion), motion / weight.clamp(min=1e-300)[:, None]
+
 
 LARGE = 2**26
 """Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep the pooled one alone."""
@@ -127,8 +190,7 @@ class StatisticalHead(FittedHead):
         """What distances are measured with: here the covariance that all classes share."""
         if self._gaussians is None:
             alpha = getattr(self.config, "alpha", _ALPHA)
-            models = [gaussian_classifier(one, alpha, beta=1) for one in self.statistics]
-            found = average_over_models(models, torch.zeros(()))
+            found = average_over_models(self.statistics, alpha, beta=1)
             like = next(self.context.module.parameters())
             self._gaussians = found.to(like.device, torch.promote_types(like.dtype, torch.float32))
         return self._gaussians
@@ -155,17 +217,18 @@ class StatisticalHead(FittedHead):
     def leaving_out(self, features: Tensor, labels: Tensor) -> StatisticalHead:
         """The head fitted to all images but these: their statistics are removed from those of all images."""
         other = copy.copy(self)
-        sums = self._sums()
-        rows = features.double().to(self.context.device).chunk(self.num_models, dim=1)
-        for one, part in zip(sums, rows, strict=True):
-            one.add(part, labels.to(self.context.device))
-        other.statistics = [
-            statistics.to(self.context.device).removed(one.statistics(list))
-            for statistics, one in zip(self.statistics, sums, strict=True)
-        ]
+        pairs = zip(self.statistics, self.statistics_of(features, labels), strict=True)
+        other.statistics = [one.to(self.context.device).removed(images) for one, images in pairs]
         other._gaussians = None
         other._fit()
         return other
+
+    def statistics_of(self, features: Tensor, labels: Tensor) -> list[ClassStatistics]:
+        """By model the statistics of transformed ``features: [m, d]`` with ``labels: [m]``, of this process alone."""
+        sums, device = self._sums(), self.context.device
+        for one, part in zip(sums, features.double().to(device).chunk(self.num_models, dim=1), strict=True):
+            one.add(part, labels.to(device))
+        return [one.statistics(list) for one in sums]
 
     def moved(self, features: Tensor, labels: Tensor) -> Tensor:
         """Features ``[m, d]`` of earlier images with ``labels: [m]`` where the last task moved them, as estimated."""
@@ -188,28 +251,3 @@ class StatisticalHead(FittedHead):
         self.statistics = [ClassStatistics.of(statistics).to(device) for statistics in state["statistics"].values()]
         self.task_of, self.drift_maps, self._gaussians = list(state["task_of"]), [], None
         self.resize()
-
-
-class GaussianConfig(StatisticalConfig):
-    """Options of every head that compares likelihoods of classes."""
-
-    prior: Literal["class", "task"] = Field(
-        "class",
-        description="what is equally likely before an image is seen: every 'class', or every 'task', so that a class "
-        "of a small task counts for more than one of a large base; AA, a mean over tasks, asks for 'task'",
-    )
-
-
-class GaussianHead(StatisticalHead):
-    """Classes are compared by the likelihood of a feature times a prior."""
-
-    Config: ClassVar[type[ComponentConfig]] = GaussianConfig
-    config: GaussianConfig
-
-    def log_prior(self) -> Tensor:
-        """Log prior of every class, up to a constant that is the same for all: [K]."""
-        if self.config.prior == "class":
-            sizes = [1] * len(self.task_of)
-        else:  # the number of classes that the task of each class brought; 1 for classes without images
-            sizes = [1 if task < 0 else self.task_of.count(task) for task in self.task_of]
-        return -torch.tensor(sizes, dtype=torch.float64, device=self.context.device).log()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from infssm._batch import model_input
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
@@ -21,7 +22,6 @@ from infssm.methods.core.contract import (
     Regularizer,
     TaskInfo,
     Terms,
-    model_input,
 )
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.models.features import features, find_classifier
@@ -50,9 +50,10 @@ class EFC(Regularizer):
     name = "efc"
     Config = EFCConfig
     config: EFCConfig
-    supported_data: ClassVar[frozenset[str]] = LABELLED_DATA
-    needs_features: ClassVar[bool] = True
-    needs_loader: ClassVar[bool] = True
+    supported_data = LABELLED_DATA
+    needs_features = True
+    needs_loader = True
+    saved = ("matrix",)
 
     def __init__(self, config: EFCConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -93,13 +94,10 @@ class EFC(Regularizer):
             raise ConfigError("efc: the loader given to end_task gave no sample; pass one that can be iterated again")
         self.matrix = total / number
 
-    def state_dict(self) -> dict[str, Any]:
-        """The matrix of the last task."""
-        return {} if self.matrix is None else {"matrix": self.matrix}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.matrix = state["matrix"].to(self.context.device) if "matrix" in state else None
+        """Restore the matrix of the last task."""
+        super().load_state_dict({"matrix": None, **state})
+        self.matrix = None if self.matrix is None else self.matrix.to(self.context.device)
 
 
 @torch.enable_grad()

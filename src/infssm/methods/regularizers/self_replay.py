@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from infssm._processes import this_share
+from infssm._processes import process_slice, this_share
 from infssm.errors import ConfigError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, Context, Loader, ModelPair, Regularizer, TaskInfo, Terms
 from infssm.methods.core.tasks import Input
-from infssm.methods.regularizers.distillation import kl_divergence
-from infssm.methods.replay.gathering import process_slice
+from infssm.methods.regularizers.lwf import kl_divergence
 from infssm.models.generate import generate, vocabulary_of
 from infssm.models.sequence import LanguageModel
 
@@ -71,10 +70,11 @@ class SelfReplay(Regularizer):
     """
 
     name = "self-replay"
-    supported_data: ClassVar[frozenset[str]] = frozenset({"language"})
-    Config: ClassVar[type[ComponentConfig]] = SelfReplayConfig
+    supported_data = frozenset({"language"})
+    Config = SelfReplayConfig
     config: SelfReplayConfig
-    needs_logits: ClassVar[bool] = True
+    needs_logits = True
+    saved = ("generator", "begun", "steps", "sequences")
 
     def __init__(self, config: SelfReplayConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -86,26 +86,26 @@ class SelfReplay(Regularizer):
         self.logits: Tensor | None = None
         """The old model's on these sequences, float16 ``[sequences, length, vocabulary]``; None where not kept."""
         # Away from the seeds of the context's and of replay buffers' draws.
-        self._generator = torch.Generator().manual_seed(2**33 + context.seed)
-        self._begun: int | None = None
-        self._steps = 0
+        self.generator = torch.Generator().manual_seed(2**33 + context.seed)
+        self.begun: int | None = None
+        self.steps = 0
         context.supply = self.draw
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Generate, unless the task was begun before a run was resumed."""
-        if task.index > 0 and self._begun != task.index:
-            self._begun, self._steps = task.index, 0
+        if task.index > 0 and self.begun != task.index:
+            self.begun, self.steps = task.index, 0
             self.generate()
 
     def after_step(self) -> None:
         """Generate anew every ``refresh`` steps."""
-        self._steps += 1
-        if self.sequences is not None and self.config.refresh and self._steps % self.config.refresh == 0:
+        self.steps += 1
+        if self.sequences is not None and self.config.refresh and self.steps % self.config.refresh == 0:
             self.generate()
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Forget the sequences: the next task has those of the model as it is then."""
-        self.sequences, self.logits, self._begun = None, None, None
+        self.sequences, self.logits, self.begun = None, None, None
 
     def generate(self) -> None:
         """Replace the sequences by new ones. All processes generate the same, so nothing has to be exchanged."""
@@ -114,12 +114,12 @@ class SelfReplay(Regularizer):
         old.follow()
         count, prefixes = self.config.sequences, self.config.prefixes
         if prefixes is None:
-            starts = [torch.randint(vocabulary_of(old.module), (count, 1), generator=self._generator)]
+            starts = [torch.randint(vocabulary_of(old.module), (count, 1), generator=self.generator)]
         else:  # their shares differ by one sequence at most
             shares = [len(range(index, count, len(prefixes))) for index in range(len(prefixes))]
             starts = [torch.tensor([p]).expand(n, -1) for p, n in zip(prefixes, shares, strict=True) if n]
         parts = [
-            generate(old.module, part, self.config.length - part.shape[1], generator=self._generator)
+            generate(old.module, part, self.config.length - part.shape[1], generator=self.generator)
             for start in starts
             for part in torch.split(start, _AT_ONCE)
         ]
@@ -130,7 +130,7 @@ class SelfReplay(Regularizer):
         if self.sequences is None:
             raise ConfigError(f"{self.name} has generated nothing yet: call begin_task(task) before the first step")
         world = this_share().world
-        chosen = torch.randperm(len(self.sequences), generator=self._generator)
+        chosen = torch.randperm(len(self.sequences), generator=self.generator)
         chosen = process_slice(chosen[: max(self.config.replay_batch // world, 1) * world])
         if self.logits is None and self._fits():
             self.logits = self._old_logits(self.sequences)
@@ -168,13 +168,7 @@ class SelfReplay(Regularizer):
         old = pair.old.logits.to(pair.new.logits.dtype)  # may be kept in half precision
         return {"logits": self.config.weight * kl_divergence(old, pair.new.logits, 1.0).mean()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The sequences of the task in training, and where the random numbers are."""
-        state = {"generator": self._generator.get_state(), "begun": self._begun, "steps": self._steps}
-        return state | ({} if self.sequences is None else {"sequences": self.sequences})
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._generator.set_state(state["generator"].cpu())
-        self._begun, self._steps, self.sequences = state["begun"], state["steps"], state.get("sequences")
+        """Restore the sequences of the task in training, and where the random numbers are."""
+        super().load_state_dict({"sequences": None, **state})
         self.logits = None  # computed again by the old model, which is restored after this

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -14,8 +14,7 @@ from torch import Tensor
 from infssm._processes import sum_over_processes, this_share
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ALL_DATA, Context, Loader, TaskInfo
-from infssm.methods.regularizers.parameters import quadratic
-from infssm.methods.regularizers.quadratic import QuadraticConfig, QuadraticRegularizer
+from infssm.methods.regularizers.quadratic import QuadraticConfig, QuadraticRegularizer, quadratic
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +40,11 @@ class SI(QuadraticRegularizer):
     """
 
     name = "si"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     Config = SIConfig
     own_first_task = True
     config: SIConfig
+    saved = (*QuadraticRegularizer.saved, "omega")
 
     def __init__(self, config: SIConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -67,7 +67,6 @@ class SI(QuadraticRegularizer):
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Start from θ* = the model as it is and Ω = 0, unless a task has ended before."""
         super().begin_task(task, loader)
-        self.omega = self.parameters.to_device(self.omega)
         if self.anchor is None or self.importance is None:
             self.anchor, self.importance = self.parameters.clone(), self.parameters.zeros()
 
@@ -112,12 +111,7 @@ class SI(QuadraticRegularizer):
         self.importance = {k: v.clamp_min(0) for k, v in total.items()} if self.config.clamp_omega else total
         self.anchor, self.omega = values, self.parameters.zeros()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Importances, anchors and the running path integral."""
-        return super().state_dict() | {"omega": dict(self.omega)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore importances, anchors and the running path integral."""
         super().load_state_dict(state)
-        self.omega = self.parameters.to_device(state["omega"])
         self._before, self._gradient, self._penalty_gradient = {}, {}, {}

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from infssm._processes import this_share
+from infssm._processes import gather_rows, largest, this_share
 from infssm.errors import CheckpointError, ConfigError
-from infssm.methods.replay.gathering import gather_rows, largest
+from infssm.methods.core.contract import Stateful
 
 FIELDS: Mapping[str, torch.dtype] = {
     "image": torch.uint8,
@@ -33,13 +33,15 @@ _TIMED = ("series", "tokens")
 """Fields whose entries grow with the longest sequence."""
 
 
-class Buffer:
+class Buffer(Stateful):
     """Up to ``capacity`` entries of the fields declared in ``stores``, on the CPU.
 
     Memory for all entries is allocated at the first write, when the shape of one entry is known, and grows only for a
     longer sequence. All random numbers come from the buffer's own generator, seeded by ``seed``: processes that write
     the same rows (see :meth:`gather`) hold the same buffer and draw the same entries.
     """
+
+    saved: ClassVar[tuple[str, ...]] = ("generator",)
 
     def __init__(self, capacity: int, stores: Sequence[str], *, seed: int = 0) -> None:
         if capacity < 1:
@@ -137,7 +139,7 @@ class Buffer:
         return {
             "capacity": self.capacity,
             "data": {field: data[: self._size].clone() for field, data in self._data.items()},
-            "generator": self.generator.get_state(),
+            **super().state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -151,7 +153,7 @@ class Buffer:
         self._data, self._size = {}, 0
         if data:
             self.write(torch.arange(len(data["label"])), data)
-        self.generator.set_state(state["generator"].cpu())
+        super().load_state_dict(state)
 
 
 class ReservoirBuffer(Buffer):
@@ -160,6 +162,8 @@ class ReservoirBuffer(Buffer):
     A row gets a free slot while there is one; after that row number n (from 0) gets slot r, uniform over 0..n, if the
     buffer has such a slot.
     """
+
+    saved = ("generator", "seen")
 
     def __init__(self, capacity: int, stores: tuple[str, ...], *, seed: int = 0) -> None:
         super().__init__(capacity, stores, seed=seed)
@@ -185,15 +189,6 @@ class ReservoirBuffer(Buffer):
         """Forget all entries and restart the count."""
         super().clear()
         self.seen = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Entries, generator and counter."""
-        return super().state_dict() | {"seen": self.seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.seen = state["seen"]
 
 
 class BalancedBuffer(Buffer):

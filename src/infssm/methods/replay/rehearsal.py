@@ -7,17 +7,15 @@ statistics, so this equals the separate forwards of other implementations.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 from torch import Tensor
 
-from infssm._processes import this_share
+from infssm._processes import process_slice, this_share
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.methods.replay.buffers import Buffer, ReservoirBuffer
-from infssm.methods.replay.gathering import process_slice
 
 
 class ReplayConfig(ComponentConfig):
@@ -42,16 +40,18 @@ class Replay(Base):
 
     Config: ClassVar[type[ComponentConfig]] = ReplayConfig
     config: ReplayConfig
-    stores_data: ClassVar[bool] = True
-    needs_raw: ClassVar[bool] = True
-    supports_soft_labels: ClassVar[bool] = False
+    saved: ClassVar[tuple[str, ...]] = ("buffer", "trained", "begun")
+    stores_data = True
+    needs_raw = True
+    supports_soft_labels = False
 
     def __init__(self, config: ReplayConfig, context: Context) -> None:
         super().__init__(config, context)
         self.buffer: Buffer = self.make_buffer()
         self.trained = False
         """Whether this task has had a step: task 0 may come from a checkpoint and only be stored."""
-        self._begun: int | None = None
+        self.begun: int | None = None
+        """Index of the task in training, so that a run that is resumed inside a task does not begin it again."""
 
     def make_buffer(self) -> Buffer:
         """Create the empty buffer."""
@@ -63,9 +63,9 @@ class Replay(Base):
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Start the task, unless it was begun before a run was resumed."""
-        if self._begun == task.index:
+        if self.begun == task.index:
             return
-        self._begun, self.trained = task.index, False
+        self.begun, self.trained = task.index, False
         self.start(task, loader)
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -74,7 +74,7 @@ class Replay(Base):
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Finish the task."""
         self.finish(task, loader)
-        self._begun = None
+        self.begun = None
 
     @abstractmethod
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -115,15 +115,6 @@ class Replay(Base):
     def to_device(self, tensor: Tensor) -> Tensor:
         """The tensor on the module's device."""
         return tensor.to(self.context.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The buffer."""
-        return {"buffer": self.buffer.state_dict(), "trained": self.trained, "begun": self._begun}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.buffer.load_state_dict(state["buffer"])
-        self.trained, self._begun = state["trained"], state["begun"]
 
 
 class StreamReplay(Replay):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,15 +11,115 @@ from pydantic import Field
 from torch import Tensor
 
 from infssm._modality import raw_images
+from infssm._processes import gather_in_graph, gather_rows, process_slice
 from infssm.errors import ConfigError
-from infssm.methods.bases.xder import _losses as losses
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import evaluating, require_loader
 from infssm.methods.replay.buffers import BalancedBuffer
-from infssm.methods.replay.gathering import gather_in_graph, gather_rows, process_slice
 from infssm.methods.replay.rehearsal import Replay, ReplayConfig, Replayed
 from infssm.ssm import logits_of
+
+
+def revised_logits(stored: Tensor, new: Tensor, labels: Tensor, columns: slice, gamma: float) -> Tensor:
+    """``stored: [m, K]`` with the given columns taken from ``new: [m, K]``, kept below the true class's stored logit.
+
+    Where the largest of the new values exceeds ``l = stored[label]`` they are all multiplied by ``gamma · l / max``.
+    A negative ``l`` flips their signs, as in the reference implementation; where the largest is 0, as in heads that
+    start at 0, no factor changes it and the values stay.
+    """
+    values = new[:, columns]
+    true = stored.gather(1, labels[:, None])
+    top = values.amax(dim=1, keepdim=True)
+    revised = stored.clone()
+    revised[:, columns] = torch.where((top > true) & (top != 0), values * (gamma * true / top), values)
+    return revised
+
+
+def supervised_contrast(views: Tensor, labels: Tensor, *, temperature: float, base_temperature: float) -> Tensor:
+    """Supervised contrastive loss of unit vectors ``views: [b, v, d]`` with ``labels: [b]``, summed over images.
+
+    Per anchor: minus the mean over its positives (other views of its class) of the log-softmax over all other views
+    of ``v_a · v_p / temperature``; averaged over the views of an image, times temperature / base_temperature.
+    """
+    images, count, _ = views.shape
+    flat = views.transpose(0, 1).reshape(images * count, -1)
+    owner = labels.repeat(count)
+    itself = torch.eye(len(flat), dtype=torch.bool, device=flat.device)
+    scores = (flat @ flat.T / temperature).masked_fill(itself, -torch.inf)
+    log_probability = scores - scores.logsumexp(dim=1, keepdim=True)
+    positive = (owner[:, None] == owner) & ~itself
+    mean = log_probability.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)
+    return -(temperature / base_temperature) * mean.sum() / count
+
+
+def consistency(
+    logits: Tensor, labels: Tensor, *, widths: Sequence[int], temperature: float, base_temperature: float
+) -> Tensor:
+    """Supervised contrast of every future head's normalised logits, mean over heads and images.
+
+    logits: [b, v, sum of widths] of v views, labels: [b].
+    """
+    heads = [F.normalize(head, dim=2) for head in torch.split(logits, list(widths), dim=2)]
+    contrast = {"temperature": temperature, "base_temperature": base_temperature}
+    return torch.stack([supervised_contrast(head, labels, **contrast) for head in heads]).mean() / len(labels)
+
+
+def similarity_distance(logits: Tensor, stored: Tensor) -> Tensor:
+    """``|N(Z Zᵀ) - N(Y Yᵀ)|² / m²`` for ``logits Z: [m, d]`` and ``stored Y: [m, d]``; N divides rows by their L1 norm.
+
+    The reference implementation normalises by L1, similarity-preserving distillation as published by L2.
+    """
+    new, old = (F.normalize(z @ z.T, p=1.0, dim=1) for z in (logits, stored))
+    return (new - old).square().sum() / len(logits) ** 2
+
+
+def distance_preservation(logits: Tensor, stored: Tensor, *, widths: Sequence[int]) -> Tensor:
+    """Mean :func:`similarity_distance` over heads and views. logits: [m, v, sum of widths], stored: [m, sum]."""
+    sizes = list(widths)
+    distances = [
+        similarity_distance(view, old)
+        for head, old in zip(torch.split(logits, sizes, dim=2), torch.split(stored, sizes, dim=1), strict=True)
+        for view in head.unbind(dim=1)
+    ]
+    return torch.stack(distances).mean()
+
+
+def head_margin(bad: Tensor, good: Tensor, margin: float) -> Tensor:
+    """Mean of the positive ``max(bad) + margin - max(good)`` over rows; 0 if none is. bad: [b, p], good: [b, q]."""
+    gap = bad.amax(dim=1) + margin - good.amax(dim=1)
+    return gap.clamp(min=0).sum() / (gap > 0).sum().clamp(min=1)
+
+
+def past_margin(logits: Tensor, past: slice, present: slice, margin: float) -> Tensor:
+    """:func:`head_margin` of probabilities over past and present classes; no gradient to the past. logits: [b, K]."""
+    probabilities = logits[:, past.start : present.stop].softmax(dim=1)
+    return head_margin(probabilities[:, past].detach(), probabilities[:, present], margin)
+
+
+def true_head(logits: Tensor, labels: Tensor, widths: Sequence[int]) -> Tensor:
+    """The head each label belongs to: ``logits: [m, sum of widths]`` to ``[m, largest width]``, -inf beyond a head."""
+    most = max(widths)
+    heads = [
+        F.pad(head, (0, most - head.shape[1]), value=-torch.inf) for head in torch.split(logits, list(widths), dim=1)
+    ]
+    ends = torch.tensor(widths, device=labels.device).cumsum(0)
+    return torch.stack(heads, dim=1)[
+        torch.arange(len(labels), device=logits.device), torch.bucketize(labels, ends, right=True)
+    ]
+
+
+def first_occurrence(values: Tensor) -> Tensor:
+    """Mask ``[m]`` of the entries of ``values: [m]`` that appear for the first time."""
+    earlier = torch.ones(len(values), len(values), dtype=torch.bool, device=values.device).tril(-1)
+    return ~((values[:, None] == values) & earlier).any(dim=1)
+
+
+def spread(total: int, count: int, generator: torch.Generator) -> Tensor:
+    """Split ``total`` into shares ``[count]`` that differ by at most one, the larger ones at random places."""
+    shares = torch.full((count,), total // count)
+    shares[torch.randperm(count, generator=generator)[: total % count]] += 1
+    return shares
 
 
 class XDERConfig(ReplayConfig):
@@ -72,11 +172,12 @@ class XDER(Replay):
     """
 
     name = "x-der"
-    needs_total: ClassVar[str | None] = "it prepares the outputs of future classes"
-    supports_domains: ClassVar[bool] = False
-    Config: ClassVar[type[ComponentConfig]] = XDERConfig
+    needs_total = "it prepares the outputs of future classes"
+    supports_domains = False
+    Config = XDERConfig
     config: XDERConfig
     buffer: BalancedBuffer
+    saved = (*Replay.saved, "updates")
 
     def __init__(self, config: XDERConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -142,20 +243,20 @@ class XDER(Replay):
             good, bad = [current[:, heads.present].amax(dim=1, keepdim=True)], [current[:, heads.future]]
             if drawn:
                 # Both draws may have an image: it counts once.
-                once = losses.first_occurrence(gather_rows(torch.cat([d.slots for d in drawn])))
+                once = first_occurrence(gather_rows(torch.cat([d.slots for d in drawn])))
                 labels = self.to_device(gather_rows(torch.cat([d.entries["label"] for d in drawn]))[once])
                 replayed = gather_in_graph(torch.cat(list(logits)))[self.to_device(once)]
-                good.append(losses.true_head(replayed, labels, heads.widths).amax(dim=1, keepdim=True))
+                good.append(true_head(replayed, labels, heads.widths).amax(dim=1, keepdim=True))
                 bad.append(replayed[:, heads.future])
-            terms["future"] = self.config.eta * losses.head_margin(torch.cat(bad), torch.cat(good), margin)
+            terms["future"] = self.config.eta * head_margin(torch.cat(bad), torch.cat(good), margin)
         if self.config.past_constraint and self.context.current.index > 0:
-            terms["past"] = self.config.eta * losses.past_margin(current, heads.past, heads.present, margin)
+            terms["past"] = self.config.eta * past_margin(current, heads.past, heads.present, margin)
         return terms
 
     def _revise(self, slots: Tensor, logits: Tensor) -> None:
         """Present and future columns of replayed entries follow the model, the u-th time with probability 1/u."""
         slots, logits = gather_rows(slots), gather_rows(logits).cpu().float()
-        once = losses.first_occurrence(slots)
+        once = first_occurrence(slots)
         slots, logits = slots[once], logits[once]
         self.updates[slots] += 1
         accepted = torch.rand(len(slots), generator=self.buffer.generator) * self.updates[slots] < 1
@@ -164,7 +265,7 @@ class XDER(Replay):
     def _transplant(self, slots: Tensor, logits: Tensor) -> None:
         columns = slice(self.heads.present.start, None)
         entries = self.buffer.get(slots)
-        self.buffer["logits"][slots] = losses.revised_logits(
+        self.buffer["logits"][slots] = revised_logits(
             entries["logits"], logits, entries["label"], columns, self.config.gamma
         )
         self.buffer["task"][slots] = self.context.current.index
@@ -188,7 +289,7 @@ class XDER(Replay):
         """
         config, widths = self.config, self.heads.future_widths
         future = logits[:, self.heads.future].reshape(len(views.labels), config.simclr_num_aug, -1)
-        contrast = losses.consistency(
+        contrast = consistency(
             gather_in_graph(future),
             gather_rows(views.labels),
             widths=widths,
@@ -199,7 +300,7 @@ class XDER(Replay):
         if config.dp_weight and views.slots is not None:
             stored = self.to_device(self.buffer["logits"][views.slots])[:, self.heads.future].to(future.dtype)
             kept = gather_in_graph(future[: len(stored)])
-            distances = losses.distance_preservation(kept, gather_rows(stored), widths=widths)
+            distances = distance_preservation(kept, gather_rows(stored), widths=widths)
             terms["distances"] = config.dp_weight * distances
         return terms
 
@@ -217,7 +318,7 @@ class XDER(Replay):
     def _store(self, loader: Loader) -> None:
         """Fill the buffer with equal numbers of each class, past columns of their logits revised."""
         heads, task = self.heads, self.context.current.index
-        wanted = losses.spread(
+        wanted = spread(
             self.buffer.capacity - len(self.buffer), heads.present.stop - heads.present.start, self.buffer.generator
         )
         for batch in loader:
@@ -225,7 +326,7 @@ class XDER(Replay):
                 return
             logits = logits_of(self.context.module(self.to_device(batch.x)))
             if task > 0:
-                logits = losses.revised_logits(logits, logits, self.to_device(batch.y), heads.past, self.config.gamma)
+                logits = revised_logits(logits, logits, self.to_device(batch.y), heads.past, self.config.gamma)
             rows = self.buffer.gather(
                 image=raw_images(batch, self.name), label=batch.y, logits=logits, task=torch.full_like(batch.y, task)
             )
@@ -242,12 +343,3 @@ class XDER(Replay):
             mine = process_slice(slots)
             x = self.context.augmented(self.buffer["image"][mine], self.buffer.fresh_generator())
             self._transplant(slots, gather_rows(logits_of(self.context.module(x))).cpu().float())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Buffer and counters."""
-        return super().state_dict() | {"updates": self.updates.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.updates = state["updates"].cpu().clone()

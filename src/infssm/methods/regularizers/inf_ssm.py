@@ -19,15 +19,13 @@ from infssm.methods.core.contract import (
     ALL_DATA,
     ComponentConfig,
     Context,
-    Loader,
     ModelPair,
     PairConfig,
     Regularizer,
-    TaskInfo,
     Terms,
 )
 from infssm.methods.core.losses import b_difference, mean_over_states, squared_difference
-from infssm.methods.regularizers.inf_ssm._auto import AutoWeight
+from infssm.methods.regularizers.auto_weight import AutoWeighted
 from infssm.ssm import StateSpace, distance, list_distances
 
 DESTRUCTIVE_WEIGHT = 3e4
@@ -56,11 +54,11 @@ class InfSSM(Regularizer):
     """
 
     name = "inf-ssm"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     Config: ClassVar[type[ComponentConfig]] = InfSSMConfig
     config: InfSSMConfig
-    needs_states: ClassVar[bool] = True
-    family: ClassVar[str | None] = "inf-ssm"
+    needs_states = True
+    family = "inf-ssm"
 
     def warnings(self) -> list[str]:
         """The distance has its minimum away from the old model; a large weight destroys a small model."""
@@ -154,7 +152,7 @@ class InfSSMExactConfig(PairConfig):
 
 
 @register_method
-class InfSSMExact(Regularizer):
+class InfSSMExact(AutoWeighted):
     """Holds what each state space layer can ever output, by an exact distance; measures its own weight. Recommended.
 
     ``weight · mean(distance)`` with any distance of ``infssm list distances`` or a weighted sum of them.
@@ -164,15 +162,14 @@ class InfSSMExact(Regularizer):
     """
 
     name = "inf-ssm-exact"
-    supported_data: ClassVar[frozenset[str]] = ALL_DATA
+    supported_data = ALL_DATA
     Config = InfSSMExactConfig
     config: InfSSMExactConfig
-    needs_states: ClassVar[bool] = True
-    family: ClassVar[str | None] = "inf-ssm"
+    needs_states = True
+    family = "inf-ssm"
 
     def __init__(self, config: InfSSMExactConfig, context: Context) -> None:
         super().__init__(config, context)
-        self.auto = AutoWeight(context, config.measure_at) if config.weight == "auto" else None
         self._differences = [(factor, _difference(kind)) for kind, factor in config.distance.items()]
 
     def drift(self, pair: ModelPair) -> Tensor:
@@ -180,41 +177,9 @@ class InfSSMExact(Regularizer):
         terms = [factor * mean_over_states(pair, difference) for factor, difference in self._differences]
         return torch.stack(terms).sum()
 
-    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """Tell the automatic weight that there is a new old model."""
-        if self.auto is not None:
-            self.auto.begin_task(task.index)
-
-    def after_step(self) -> None:
-        """Let the automatic weight use what it measured in the step."""
-        if self.auto is not None:
-            self.auto.after_step()
-
-    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """Let the automatic weight warn where it held nothing."""
-        if self.auto is not None and task.index > 0:
-            self.auto.end_task()
-
     def penalty(self, pair: ModelPair) -> Terms:
         """The term ``distance``."""
-        drift = self.drift(pair)
-        if self.auto is not None:
-            return {"distance": self.auto.weigh(drift)}
-        assert self.config.weight != "auto"
-        return {"distance": self.config.weight * drift}
-
-    def automatic_options(self) -> dict[str, float]:
-        """The measured weight, once there is one."""
-        return {} if self.auto is None or not self.auto.weight else {"weight": self.auto.weight}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The measured weight."""
-        return {} if self.auto is None else self.auto.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the measured weight."""
-        if self.auto is not None:
-            self.auto.load_state_dict(state)
+        return {"distance": self.weigh(self.drift(pair))}
 
 
 def _difference(kind: str) -> Callable[[StateSpace, StateSpace], Tensor]:

@@ -8,9 +8,10 @@ implementations shuffle both into one data set, which makes more steps of the sa
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,19 +19,74 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm._modality import raw_images
-from infssm._processes import sum_over_processes, this_share
-from infssm.methods.bases.lucir._losses import herd, imprinted, less_forget, less_forget_weight, margin_ranking
+from infssm._processes import gather_rows, process_slice, sum_over_processes, this_share
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.losses import train_step
 from infssm.methods.core.passes import capture, evaluating, require_loader
-from infssm.methods.heads.cosine import CosineClassifier
+from infssm.methods.heads.trained import CosineClassifier
 from infssm.methods.replay.buffers import BalancedBuffer
-from infssm.methods.replay.gathering import gather_rows, process_slice
 from infssm.methods.replay.rehearsal import Replay, ReplayConfig
 from infssm.models.features import features as features_of
 from infssm.models.features import find_classifier
 from infssm.ssm import unwrap
+
+
+def less_forget(features: Tensor, old: Tensor) -> Tensor:
+    """``mean(1 - cos)`` between ``features: [b, d]`` of the new and ``old: [b, d]`` of the reference model."""
+    return 1 - F.cosine_similarity(features, old, dim=1).mean()
+
+
+def less_forget_weight(base: float, task: int, rule: Literal["paper", "mammoth"], classes: range) -> float:
+    """Weight of the less-forget term on task t > 0, whose classes are given.
+
+    The LUCIR paper has ``base·sqrt(old classes / new classes)``, which is sqrt(t) for tasks of equal size; Mammoth
+    ``base·sqrt(t - 1)``, as it updates the weight at the end of a task, one task late.
+    """
+    return base * math.sqrt(classes.start / len(classes) if rule == "paper" else task - 1)
+
+
+def margin_ranking(cosines: Tensor, labels: Tensor, *, classes: range, count: int, margin: float) -> Tensor:
+    """Hinge that keeps the true class of old-class images ahead of the ``count`` nearest classes of this task.
+
+    ``mean(max(0, margin - (cos_true - cos_new)))`` over images whose label is below ``classes`` and their ``count``
+    largest cosines within ``classes``; 0 without such images. cosines: [b, K], labels: [b].
+    """
+    rows = labels < classes.start
+    if not bool(rows.any()):
+        return cosines.new_zeros(())
+    true = cosines[rows].gather(1, labels[rows, None])
+    nearest = cosines[rows, classes.start : classes.stop].topk(min(count, len(classes)), dim=1).values
+    return (margin - (true - nearest)).clamp(min=0).mean()
+
+
+def imprinted(sums: Tensor, old_weights: Tensor | None) -> Tensor:
+    """Class weights from ``sums: [k, d]`` of L2-normalised features: their directions, as long as old weights are.
+
+    ``old_weights: [n, d]``; without any, length 1.
+    """
+    length = 1.0 if old_weights is None else old_weights.norm(dim=1).mean()
+    return F.normalize(sums, dim=1) * length
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Choose rows of ``features: [n, d]`` whose running mean stays nearest to the mean of all.
+
+    Returns their indices ``[min(count, n)]`` in order of choice. Greedy: step s takes the row that minimises
+    ``|mean - (row + sum of chosen) / s|``, each row once; the first of equals.
+    """
+    features = features.double()
+    mean = features.mean(dim=0)
+    total = torch.zeros_like(mean)
+    free = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[int] = []
+    for step in range(1, min(count, len(features)) + 1):
+        gap = (mean - (features + total) / step).square().sum(dim=1)
+        index = int(gap.masked_fill(~free, torch.inf).argmin())
+        free[index] = False
+        total += features[index]
+        chosen.append(index)
+    return torch.tensor(chosen, dtype=torch.int64)
 
 
 class LUCIRConfig(ReplayConfig):
@@ -71,13 +127,14 @@ class LUCIR(Replay):
     """
 
     name = "lucir"
-    needs_total: ClassVar[str | None] = "its classifier has one block of outputs for every task"
-    supports_domains: ClassVar[bool] = False
-    Config: ClassVar[type[ComponentConfig]] = LUCIRConfig
-    own_first_task: ClassVar[bool] = True
+    needs_total = "its classifier has one block of outputs for every task"
+    supports_domains = False
+    Config = LUCIRConfig
+    own_first_task = True
     config: LUCIRConfig
-    own_classifier: ClassVar[bool] = True
+    own_classifier = True
     buffer: BalancedBuffer
+    saved = (*Replay.saved, "task_images", "position", "order")
 
     def __init__(self, config: LUCIRConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -85,9 +142,9 @@ class LUCIR(Replay):
         assert isinstance(head, CosineClassifier)
         self.head = head
         self.reference: nn.Module | None = None
-        self._task_images = 0
-        self._position = 0
-        self._order = torch.zeros(0, dtype=torch.int64)
+        self.task_images = 0
+        self.position = 0
+        self.order = torch.zeros(0, dtype=torch.int64)
 
     def make_buffer(self) -> BalancedBuffer:
         """Class-balanced, filled in herding order."""
@@ -118,9 +175,9 @@ class LUCIR(Replay):
         self._shuffle()
 
     def _shuffle(self) -> None:
-        self._position = 0
+        self.position = 0
         world = this_share().world
-        self._order = self.buffer.sample(len(self.buffer) // world * world)
+        self.order = self.buffer.sample(len(self.buffer) // world * world)
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce``, and from the second task on ``less_forget`` and ``margin``."""
@@ -154,19 +211,19 @@ class LUCIR(Replay):
 
     def _due(self, current_rows: int) -> Tensor:
         """Buffer slots that are due with the next ``current_rows`` images of each process: this process's share."""
-        if not self.replays or not self._task_images or self.context.current.index == 0:
-            return self._order[:0]
-        if self._position >= self._task_images:
+        if not self.replays or not self.task_images or self.context.current.index == 0:
+            return self.order[:0]
+        if self.position >= self.task_images:
             self._shuffle()
         world = this_share().world  # every share is a multiple of it, so that all processes get equally many
-        self._position += current_rows * world
-        left = max(self._task_images - self._position, 0)
+        self.position += current_rows * world
+        left = max(self.task_images - self.position, 0)
         if left < current_rows * world:  # a smaller last batch may be left out: what is due with it comes now
             left = 0
         total = len(self.buffer) // world * world
-        kept = total - (self._task_images - left) * total // self._task_images // world * world
-        given = len(self._order) - kept
-        due, self._order = self._order[:given], self._order[given:]
+        kept = total - (self.task_images - left) * total // self.task_images // world * world
+        given = len(self.order) - kept
+        due, self.order = self.order[:given], self.order[given:]
         return process_slice(due)
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
@@ -189,7 +246,7 @@ class LUCIR(Replay):
                 count += len(batch.y)
                 features = F.normalize(self._features(batch), dim=1).to(sums.dtype)
                 sums.index_add_(0, self.to_device(batch.y) - classes.start, features)
-        self._task_images = int(sum_over_processes([count])[0])
+        self.task_images = int(sum_over_processes([count])[0])
         if imprint:
             old = torch.cat(list(self.head.weights)[:block]) if block else None
             self.head.weights[block].copy_(imprinted(sum_over_processes([sums])[0], old))
@@ -243,12 +300,8 @@ class LUCIR(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         """Buffer, reference model, and the place in the epoch."""
-        return super().state_dict() | {
-            "reference": None if self.reference is None else copy.deepcopy(self.reference.state_dict()),
-            "task_images": self._task_images,
-            "position": self._position,
-            "order": self._order.clone(),
-        }
+        reference = None if self.reference is None else copy.deepcopy(self.reference.state_dict())
+        return super().state_dict() | {"reference": reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
@@ -257,6 +310,5 @@ class LUCIR(Replay):
             self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
             assert self.reference is not None
             self.reference.load_state_dict(state["reference"])
-        self._task_images, self._position, self._order = state["task_images"], state["position"], state["order"]
         if self.context.task is not None:
             self.head.train_block(self.context.task.index)

@@ -11,15 +11,80 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from infssm._processes import this_share
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import ComponentConfig, Context, Loader, ModelPair, Regularizer, TaskInfo, Terms
-from infssm.methods.regularizers.parameters import ParameterSet, Which
-from infssm.methods.regularizers.ucl._widths import SMALLEST, Sampler, inverse_sigma, sigma, unit_rms, unit_shape
+from infssm.methods.regularizers.quadratic import ParameterSet, Which
 from infssm.ssm import find_mixers
+
+SMALLEST = 1e-8
+"""Widths are at least this, so that their logarithms exist."""
+
+
+def sigma(rho: Tensor) -> Tensor:
+    """``log(1 + exp(rho))``, at least ``SMALLEST``."""
+    return F.softplus(rho).clamp_min(SMALLEST)
+
+
+def inverse_sigma(width: Tensor) -> Tensor:
+    """The rho whose sigma is ``width``."""
+    return width + torch.log(-torch.expm1(-width))
+
+
+def unit_shape(parameter: Tensor) -> torch.Size:
+    """Shape of one value per output unit: the last axis is the input; entries of a vector are units of their own."""
+    shape = parameter.shape
+    return torch.Size((*shape[:-1], 1)) if parameter.ndim > 1 else shape
+
+
+def unit_rms(parameter: Tensor) -> Tensor:
+    """Root mean square of each unit's weights, of shape :func:`unit_shape`."""
+    value = parameter.detach()
+    return value.square().mean(dim=-1, keepdim=True).sqrt() if value.ndim > 1 else value.abs()
+
+
+class Sampler:
+    """Hooks of one mixer. Copies of the mixer get a sampler of their own."""
+
+    def __init__(self, rho: dict[str, nn.Parameter], mask: dict[str, Tensor]) -> None:
+        """``rho``, ``mask``: by the parameter's path inside the mixer, of shape :func:`unit_shape`."""
+        self.rho = rho
+        self.mask = mask
+        self.active = False
+        self._means: dict[str, Tensor] = {}
+
+    def install(self, mixer: nn.Module) -> None:
+        """Put the hooks on the mixer, before any other that reads its weights."""
+        mixer.register_forward_pre_hook(self.draw, prepend=True)
+        mixer.register_forward_hook(self.restore, always_call=True)
+
+    def draw(self, mixer: nn.Module, args: Any) -> None:  # noqa: ARG002
+        """Replace each mean by a sample around it."""
+        if not (self.active and mixer.training):
+            return
+        for path, rho in self.rho.items():
+            owner, name = _owner(mixer, path)
+            mean = owner._parameters[name]
+            assert mean is not None
+            self._means[path] = mean
+            noise = torch.randn_like(mean) * self.mask[path]
+            owner._parameters[name] = mean + sigma(rho) * noise  # type: ignore[assignment]
+
+    def restore(self, mixer: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        """Put the means back."""
+        for path, mean in self._means.items():
+            owner, name = _owner(mixer, path)
+            owner._parameters[name] = mean  # type: ignore[assignment]
+        self._means = {}
+
+
+def _owner(mixer: nn.Module, path: str) -> tuple[nn.Module, str]:
+    prefix, _, name = path.rpartition(".")
+    return mixer.get_submodule(prefix), name
 
 
 class UCLConfig(ComponentConfig):
@@ -75,6 +140,7 @@ class UCL(Regularizer):
     Config = UCLConfig
     own_first_task = True
     config: UCLConfig
+    saved = ("initial", "old_mean", "old_rho")
 
     def __init__(self, config: UCLConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -101,17 +167,17 @@ class UCL(Regularizer):
             sampler = Sampler({k: w.rho for k, w in inside.items()}, {k: w.mask for k, w in inside.items()})
             sampler.install(mixer)
             self.samplers.append(sampler)
-        self._initial: dict[str, Tensor] = {}
-        self._mean: dict[str, Tensor] = {}
-        self._rho: dict[str, Tensor] = {}
+        self.initial: dict[str, Tensor] = {}
+        self.old_mean: dict[str, Tensor] = {}
+        self.old_rho: dict[str, Tensor] = {}
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Set the first widths from the weights, and sample where this task is regularized."""
         self._follow_device()
-        if not self._initial:
+        if not self.initial:
             for name, weight in self.weights.items():
-                self._initial[name] = (self.config.width * unit_rms(weight.mean)).clamp_min(SMALLEST)
-                weight.rho.data = inverse_sigma(self._initial[name])
+                self.initial[name] = (self.config.width * unit_rms(weight.mean)).clamp_min(SMALLEST)
+                weight.rho.data = inverse_sigma(self.initial[name])
             self._snapshot()
         self._sample(task)
 
@@ -125,33 +191,33 @@ class UCL(Regularizer):
             weight.rho.data, weight.mask.data = weight.rho.data.to(device), weight.mask.data.to(device)
         for bias in self.biases.values():
             bias.mask.data = bias.mask.data.to(device)
-        self._initial, self._mean, self._rho = (
+        self.initial, self.old_mean, self.old_rho = (
             {name: value.to(device) for name, value in stored.items()}
-            for stored in (self._initial, self._mean, self._rho)
+            for stored in (self.initial, self.old_mean, self.old_rho)
         )
 
     def _snapshot(self) -> None:
-        self._rho = {name: weight.rho.detach().clone() for name, weight in self.weights.items()}
-        self._mean = {name: weight.mean.detach().clone() for name, weight in self.weights.items()}
-        self._mean |= {name: bias.value.detach().clone() for name, bias in self.biases.items()}
+        self.old_rho = {name: weight.rho.detach().clone() for name, weight in self.weights.items()}
+        self.old_mean = {name: weight.mean.detach().clone() for name, weight in self.weights.items()}
+        self.old_mean |= {name: bias.value.detach().clone() for name, bias in self.biases.items()}
 
     def penalty(self, pair: ModelPair) -> Terms:  # noqa: ARG002
         """The terms ``mean``, ``magnitude`` (from the second task on) and ``width``."""
         mean, magnitude, width = [], [], []
         for name, weight in self.weights.items():
-            held, moved = self.strength(name), weight.mean - self._mean[name]
-            magnitude.append(((held * weight.mask * self._mean[name]).square() * moved.abs()).sum())
+            held, moved = self.strength(name), weight.mean - self.old_mean[name]
+            magnitude.append(((held * weight.mask * self.old_mean[name]).square() * moved.abs()).sum())
             if weight.source is not None:
                 inputs = weight.mean.shape[-1]
                 held = torch.maximum(held, self.strength(weight.source)[..., :inputs, 0].unsqueeze(-2))
             mean.append((weight.mask * held * moved).square().sum())
             variance = sigma(weight.rho).square()
-            ratio = variance / sigma(self._rho[name]).square()
+            ratio = variance / sigma(self.old_rho[name]).square()
             width.append((weight.mask * (ratio - ratio.log() + variance - variance.log())).sum())
         for name, bias in self.biases.items():
             held = self.strength(bias.weight).reshape(bias.value.shape) * bias.mask
-            moved = bias.value - self._mean[name]
-            magnitude.append(((held * self._mean[name]).square() * moved.abs()).sum())
+            moved = bias.value - self.old_mean[name]
+            magnitude.append(((held * self.old_mean[name]).square() * moved.abs()).sum())
             mean.append((held * moved).square().sum())
         first, batch = self.context.current.index == 0, self.context.batch_size * this_share().world
         terms = {
@@ -162,7 +228,7 @@ class UCL(Regularizer):
 
     def strength(self, name: str) -> Tensor:
         """``σ_init / σ*`` of each unit of a weight."""
-        return self._initial[name] / sigma(self._rho[name])
+        return self.initial[name] / sigma(self.old_rho[name])
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Hold means and widths where they are now."""
@@ -177,18 +243,13 @@ class UCL(Regularizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Widths, and the means and widths held."""
-        return {
-            "rho": {name: weight.rho.detach().clone() for name, weight in self.weights.items()},
-            "initial": dict(self._initial),
-            "old_mean": dict(self._mean),
-            "old_rho": dict(self._rho),
-        }
+        rho = {name: weight.rho.detach().clone() for name, weight in self.weights.items()}
+        return super().state_dict() | {"rho": rho}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore widths, and the means and widths held."""
+        super().load_state_dict(state)
         for name, weight in self.weights.items():
             weight.rho.data.copy_(state["rho"][name])
-        self._initial, self._mean = dict(state["initial"]), dict(state["old_mean"])
-        self._rho = dict(state["old_rho"])
         self._follow_device()
         self._sample(self.context.task)

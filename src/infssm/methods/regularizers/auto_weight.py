@@ -1,4 +1,4 @@
-"""`AutoWeight`: a penalty that pulls with a set share of the loss's strength.
+"""`AutoWeighted`: a penalty that pulls with a set share of the loss's strength.
 
 The rule: ``weight = SHARE · |∇loss| / |∇penalty|``, the lengths taken over the parameters that the penalty reaches,
 root mean squares of all measurements of the task so far. By Cauchy and Schwarz a step along both gradients still goes
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from infssm._processes import sum_over_processes, this_share
 from infssm.errors import ConfigError
-from infssm.methods.core.contract import Context
+from infssm.methods.core.contract import Context, Loader, Regularizer, TaskInfo
 
 SHARE = 0.2
 """Small enough to do no harm in any regime we measured; at 0.3 a language model's new domain was 3 % worse."""
@@ -33,53 +33,53 @@ _COMPILED = (
 )
 
 
-class AutoWeight:
-    """Measures both gradients at step ``first`` of a task, and whenever the steps have doubled since.
+class AutoWeighted(Regularizer):
+    """A regularizer of one penalty, whose option ``weight`` is a number or 'auto'.
 
+    With 'auto' both gradients are measured at step ``measure_at`` of a task, and whenever the steps have doubled since.
     Until the first measurement of a task the weight is the last task's, on the first of all 0. A step's gradients are
     those of all its batches on all processes. No random numbers are drawn, and the step that is measured is like any
     other.
     """
 
-    def __init__(self, context: Context, first: int) -> None:
-        self.weight = 0.0
-        self._level = 0.0  # the penalty at the measurements
-        self._context = context
-        self._first = first
-        self._task = 0
-        self._steps = 0
-        self._sums = [0.0] * 4
+    saved = ("weight", "level", "task", "steps", "sums")
+
+    def __init__(self, config: Any, context: Context) -> None:
+        super().__init__(config, context)
+        self.auto = config.weight == "auto"
+        self.weight = 0.0 if self.auto else float(config.weight)
+        self.level = 0.0  # the penalty at the measurements
+        self.task = 0
+        self.steps = 0
+        self.sums = [0.0] * 4
         self._step: _Step | None = None
 
-    def begin_task(self, task: int) -> None:
+    def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Measure anew, when the model has moved away from the new old model, where the penalty has no gradient.
 
         A task that is begun again, as after a checkpoint in its middle, has the old model it had.
         """
-        if task != self._task:
-            self._task, self._steps, self._sums = task, 0, [0.0] * 4
-
-    @property
-    def _due(self) -> bool:
-        """Whether the current step is one to measure."""
-        times, rest = divmod(self._steps + 1, self._first)
-        return rest == 0 and times.bit_count() == 1
+        if task.index != self.task:
+            self.task, self.steps, self.sums = task.index, 0, [0.0] * 4
 
     def weigh(self, penalty: Tensor) -> Tensor:
         """The weighted penalty, to be added to the loss."""
+        if not self.auto:
+            return self.weight * penalty
         (value,) = sum_over_processes([penalty.detach()])
-        grown = self._level / (value / this_share().world).clamp(min=torch.finfo(value.dtype).tiny)
+        grown = self.level / (value / this_share().world).clamp(min=torch.finfo(value.dtype).tiny)
         weight = self.weight * grown.clamp(max=1).sqrt()
         weighted = weight * penalty
-        if self._due and penalty.requires_grad:
+        times, rest = divmod(self.steps + 1, self.config.measure_at)
+        if rest == 0 and times.bit_count() == 1 and penalty.requires_grad:
             if self._step is None:
-                self._step = _Step([p for p in self._context.module.parameters() if p.requires_grad])
+                self._step = _Step([p for p in self.context.module.parameters() if p.requires_grad])
             self._step.add(penalty, weight, weighted)
         return weighted
 
     def after_step(self) -> None:
         """Set the weight, where the step was measured."""
-        self._steps += 1
+        self.steps += 1
         if self._step is None:
             return
         gradients, value = sum_over_processes(self._step.end())
@@ -88,33 +88,31 @@ class AutoWeight:
         lengths = torch.linalg.vector_norm(gradients / this_share().world, dim=1, dtype=dtype)
         found = [float(lengths[0]) ** 2, float(lengths[1]) ** 2, float(value) / this_share().world, 1.0]
         if found[1] > 0 and all(map(math.isfinite, found)):  # at the old model itself there is nothing to hold yet
-            loss, own, level, count = self._sums = [a + b for a, b in zip(self._sums, found, strict=True)]
-            self.weight, self._level = SHARE * math.sqrt(loss / own), level / count
+            loss, own, level, count = self.sums = [a + b for a, b in zip(self.sums, found, strict=True)]
+            self.weight, self.level = SHARE * math.sqrt(loss / own), level / count
 
-    def end_task(self) -> None:
+    def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Warn where a whole task was too short to be measured, so that nothing was held in it."""
-        if 0 < self._steps < self._first and not self.weight:
+        first = self.config.measure_at
+        if self.auto and task.index > 0 and 0 < self.steps < first and not self.weight:
             warnings.warn(
-                f"weight='auto' held nothing: it measures at step {self._first} of a task, and this one had "
-                f"{self._steps}; set measure_at to a lower number",
+                f"weight='auto' held nothing: it measures at step {first} of a task, and this one had "
+                f"{self.steps}; set measure_at to a lower number",
                 stacklevel=2,
             )
 
+    def automatic_options(self) -> dict[str, float]:
+        """The measured weight, once there is one."""
+        return {"weight": self.weight} if self.auto and self.weight else {}
+
     def state_dict(self) -> dict[str, Any]:
-        """The weight, and what the next one follows from."""
-        return {
-            "weight": self.weight,
-            "level": self._level,
-            "task": self._task,
-            "steps": self._steps,
-            "sums": list(self._sums),
-        }
+        """The measured weight, and what the next one follows from."""
+        return super().state_dict() if self.auto else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.weight, self._level = state["weight"], state["level"]
-        self._task, self._steps = state["task"], state["steps"]
-        self._sums = list(state["sums"])
+        """Restore the measured weight."""
+        if self.auto:
+            super().load_state_dict(state)
 
 
 class _Step:

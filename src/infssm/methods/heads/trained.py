@@ -1,10 +1,9 @@
-"""A classifier of directions: logits are cosines between features and class weights, times one scale."""
+"""Trained heads: the classifier that the model came with, and one of directions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +11,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import ComponentConfig, Context, Head
+from infssm.methods.core.contract import ALL_DATA, ComponentConfig, Context, Head
 from infssm.methods.core.head import class_count
 from infssm.models.features import find_classifier
 from infssm.ssm import unwrap
+
+
+@register_method
+class Linear(Head):
+    """The model's own classifier, trained with it; the head of a method that names none."""
+
+    name = "linear"
+    online = True
+    supported_data = ALL_DATA
 
 
 class CosineClassifier(nn.Module):
@@ -78,7 +86,7 @@ class Cosine(Head):
     """
 
     name = "cosine"
-    Config: ClassVar[type[ComponentConfig]] = CosineConfig
+    Config = CosineConfig
 
     @classmethod
     @torch.no_grad()

@@ -3,22 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from infssm.errors import ConfigError
-from infssm.methods.bases.moments import gather
-from infssm.methods.bases.nullspace._layers import Gathering, find_layers
 from infssm.methods.bases.seq import Seq, SeqConfig
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Context, Loader, TaskInfo
-from infssm.methods.core.passes import require_loader
-from infssm.models.features import output_layer
-from infssm.ssm import unwrap
+from infssm.methods.core.passes import masked, require_loader, second_moment, sum_moments
+from infssm.models.features import train_only
+from infssm.ssm import find_mixers, unwrap
+
+_DIRECTIONS = (("x_proj", "dt_proj", "A_log"), ("x_proj_b", "dt_proj_b", "A_b_log"))
+"""Names in a mixer, of Mamba and of the backward direction of Vim."""
+
+
+class Matrix(NamedTuple):
+    """Rows of a parameter whose steps are projected.
+
+    ``moment`` names the second moment ``[D, D]`` that the projection follows from, ``side`` from where it multiplies.
+    """
+
+    parameter: Tensor
+    rows: slice
+    moment: str
+    side: Literal["left", "right"] = "right"
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One scan: ``x_proj`` has rows for delta (rank), B (n) and C (n), in this order."""
+
+    name: str
+    x_proj: nn.Linear
+    dt_proj: nn.Linear
+    A_log: nn.Parameter
+
+    def matrices(self) -> list[Matrix]:
+        """The rows of x_proj for delta, B and C, and A_log."""
+        n, rank, weight = self.A_log.shape[1], self.dt_proj.in_features, self.x_proj.weight
+        return [
+            Matrix(weight, slice(0, rank), f"{self.name}.x"),
+            Matrix(weight, slice(rank, rank + n), f"{self.name}.delta_x"),
+            Matrix(weight, slice(rank + n, rank + 2 * n), f"{self.name}.x"),
+            Matrix(self.A_log, slice(None), f"{self.name}.delta", "left"),
+        ]
+
+    def moments(self, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """Second moments of the scan's input ``x: [b, tokens, D]``, of its steps delta, and of their products.
+
+        The layer is unchanged on ``x`` where updates U fulfil ``x U_delta = 0``, ``x U_C = 0``, ``delta U_A = 0`` and
+        ``(Σ_t delta_t x_tᵀ) U_B = 0``.
+        """
+        low = F.linear(x, self.x_proj.weight[: self.dt_proj.in_features])
+        delta = F.softplus(F.linear(low, self.dt_proj.weight, self.dt_proj.bias)).double()
+        products = masked(delta, mask).transpose(1, 2) @ x.double()
+        return {
+            f"{self.name}.x": second_moment(x.double(), mask),
+            f"{self.name}.delta": second_moment(delta, mask),
+            f"{self.name}.delta_x": second_moment(products, None),
+        }
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A mixer with one or two scans and one output projection."""
+
+    name: str
+    directions: list[Direction]
+    out_proj: nn.Linear
+
+    def matrices(self) -> list[Matrix]:
+        """All matrices whose steps are projected."""
+        own = [matrix for direction in self.directions for matrix in direction.matrices()]
+        return [*own, Matrix(self.out_proj.weight, slice(None), f"{self.name}.out_proj")]
+
+
+def find_layers(model: nn.Module, layers: Any) -> list[Layer]:
+    """The selective layers of a model, of those that ``layers`` chooses; ConfigError where there are others."""
+    found = []
+    for name, mixer in find_mixers(unwrap(model), layers).items():
+        present = [names for names in _DIRECTIONS if all(hasattr(mixer, one) for one in names)]
+        parts = [Direction(f"{name}.{names[0]}", *(getattr(mixer, one) for one in names)) for names in present]
+        out: Any = getattr(mixer, "out_proj", None)
+        linear = [out, *(layer for part in parts for layer in (part.x_proj, part.dt_proj))]
+        normed = any(hasattr(mixer, f"{one}_layernorm") for one in ("dt", "b", "c"))
+        if not parts or normed or any(type(layer) is not nn.Linear for layer in linear):
+            raise ConfigError(
+                f"nullspace projects x_proj, A_log and out_proj of Mamba's and Vim's layers, and {name} "
+                f"({type(mixer).__name__}) is of another kind or has adapters; use another method, or choose layers"
+            )
+        found.append(Layer(name, parts, out))
+    return found
+
 
 Projection = Literal["projector", "released", "rate"]
 
@@ -48,10 +130,10 @@ class Nullspace(Seq):
     """
 
     name = "nullspace"
-    online: ClassVar[bool] = False
+    online = False
     Config = NullspaceConfig
     config: NullspaceConfig
-    needs_loader: ClassVar[bool] = True
+    needs_loader = True
 
     def __init__(self, config: NullspaceConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -93,9 +175,21 @@ class Nullspace(Seq):
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Add the second moments of this task's data, and project onto what they leave of the null space."""
         loader = require_loader(loader, self.name, "measures second moments of features on the task's data")
-        new = gather(self.context, loader, self._widths(), lambda stack: Gathering(self.layers, stack).take)
+        inputs: dict[str, nn.Module] = {d.name: d.x_proj for layer in self.layers for d in layer.directions}
+        inputs |= {f"{layer.name}.out_proj": layer.out_proj for layer in self.layers}
+        new = sum_moments(self.context, loader, inputs, self._widths(), self._moments)
         self.moments = {name: self.moments[name] + moment if self.moments else moment for name, moment in new.items()}
         self._project()
+
+    def _moments(self, inputs: Mapping[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+        """Those of a forward in which layers were given ``inputs``; ``mask: [b, tokens]`` leaves out padding."""
+        found: dict[str, Tensor] = {}
+        for layer in self.layers:
+            for direction in layer.directions:
+                found |= direction.moments(inputs[direction.name], mask)
+            out = f"{layer.name}.out_proj"
+            found[out] = second_moment(inputs[out].double(), mask)
+        return found
 
     def _widths(self) -> dict[str, int]:
         """The width of every moment: that of the side from which it multiplies."""
@@ -108,11 +202,7 @@ class Nullspace(Seq):
 
     def _freeze(self, task: TaskInfo) -> None:
         if task.index > 0:
-            module = unwrap(self.context.module)
-            module.requires_grad_(False)
-            output_layer(module).requires_grad_(True)
-            for matrix in self.matrices:
-                matrix.parameter.requires_grad_(True)
+            train_only(unwrap(self.context.module), [matrix.parameter for matrix in self.matrices])
 
     def state_dict(self) -> dict[str, Any]:
         """The second moments; projections follow from them."""

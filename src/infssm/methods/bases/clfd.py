@@ -9,7 +9,7 @@ would be left, as with digits of 8 pixels, the maps are enlarged to the image's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,16 @@ from torch import Tensor, nn
 
 from infssm._processes import sum_over_processes
 from infssm.errors import ConfigError
-from infssm.methods.bases.clfd import _model
+from infssm.methods.bases.wrapped import (
+    Encoded,
+    FrequencyModel,
+    first_probabilities,
+    jitter_crop,
+    later_probabilities,
+    share_of,
+)
 from infssm.methods.core.build import register_method
-from infssm.methods.core.contract import BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
+from infssm.methods.core.contract import BatchLike, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import capture, evaluating, require_loader
 from infssm.methods.replay.buffers import ReservoirBuffer
 from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
@@ -52,11 +59,15 @@ class CLFD(StreamReplay):
     """
 
     name = "clfd"
-    needs_total: ClassVar[str | None] = "it counts the features that every class uses"
-    Config: ClassVar[type[ComponentConfig]] = CLFDConfig
-    own_first_task: ClassVar[bool] = True
+    needs_total = "it counts the features that every class uses"
+    Config = CLFDConfig
+    own_first_task = True
     config: CLFDConfig
-    needs_raw: ClassVar[bool] = False
+    needs_raw = False
+    saved = (
+        *StreamReplay.saved,
+        *("counts", "new_counts", "probabilities", "appearance", "frozen", "images", "comparing", "ready"),
+    )
 
     def __init__(self, config: CLFDConfig, context: Context) -> None:
         super().__init__(config, context)
@@ -64,17 +75,17 @@ class CLFD(StreamReplay):
             raise ConfigError("clfd counts features per class: give num_classes")
         self.frozen: dict[str, Tensor] | None = None
         """The encoder's final weights, once it has them."""
-        self._images = 0
-        self._comparing = False
-        self._ready = False
+        self.images = 0
+        self.comparing = False
+        self.ready = False
         wrapped = context.module
-        assert isinstance(wrapped, _model.FrequencyModel)
+        assert isinstance(wrapped, FrequencyModel)
         self.encoder, self.selection = wrapped.encoder, wrapped.selection
         shape = (context.num_classes, wrapped.num_features)
         height, width = wrapped.image_size
         channels = self.encoder.all.in_channels // 4
         self._blank = torch.zeros(1, channels, height, width, dtype=torch.uint8)
-        self.counts, self._new_counts = torch.zeros(shape), torch.zeros(shape)
+        self.counts, self.new_counts = torch.zeros(shape), torch.zeros(shape)
         self.probabilities = torch.zeros(shape)
         self.appearance = torch.zeros(shape[0], channels * (height // 2) * (width // 2))
         """Sum of the low bands of each class's images, by which classes are compared."""
@@ -88,35 +99,35 @@ class CLFD(StreamReplay):
     def prepare(cls, config: CLFDConfig, context: Context) -> nn.Module:
         """Wrap the model between encoder and selection."""
         like = next(context.module.parameters())
-        wrapped = _model.FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
+        wrapped = FrequencyModel(context.module, ratio=config.ratio, adapt=config.adapt)
         wrapped.encoder.to(like.device, like.dtype)
         return wrapped
 
     def start(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """The encoder is fixed from the second task on."""
-        self._ready = False
+        self.ready = False
         self.encoder.requires_grad_(task.index == 0)
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Probabilities of the first epoch; in the last one of the first task the encoder becomes final."""
         classes, index = self.context.classes(self.name), self.context.current.index
         block = slice(classes.start, classes.stop)
-        self._ready = True
+        self.ready = True
         if epoch == 0 and index == 0:
             self.probabilities[block] = 0.0
-            self.probabilities[block, : _model.share_of(self.config.ratio, self.counts.shape[1])] = 1.0
+            self.probabilities[block, : share_of(self.config.ratio, self.counts.shape[1])] = 1.0
         elif epoch == 0:
             self.probabilities[block] = self.config.ratio
-        self._comparing = epoch == (epochs - 1 if index == 0 else 0)
-        if self._comparing:
+        self.comparing = epoch == (epochs - 1 if index == 0 else 0)
+        if self.comparing:
             self.appearance[block] = 0.0
-        if self._comparing and index == 0:
+        if self.comparing and index == 0:
             self.frozen = {k: v.detach().clone() for k, v in self.encoder.state_dict().items()}
             self.buffer.clear()
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``ce`` of the stream and ``replay``."""
-        if not self._ready:
+        if not self.ready:
             raise ConfigError("clfd follows epochs: call method.begin_epoch(epoch, epochs) before the steps of each")
         current_rows, labels = len(batch.y), batch.y.cpu()
         maps, old_labels = self._replayed_maps(current_rows)
@@ -126,12 +137,12 @@ class CLFD(StreamReplay):
         with capture(self.encoder) as encoded, capture(self.selection) as selected:
             logits = self.context.forward(batch.x, current_rows=current_rows, replayed=maps, allowed=allowed)
         self.context.old_forward_kwargs()
-        self._new_counts.index_add_(0, labels, selected[0].mask[:current_rows].cpu().float())
-        if self._comparing:
+        self.new_counts.index_add_(0, labels, selected[0].mask[:current_rows].cpu().float())
+        if self.comparing:
             self._add_appearance(encoded[0], labels)
         self.remember(features=encoded[0].features, label=batch.y)
         if self.context.current.index == 0:
-            self._images += current_rows
+            self.images += current_rows
         terms = {"ce": F.cross_entropy(logits[:current_rows], batch.y)}
         return terms if old_labels is None else terms | {"replay": F.cross_entropy(logits[current_rows:], old_labels)}
 
@@ -144,7 +155,7 @@ class CLFD(StreamReplay):
         if self.frozen is not None:
             with torch.no_grad():
                 blank = self.encoder(self.context.normalized(self._blank)).features[0, :, 0, 0]
-            maps = _model.jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
+            maps = jitter_crop(maps, blank.cpu().float(), self.buffer.fresh_generator(), flip=self.config.flip)
         return self.to_device(maps).to(next(self.encoder.parameters()).dtype), self.to_device(entries["label"])
 
     def after_step(self) -> None:
@@ -155,17 +166,17 @@ class CLFD(StreamReplay):
 
     def end_epoch(self, epoch: int, epochs: int) -> None:
         """Probabilities from how similar the classes are, later from what was selected."""
-        self._ready = False
-        self.counts += sum_over_processes([self._new_counts])[0]
-        self._new_counts.zero_()
-        if self._comparing:
+        self.ready = False
+        self.counts += sum_over_processes([self.new_counts])[0]
+        self.new_counts.zero_()
+        if self.comparing:
             self._compare()
         if epoch + 1 > self.config.warmup * epochs:
             counted = self.counts.amax(dim=1) > 0
-            self.probabilities[counted] = _model.later_probabilities(self.counts[counted])
+            self.probabilities[counted] = later_probabilities(self.counts[counted])
 
     def _compare(self) -> None:
-        self._comparing = False
+        self.comparing = False
         classes = self.context.classes(self.name)
         block = slice(classes.start, classes.stop)
         self.appearance[block] = sum_over_processes([self.appearance[block]])[0]
@@ -174,7 +185,7 @@ class CLFD(StreamReplay):
         appearance = F.normalize(self.appearance, dim=1)
         for label in classes:
             similarity = appearance[: classes.start] @ appearance[label]
-            self.probabilities[label] = _model.first_probabilities(similarity, self.counts[: classes.start])
+            self.probabilities[label] = first_probabilities(similarity, self.counts[: classes.start])
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
         """After the first task: buffer and encoder agree, and the reservoir has seen all of its images."""
@@ -183,7 +194,7 @@ class CLFD(StreamReplay):
             raise ConfigError("clfd must train task 0 itself, a checkpoint has no encoder: use train.task0=train")
         if task.index == 0:
             self._settle(loader)
-            self.buffer.seen = max(self.buffer.seen, int(sum_over_processes([torch.tensor(self._images)])[0]))
+            self.buffer.seen = max(self.buffer.seen, int(sum_over_processes([torch.tensor(self.images)])[0]))
 
     def _settle(self, loader: Loader | None) -> None:
         """Where an earlier epoch was the best, its encoder is final: fill buffer and appearances again with it."""
@@ -200,33 +211,16 @@ class CLFD(StreamReplay):
         self.appearance.zero_()
         with evaluating(self.context.module):
             for batch in loader:
-                encoded: _model.Encoded = self.encoder(self.to_device(batch.x))
+                encoded: Encoded = self.encoder(self.to_device(batch.x))
                 self._add_appearance(encoded, batch.y.cpu())
                 self.buffer.offer(features=encoded.features, label=batch.y)
         self.appearance = sum_over_processes([self.appearance])[0]
 
-    def _add_appearance(self, encoded: _model.Encoded, labels: Tensor) -> None:
+    def _add_appearance(self, encoded: Encoded, labels: Tensor) -> None:
         self.appearance.index_add_(0, labels, encoded.ll.detach().flatten(1).cpu().float())
 
-    def state_dict(self) -> dict[str, Any]:
-        """Buffer, counts, probabilities, appearances, and the final encoder."""
-        return super().state_dict() | {
-            "counts": self.counts.clone(),
-            "new_counts": self._new_counts.clone(),
-            "probabilities": self.probabilities.clone(),
-            "appearance": self.appearance.clone(),
-            "frozen": self.frozen,
-            "images": self._images,
-            "comparing": self._comparing,
-            "ready": self._ready,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore buffer, counts, probabilities, appearances and the final encoder, which is frozen."""
         super().load_state_dict(state)
-        self.counts, self._new_counts = state["counts"].clone(), state["new_counts"].clone()
-        self.probabilities, self.appearance = state["probabilities"].clone(), state["appearance"].clone()
-        self.frozen, self._images = state["frozen"], state["images"]
-        self._comparing, self._ready = state["comparing"], state["ready"]
         if self.context.task is not None:
             self.encoder.requires_grad_(self.context.task.index == 0)
