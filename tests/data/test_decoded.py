@@ -137,7 +137,7 @@ def test_stores_are_bounded(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(decoded, "_LARGEST", 12 * (4 + 3 * 8 * 8))
     assert open_store("abc", 12, 8) is not None
     assert open_store("abc", 12, 9) is None
-    monkeypatch.setattr(decoded, "_ALTOGETHER", 2 * 12 * (4 + 3 * 8 * 8))
+    monkeypatch.setattr(decoded, "_TOTAL", 2 * 12 * (4 + 3 * 8 * 8))
     (cache / "mine.txt").write_text("not ours")
     stores = []
     for size in (6, 7, 8):
