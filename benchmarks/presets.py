@@ -10,18 +10,24 @@ from typing import Any
 from benchmarks.pages import RESULTS, read_json, write_json, write_table
 from infssm.bench.presets import load_preset
 from infssm.bench.running import run
+from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.result import Result
 
 SEEDS = (0, 10, 100)
 
 
-def result(preset: str, out: Path, seed: int, *changes: dict[str, Any]) -> Result:
-    """The run of a preset with ``changes``, laid over it in their order; a run that is complete is read."""
+def configuration(preset: str, out: Path, seed: int, *changes: dict[str, Any]) -> RunConfig:
+    """A preset with ``changes``, laid over it in their order."""
     values = merge(load_preset(preset).values, {"seed": seed, "out": str(out)})
     for change in ({"train": {"threads": 1, "accelerator": "cpu"}}, *changes):
         values = merge(values, change)
-    return run(load_config(values), quiet=True)
+    return load_config(values)
+
+
+def result(preset: str, out: Path, seed: int, *changes: dict[str, Any]) -> Result:
+    """The run of :func:`configuration`; one that is complete is read."""
+    return run(configuration(preset, out, seed, *changes), quiet=True)
 
 
 def make_page(
@@ -41,5 +47,6 @@ def make_page(
     chosen = parser.parse_args()
     path = RESULTS / f"{page}.json"
     for name in chosen.streams:
-        write_json(path, read_json(path) | {name: measure(name, chosen.out)})
+        found = measure(name, chosen.out)  # before the file is read: other streams may be measured at the same time
+        write_json(path, read_json(path) | {name: found})
     write_table(path.with_suffix(".md"), table(read_json(path)))

@@ -9,7 +9,6 @@ counts little. Then whole runs of digits by the number of tasks.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 import time
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import infssm
+from benchmarks.pages import write_json
 
 BASE: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_classes": 10, "batch": 8}
 SWEPT: dict[str, tuple[str, list[int]]] = {
@@ -114,7 +114,7 @@ def main() -> None:
         times = ", ".join(f"{t:.0f}" for t in line.milliseconds)
         print(f"| {line.what} | {', '.join(map(str, line.quantities))} | {times} | {line.slope:.2f} |")
     if options.json:
-        options.json.write_text(json.dumps([line._asdict() for line in lines], indent=2) + "\n")
+        write_json(options.json, [line._asdict() for line in lines])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ The last table has the ratios, with the aim beside those that have one and wheth
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from benchmarks.kernels.measure import (
     with_raised_malloc,
 )
 from benchmarks.kernels.scans import ScanProblem, forward_only
+from benchmarks.pages import write_json
 from infssm.ops import causal_conv1d
 
 Table = dict[str, Timing]
@@ -160,9 +160,8 @@ def main() -> None:
         print(f"{name:42}{median:11.2f}{best:11.2f}   {verdict}".rstrip())
     if options.json:
         figures = {name: asdict(timing) for name, timing in table.items()}
-        result = {"machine": machine(), "ms": figures}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({**result, "peak_mib": peaks, "rates": rates, "ratios": ratios}, indent=2))
+        result = {"machine": machine(), "ms": figures, "peak_mib": peaks, "rates": rates, "ratios": ratios}
+        write_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ projections alone, which all methods share. Then the peak memory of a layer, eac
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import infssm.models.mamba2
 import infssm.ops.ssd
 from benchmarks.kernels.measure import Aim, Clock, Method, add_clock, interleaved, machine, with_raised_malloc
 from benchmarks.kernels.memory import resident
+from benchmarks.pages import write_json
 from infssm._torchvision import torchvision
 from infssm.models import create_model
 
@@ -147,8 +147,7 @@ def main() -> None:
     print(machine())
     found = {f"n = {n}": report(n, options.repeats, options.clock) for n in (64, 128)}
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found | {"machine": machine()}, indent=1) + "\n")
+        write_json(options.json, found | {"machine": machine()})
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.pages import RESULTS, ROOT, markdown_table
+from benchmarks.pages import RESULTS, ROOT, markdown_table, read_json
 
 PAGE = RESULTS / "kernels.md"
 QUARTER = "... on a quarter"
@@ -104,9 +103,7 @@ def compare(ms: dict[str, Any], names: dict[str, str], *more: dict[str, str]) ->
 
 def main() -> None:
     folder = ROOT / "build" / "bench"
-    operations, steps, mamba2 = (
-        json.loads((folder / f"{name}.json").read_text()) for name in ("operations", "steps", "mamba2")
-    )
+    operations, steps, mamba2 = (read_json(folder / f"{name}.json") for name in ("operations", "steps", "mamba2"))
     ms, ratios, peaks = operations["ms"], operations["ratios"], operations["peak_mib"]
     scans = {"ours": "ours", "ours with states": "ours with states", "reference": "our reference in PyTorch"}
     scans |= {"mambapy": "mambapy's parallel scan", "transformers (mambapy)": "transformers' CPU path"}

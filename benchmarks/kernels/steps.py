@@ -8,7 +8,6 @@ included. Then transformers' Mamba with and without ours.
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from benchmarks.kernels.measure import (
     matmul_rate,
     with_raised_malloc,
 )
+from benchmarks.pages import write_json
 
 CASES: dict[str, dict[str, Any]] = {
     "vim_small, batch 4": {"name": "vim_small_patch16_224", "options": {"num_classes": 200}, "shape": (4, 3, 224, 224)},
@@ -137,8 +137,7 @@ def main() -> None:
     timings = interleaved(transformers_methods(), args.repeats, args.clock)
     found["transformers"] = report("transformers' Mamba, 2 layers, width 192, 197 tokens, batch 4", timings, None)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(args.json, found)
 
 
 def report(title: str, timings: dict[str, Timing], matmul_ms: float | None) -> dict[str, Any]:

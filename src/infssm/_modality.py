@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from infssm._batch import Batch, next_tokens
+from infssm._registry import Registry
 from infssm.errors import ConfigError
 
 Augment = Callable[[Tensor], Tensor]
@@ -218,15 +219,12 @@ class _Language(Sequential):
         return next_tokens(x, mask)
 
 
-_MODALITIES: dict[str, Modality] = {}
+_MODALITIES: Registry[Modality] = Registry("kind of data")
 
 
 def register_modality(modality: Modality) -> Modality:
     """Make a modality known, by its name and by the kinds of samples that it covers."""
-    if modality.name in _MODALITIES:
-        raise ConfigError(f"there is a modality {modality.name!r} already")
-    _MODALITIES[modality.name] = modality
-    return modality
+    return _MODALITIES.register(modality.name)(modality)
 
 
 IMAGES, SERIES, TOKENS, LANGUAGE, REGRESSION = map(
@@ -236,16 +234,14 @@ IMAGES, SERIES, TOKENS, LANGUAGE, REGRESSION = map(
 
 def modality_named(name: str) -> Modality:
     """The modality of a name."""
-    if name not in _MODALITIES:
-        raise ConfigError(f"unknown kind of data {name!r}; known: {', '.join(_MODALITIES)}")
     return _MODALITIES[name]
 
 
 def modality_of(kind: str, num_classes: int) -> Modality:
     """The modality of samples of a ``kind`` with so many classes."""
-    for modality in _MODALITIES.values():
-        if modality.covers(kind, num_classes):
-            return modality
+    for name in _MODALITIES:
+        if _MODALITIES[name].covers(kind, num_classes):
+            return _MODALITIES[name]
     raise ConfigError(f"no modality covers samples of kind {kind!r} with {num_classes} classes: register one")
 
 

@@ -157,8 +157,9 @@ def test_a_users_own_subclass_is_left_alone() -> None:
 
 
 def test_nothing_to_accelerate() -> None:
-    with pytest.raises(NoSSMLayersError, match="MambaMixer"):
-        accelerate(nn.Linear(2, 2))
+    for model in (nn.Linear(2, 2), hf.make("zamba")):
+        with pytest.raises(NoSSMLayersError, match=r"known: .*MambaMixer.*MambaVisionMixer"):
+            accelerate(model)
 
 
 def test_recording_while_generating_is_refused() -> None:

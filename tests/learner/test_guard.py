@@ -30,6 +30,11 @@ def test_loss_and_gradients_are_checked(bad: float) -> None:
     parameters[1].grad[1, 0] = bad
     assert not is_finite(torch.tensor(2.5), parameters)
     assert not is_finite(torch.tensor(bad), [])
+    turning = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    turning.grad = torch.ones(2, dtype=torch.complex64)
+    assert is_finite(torch.tensor(2.5), [turning])
+    turning.grad[1] = complex(1, bad)
+    assert not is_finite(torch.tensor(2.5), [turning])
 
 
 class Poison(nn.Module):
@@ -65,6 +70,7 @@ def test_run_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatc
         return step(self, *args)
 
     monkeypatch.setattr(Loop, "step", poisoned)
+    monkeypatch.setattr("infssm.learner.loop.SAVE_EVERY", 0.0)
     with pytest.raises(DivergedError) as error:
         run(config, quiet=True)
     message = str(error.value)

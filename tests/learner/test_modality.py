@@ -61,7 +61,7 @@ def drawings() -> Iterator[str]:
         return Dataset("my-drawings", names, Strokes(), np.arange(80) % 4, stratified=True)
 
     yield load.name
-    del _modality._MODALITIES["drawings"], DATASETS._items["my-drawings"]
+    del _modality._MODALITIES._items["drawings"], DATASETS._items["my-drawings"]
 
 
 @pytest.mark.parametrize("method", ["er", "inf-ssm-exact"])

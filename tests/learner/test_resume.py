@@ -62,12 +62,28 @@ def test_killed_and_resumed_is_bit_exact(tmp_path: Path, method: str) -> None:
     assert_same(resume(run_path(config), quiet=True), whole)
 
 
-def test_a_head_that_looks_with_two_models_goes_on(tmp_path: Path) -> None:
-    """Stopped inside the second task, when the first one's model is kept beside."""
-    options = {"mean_token": True, "mirror": True, "first_model": True}
-    whole = run(tiny_config(tmp_path / "whole", "lwf-f+gda", options), quiet=True)
-    config = tiny_config(tmp_path / "broken", "lwf-f+gda", options)
-    with broken_at(8, signalled), pytest.raises(Interrupted):
+LORA = {"first_session": "lora", "rank": 2}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "step"),
+    [
+        ("lwf-f+gda", {"mean_token": True, "mirror": True, "first_model": True}, 8),
+        ("frozen+ranpac", {**LORA, "start_model": True}, 4),
+        ("inflora", LORA, 4),
+        ("inflora", LORA, 8),
+        ("nullspace", {"projection": "rate"}, 8),
+        ("nullspace", {"projection": "projector"}, 8),
+        ("nullspace", {"projection": "released"}, 8),
+    ],
+)
+def test_options_that_keep_more_between_steps_go_on(
+    tmp_path: Path, method: str, options: dict[str, Any], step: int
+) -> None:
+    """Stopped inside the first task (steps 0 to 5), where LoRA is trained, or the second, where a copy is kept."""
+    whole = run(tiny_config(tmp_path / "whole", method, options), quiet=True)
+    config = tiny_config(tmp_path / "broken", method, options)
+    with broken_at(step, signalled), pytest.raises(Interrupted):
         run(config, quiet=True)
     assert_same(resume(run_path(config), quiet=True), whole)
 

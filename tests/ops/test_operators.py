@@ -70,6 +70,7 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
     bare = ScanInputs(*full[:5])
     c = torch.randn(4, 3, requires_grad=True)
     by_head = [(-torch.rand(6)).requires_grad_() for _ in range(3)]  # every channel a head
+    unused = {"reverse": False, "initial_state": None}  # by the scan of heads in chunks
     xz, ways = problem(2, 5, 6, 2, 3)
     heads = [(-torch.rand(2)).requires_grad_() for _ in range(3)]
     conv = [torch.randn(10, 1, 4, requires_grad=True), torch.randn(10, requires_grad=True)]
@@ -78,7 +79,7 @@ def operators() -> list[tuple[object, tuple[object, ...]]]:
         (_ops.ssd_layer, (torch.randn(2, 5, 16, requires_grad=True), *conv, *heads, 4, 1, True)),
         (_ops.scan, (*full, True, 2, True, False)),
         (_ops.scan, (*bare, False, 0, True, False)),
-        (_ops.ssd, (*full[:2], by_head[0], *full[3:5], by_head[1], x["z"], by_head[2], True, seq_idx, True, False)),
+        (_ops.ssd, (*full._replace(A=by_head[0], D=by_head[1], delta_bias=by_head[2], **unused), True, False)),
         (_ops.mean_states, (x["delta"], x["A"], x["delta_bias"], 2, True, True, False)),
         (_ops.conv, (x["u"], torch.randn(6, 4, requires_grad=True), x["D"], True, True, full.seq_idx, False)),
         (_ops.norm, (x["u"], x["z"], x["D"], 1e-5, False)),

@@ -58,7 +58,7 @@ def silence(model: torch.nn.Module, keep: list[int]) -> None:
                     layer.weight[torch.tensor(rest) + mixer.dt_rank + n] = 0
 
 
-@pytest.mark.parametrize("score", ["output", "last"])
+@pytest.mark.parametrize("score", ["output", "last", "magnitude"])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_states_that_do_nothing_are_the_ones_to_go(name: str, score: str) -> None:
     model, x = make(name)
@@ -136,19 +136,29 @@ def test_training_brings_the_model_back(name: str, tmp_path: Path) -> None:
     assert sum(p.numel() for p in loaded.parameters()) < sum(p.numel() for p in model.parameters())
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(x), small(x))
-    method = infssm.attach(small, "inf-ssm-exact", weight=1.0)  # it learns on
+
+
+def test_a_compressed_model_is_loaded_learns_on_and_exports(tmp_path: Path) -> None:
+    """Exported as a torch program: the trace that ONNX starts from, too. test_export.py writes a Vim as ONNX."""
+    torch.manual_seed(0)
+    model, x = infssm.create_model("vim_nano", **VIM | {"depth": 1}), torch.randn(4, 3, 16, 16)
+    infssm.compress(model, states=2, data=[x], steps=1).save_pretrained(tmp_path / "small")
+    small = from_pretrained(tmp_path / "small").train()
+    method, labels = infssm.attach(small, "inf-ssm-exact", weight=1.0), torch.tensor([0, 1, 2, 0])
+    optimizer = torch.optim.Adam(small.parameters(), lr=1e-2)
     for task in range(2):
         method.begin_task(task)
-        (small(x).square().mean() + method.penalty(x)).backward()
+        losses = []
+        for _ in range(8):
+            loss = torch.nn.functional.cross_entropy(small(x), labels)
+            optimizer.zero_grad()
+            (loss + method.penalty(x)).backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0]
         method.end_task(task)
-
-
-def test_a_compressed_model_exports(tmp_path: Path) -> None:
-    """As a torch program: the trace that ONNX starts from too. Writing a Vim as ONNX is checked in test_export.py."""
-    torch.manual_seed(0)
-    model, x = infssm.create_model("vim_nano", **VIM | {"depth": 1}).eval(), torch.randn(4, 3, 16, 16)
-    small = infssm.compress(model, states=2, data=[x], steps=1)
-    assert export_model(small, x, tmp_path / "small.pt2", "torch") < 1e-4
+        labels = labels.flip(0)
+    assert export_model(small.eval(), x, tmp_path / "small.pt2", "torch") < 1e-4
 
 
 @pytest.mark.parametrize("score", ["output", "last"])

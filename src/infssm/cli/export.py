@@ -79,9 +79,16 @@ def compress(
 ) -> None:
     """Write a model with fewer states per layer, trained to do what the model of a run does.
 
+    States are ranked by the energy that each adds to a layer's output on DATA; the best are kept, and the small model
+    is trained towards the outputs and the states of the large one. OUT is a model as `create_model` builds it: load it
+    with `infssm.models.from_pretrained(OUT)`, then train it or `infssm.attach` a method to it. How much accuracy is
+    lost depends on the task: compare both models on test data.
+
     Examples:
 
-    - `infssm compress RUN photos/ --states 8 --out small` — then `infssm.models.from_pretrained("small")`
+    - `infssm compress RUN photos/ --share 0.5 --out small` — half of the states of every layer
+
+    - `infssm compress RUN photos/ --states 8 --out small --steps 400` — a longer training
     """
     from infssm.learner.predict import load_classifier
     from infssm.ssm import compress

@@ -43,8 +43,9 @@ def export_onnx(
     any number of tokens. The model itself is not changed. Tokens are not padded: give one length per batch.
 
     Args:
-        model: a language model of transformers (Mamba, FalconMamba, Jamba, Mamba-2, Bamba and other hybrids that
-            :func:`infssm.integrations.transformers.accelerate` knows), or a vision model with MambaVision mixers.
+        model: a language model of transformers (Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Zamba2, FalconH1,
+            GraniteMoeHybrid) whose layers :func:`infssm.integrations.transformers.accelerate` knows, or a vision model
+            with MambaVision mixers.
         example: token numbers ``[n, time]``, int64, or images ``[n, 3, height, width]``; n > 1 unless ``fixed``.
         path: the file to write. Its input is ``tokens`` (any n and time) or ``image`` (any n), its output ``logits``.
         to: ``"onnx"`` or ``"torch"``.
@@ -65,6 +66,8 @@ def export_onnx(
     config: Any = getattr(portable, "config", None)
     if hasattr(config, "_attn_implementation"):
         config._attn_implementation = "eager"  # the others choose by the values of a mask, which a file cannot do
+    if hasattr(config, "_experts_implementation"):
+        config._experts_implementation = "batched_mm"  # the default's operator has no ONNX counterpart
     wrapped = _Logits(portable, {"use_cache": False} if tokens else {})
     name = "tokens" if tokens else "image"
     try:

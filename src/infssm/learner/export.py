@@ -254,7 +254,10 @@ def _onnx(
             verbose=False,
         )
     except torch.onnx.errors.OnnxExporterError as error:
-        reason = str(error).strip().splitlines()[0]
+        cause: BaseException = error  # the exporter's own words are how to report it; the first cause is the operator
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().splitlines()[0]
         raise ConfigError(f"the model cannot be written as ONNX ({reason}); --to torch takes every model") from error
     finally:
         logging.getLogger("onnxscript").setLevel(level)

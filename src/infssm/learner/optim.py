@@ -76,15 +76,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def is_finite(total: Tensor, parameters: list[nn.Parameter]) -> bool:
     """Whether the loss ``total`` and all gradients are finite; waits for the device once."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return math.isfinite(total.item())
-    # The 2-norm takes a sixth of the time of the maximum, but its squares overflow where a gradient is above 1e19.
-    for order in (2, torch.inf):
-        norms = torch.stack(torch._foreach_norm(gradients, order))
-        if math.isfinite((total.detach() + 0.0 * norms.max()).item()):
-            return True
-    return False
+    gradients = [torch.view_as_real(p.grad) if p.is_complex() else p.grad for p in parameters if p.grad is not None]
+    found = torch.zeros((), device=total.device)
+    if gradients:  # GradScaler's check, with a scale of 1: a quarter of the time of the gradients' norms
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.ones_like(found))
+    return (0.0 * total.detach() + found).item() == 0
 
 
 def diagnose(module: nn.Module, terms: Mapping[str, Tensor], repeat: Callable[[], Any], where: str) -> DivergedError:

@@ -3,14 +3,22 @@
 from infssm.ops.backend import backend_report
 from infssm.ops.conv import causal_conv1d
 from infssm.ops.distance import fused_distance
-from infssm.ops.distances import KINDS, KINDS_OF_ANGLES, Kind, System, sampled_output, schubert_distance
+from infssm.ops.distances import (
+    KINDS,
+    KINDS_OF_ANGLES,
+    Kind,
+    System,
+    principal_angles,
+    rotation_lattice,
+    sampled_output,
+    schubert_distance,
+)
 from infssm.ops.norm import add_rms_norm
 from infssm.ops.packing import seq_idx_from_cu_seqlens, seq_idx_from_position_ids
 from infssm.ops.scan import ScanInputs, ScanOutput, ScanStates, scan, selective_scan
 from infssm.ops.ssd import scan_ssd
 from infssm.ops.states import mean_states
 from infssm.ops.step import scan_step
-from infssm.ops.subspace import principal_angles, rotation_lattice
 
 __all__ = [
     "KINDS",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infssm.ops.backend import choose, in_float32, is_plain
 from infssm.ops.checks import expect_floats, expect_rank, expect_shape
-from infssm.ops.library import arguments, asked_for, define, given, native, new, rows
+from infssm.ops.library import arguments, asked_for, define, flat, given, keep, kept, native, new, rows
 from infssm.ops.packing import segment_ids
 from infssm.ops.triton import conv as _triton
 
@@ -91,7 +91,7 @@ def _output(x: Tensor, *_: Any) -> Tensor:
 
 def _readable(args: tuple[Any, ...]) -> ConvInputs:
     x, weight, bias, silu, reverse, seq_idx = args[: len(ConvInputs._fields)]
-    return ConvInputs(rows(x), weight.contiguous(), None if bias is None else bias.contiguous(), silu, reverse, seq_idx)
+    return ConvInputs(rows(x), weight.contiguous(), flat(bias), silu, reverse, seq_idx)
 
 
 def _kernel(*args: Any) -> Tensor:
@@ -103,17 +103,9 @@ def _kernel(*args: Any) -> Tensor:
     return y
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    x, weight, bias, silu, reverse, seq_idx, triton = inputs
-    ctx.save_for_backward(x, weight, bias, seq_idx)
-    ctx.options = silu, reverse, triton
-
-
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, seq_idx = ctx.saved_tensors
-    silu, reverse, triton = ctx.options
-    result = conv_backward(x, weight, bias, silu, reverse, seq_idx, grad, triton)
-    return (*asked_for(ctx, result), None, None, None, None)
+    (*inputs, triton), _ = kept(ctx)
+    return asked_for(ctx, conv_backward(*inputs, grad, triton))
 
 
 def _input_grads(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
@@ -137,5 +129,9 @@ conv_backward = define(
     _input_grads,
 )
 conv = define(
-    f"conv({arguments(ConvInputs)}, bool triton) -> Tensor", _kernel, _output, setup=_setup, backward=_backward
+    f"conv({arguments(ConvInputs)}, bool triton) -> Tensor",
+    _kernel,
+    _output,
+    setup=lambda ctx, inputs, _: keep(ctx, inputs),
+    backward=_backward,
 )

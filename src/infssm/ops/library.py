@@ -9,6 +9,7 @@ are empty tensors, because an operator always returns the same number of tensors
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, get_type_hints
 
 import torch
@@ -129,6 +130,21 @@ def new(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-def asked_for(ctx: Any, gradients: tuple[Tensor, ...]) -> list[Tensor | None]:
-    """The gradients of those leading inputs that need one."""
-    return [grad if need else None for grad, need in zip(gradients, ctx.needs_input_grad, strict=False)]
+def keep(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...] = ()) -> None:
+    """Save what the backward reads: the inputs, and outputs that have no gradient."""
+    ctx.mark_non_differentiable(*outputs)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *outputs)
+    ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
+
+
+def kept(ctx: Any) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """The inputs and outputs that `keep` saved."""
+    tensors, count = ctx.saved_tensors, len(ctx.options)
+    inputs = zip(tensors, ctx.options, strict=False)
+    return [option if tensor is None else tensor for tensor, option in inputs], tensors[count:]
+
+
+def asked_for(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """The gradients of those inputs that need one; `gradients` are of the leading inputs, the others have none."""
+    return tuple(grad if need else None for grad, need in zip_longest(gradients, ctx.needs_input_grad))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from infssm.errors import ConfigError
 from infssm.ops.backend import choose, in_float32
 from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_rank, expect_shape, split_groups
-from infssm.ops.library import arguments, define, flat, given, native, new, rows
+from infssm.ops.library import arguments, define, flat, given, keep, kept, native, new, rows
 from infssm.ops.packing import segment_ids
 from infssm.ops.triton import scan as _triton
 
@@ -329,7 +330,8 @@ _COUNT = len(ScanInputs._fields)
 _WITH_GRADIENT = [name for name in ScanInputs._fields if name not in ("delta_softplus", "reverse", "seq_idx")]
 
 
-def _divide(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
+def split_arguments(args: tuple[Any, ...]) -> tuple[ScanInputs, tuple[Any, ...]]:
+    """The inputs at the head of an operator's arguments, and the others."""
     return ScanInputs(*args[:_COUNT]), args[_COUNT:]
 
 
@@ -344,7 +346,7 @@ def saved_shape(shape: Sequence[int], groups: int, n: int, triton: bool = False)
 
 
 def _outputs(*args: Any) -> KernelOutputs:
-    x, (last, states, save, triton) = _divide(args)
+    x, (last, states, save, triton) = split_arguments(args)
     expect_rank("u", x.u, "batch, tokens, channels")
     expect_rank("B", x.B, "batch, tokens, groups, n")
     u = x.u
@@ -360,7 +362,7 @@ def _outputs(*args: Any) -> KernelOutputs:
     )
 
 
-def _readable(x: ScanInputs) -> ScanInputs:
+def readable(x: ScanInputs) -> ScanInputs:
     """As the kernels read them: any strides, but the last dimension contiguous; A as it is."""
     by_token = {name: rows(getattr(x, name)) for name in ("u", "delta", "B", "C", "z")}
     whole = {name: flat(getattr(x, name)) for name in ("D", "delta_bias", "initial_state")}
@@ -368,51 +370,46 @@ def _readable(x: ScanInputs) -> ScanInputs:
 
 
 def _kernel(*args: Any) -> KernelOutputs:
-    x, (*_, triton) = _divide(args)
+    x, (*_, triton) = split_arguments(args)
     outputs = _outputs(*args)
     wanted = KernelOutputs(*map(given, outputs))
     if triton:
         _check(x, False)  # the compiled module checks shapes itself
-        _triton.forward(_readable(x), wanted)
+        _triton.forward(readable(x), wanted)
     else:
-        native.scan_forward(_readable(x), wanted, wanted.saved, torch.get_num_threads(), 1.0, False)
+        native.scan_forward(readable(x), wanted, wanted.saved, torch.get_num_threads(), 1.0, False)
     return outputs
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, (*_, triton) = _divide(inputs)
-    saved = output[-1]
-    ctx.mark_non_differentiable(saved)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*(None if isinstance(value, bool) else value for value in x), saved)
-    ctx.options = x.delta_softplus, x.reverse, triton
+def differentiate(ctx: Any, operator: Callable[..., Any], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Gradients of all arguments of a scan, from those of its outputs by the operator of its backward."""
+    inputs, outputs = kept(ctx)
+    found = operator(*inputs[:_COUNT], *outputs, *grads, inputs[-1])
+    found = dict(zip(_WITH_GRADIENT, found, strict=True))
+    asked = zip_longest(ScanInputs._fields, ctx.needs_input_grad)
+    return tuple(found.get(name) if need else None for name, need in asked)
 
 
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *inputs, saved = ctx.saved_tensors
-    softplus, reverse, triton = ctx.options
-    x = ScanInputs(*inputs)._replace(delta_softplus=softplus, reverse=reverse)
-    found = dict(zip(_WITH_GRADIENT, _scan_backward(*x, saved, *grads[:5], triton), strict=True))
-    asked = zip(ScanInputs._fields, ctx.needs_input_grad, strict=False)
-    return *(found[name] if need and name in found else None for name, need in asked), None, None, None, None
-
-
-def _input_grads(*args: Any) -> tuple[Tensor, ...]:
+def input_grads(*args: Any) -> tuple[Tensor, ...]:
     """Memory for the gradients of the inputs; empty for an input that was not given."""
-    x, _ = _divide(args)
+    x, _ = split_arguments(args)
     inputs = (getattr(x, name) for name in _WITH_GRADIENT)
     return tuple(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs)
 
 
+def by_input(grads: Sequence[Tensor]) -> ScanInputs:
+    """What `input_grads` returned as the record that the kernels fill."""
+    return ScanInputs(**dict(zip(_WITH_GRADIENT, map(given, grads), strict=True)))
+
+
 def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
-    x, (saved, grad_y, *of_states, triton) = _divide(args)
+    x, (saved, grad_y, *of_states, triton) = split_arguments(args)
     last, a, delta, zoh = (flat(given(grad)) for grad in of_states)
     if zoh is not None and a is None:
         a = torch.zeros_like(zoh)
     y = new(x.u, *x.u.shape).zero_() if grad_y is None else rows(grad_y)
-    found = _input_grads(*args)
-    gradients = ScanInputs(**dict(zip(_WITH_GRADIENT, map(given, found), strict=True)))
-    call = _readable(x), saved.contiguous(), KernelOutputs(y, last, a, delta, zoh), gradients
+    found = input_grads(*args)
+    call = readable(x), saved.contiguous(), KernelOutputs(y, last, a, delta, zoh), by_input(found)
     if triton:
         _triton.backward(*call)
     else:
@@ -420,18 +417,19 @@ def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
     return found
 
 
-_INPUTS = arguments(ScanInputs)
+ARGUMENTS = arguments(ScanInputs)
+GRADIENTS = "(" + ", ".join(["Tensor"] * len(_WITH_GRADIENT)) + ")"
 _scan_backward = define(
-    f"scan_backward({_INPUTS}, Tensor saved, Tensor? grad_y, Tensor? grad_last, Tensor? grad_a, Tensor? grad_delta,"
-    " Tensor? grad_zoh, bool triton) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"scan_backward({ARGUMENTS}, Tensor saved, Tensor? grad_y, Tensor? grad_last, Tensor? grad_a, Tensor? grad_delta,"
+    f" Tensor? grad_zoh, bool triton) -> {GRADIENTS}",
     _backward_kernel,
-    _input_grads,
+    input_grads,
 )
 _scan = define(
-    f"scan({_INPUTS}, bool last, int states, bool save, bool triton)"
+    f"scan({ARGUMENTS}, bool last, int states, bool save, bool triton)"
     " -> (Tensor y, Tensor last, Tensor a, Tensor delta, Tensor zoh, Tensor saved)",
     _kernel,
     _outputs,
-    setup=_setup,
-    backward=_backward,
+    setup=lambda ctx, inputs, output: keep(ctx, inputs, output[-1:]),
+    backward=lambda ctx, *grads: differentiate(ctx, _scan_backward, grads[:5]),
 )

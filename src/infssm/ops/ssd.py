@@ -7,7 +7,7 @@ backward keeps.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,33 +16,27 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.ops.backend import choose, in_float32
 from infssm.ops.checks import compute_dtype, expect_floats, expect_rank, expect_shape, split_groups
-from infssm.ops.library import arguments, define, flat, given, native, new, rows
+from infssm.ops.library import define, flat, given, keep, native, new, rows
 from infssm.ops.packing import segment_ids
-from infssm.ops.scan import ScanInputs, ScanOutput, recomputed, scan, step_size
+from infssm.ops.scan import (
+    ARGUMENTS,
+    GRADIENTS,
+    ScanInputs,
+    ScanOutput,
+    by_input,
+    differentiate,
+    input_grads,
+    readable,
+    recomputed,
+    scan,
+    split_arguments,
+    step_size,
+)
 from infssm.ops.triton import ssd as _triton
 
 LEAST_STATES = {"cpu": 8, "reference": 96, "triton": 1}
 """From this many states on the chunked form serves: where it is the faster one on CPUs, compiled and by PyTorch's
 matrix products; on GPUs always, because tokens one after the other leave most of a GPU idle."""
-
-
-class SsdInputs(NamedTuple):
-    """What Mamba-2's scan in chunks reads.
-
-    u, z: [batch, tokens, channels], the channels of the heads one after the other; delta: [batch, tokens, heads];
-    A, D, delta_bias: [heads]; B, C: [batch, tokens, groups, n]; seq_idx: [batch, tokens] as of `ScanInputs`.
-    """
-
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor | None = None
-    z: Tensor | None = None
-    delta_bias: Tensor | None = None
-    delta_softplus: bool = False
-    seq_idx: Tensor | None = None
 
 
 def scan_ssd(x: ScanInputs, *, last_state: bool = False, chunked: bool | None = None) -> ScanOutput:
@@ -68,14 +62,13 @@ def scan_ssd(x: ScanInputs, *, last_state: bool = False, chunked: bool | None = 
     if whole:
         raise ConfigError("the chunked form has no last state, initial state or reverse; leave chunked to None")
     B, C = (x.B, x.C) if x.B.dim() == 4 else (x.B.unsqueeze(2), x.C.unsqueeze(2))
-    seq_idx = None if x.seq_idx is None else segment_ids(x.seq_idx)
-    inputs: list[Any] = [x.u, x.delta, x.A, B, C, x.D, x.z, x.delta_bias]
+    x = x._replace(B=B, C=C, seq_idx=None if x.seq_idx is None else segment_ids(x.seq_idx))
     if chosen == "reference":
-        return ScanOutput(_reference(SsdInputs(*inputs)._replace(delta_softplus=x.delta_softplus, seq_idx=seq_idx)))
-    if chosen == "cpu":  # Triton's kernels read narrower floats as they are
-        inputs = in_float32(inputs)
+        return ScanOutput(_reference(x))
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    y, *_ = _ssd(*inputs, x.delta_softplus, seq_idx, save, chosen == "triton")
+    # Triton's kernels read narrower floats as they are.
+    floats = in_float32(x[:8]) if chosen == "cpu" else x[:8]
+    y, *_ = _ssd(*floats, *x[8:], save, chosen == "triton")
     return ScanOutput(y.to(x.u.dtype))
 
 
@@ -119,7 +112,7 @@ def _check(x: ScanInputs) -> None:
 # L tokens of a chunk, g groups, k heads of a group, p head size, n states.
 
 
-def _reference(x: SsdInputs) -> Tensor:
+def _reference(x: ScanInputs) -> Tensor:
     dtype = compute_dtype(x.u, x.delta, x.A, x.B, x.C)
     with torch.autocast(x.u.device.type, enabled=False):
         u, delta = x.u.to(dtype), step_size(x.delta.to(dtype), x.delta_bias, x.delta_softplus)
@@ -192,15 +185,12 @@ def _scaled(x: Tensor, by: Tensor) -> Tensor:
 
 # The operator.
 
-_COUNT = len(SsdInputs._fields)
-_WITH_GRADIENT = [name for name in SsdInputs._fields if name not in ("delta_softplus", "seq_idx")]
-
 
 def _up(number: int, unit: int) -> int:
     return (number + unit - 1) // unit * unit
 
 
-def saved_shape(x: SsdInputs) -> tuple[int, ...]:
+def saved_shape(x: ScanInputs) -> tuple[int, ...]:
     """The state before each chunk but the first, in the order in which the kernel holds it."""
     (batch, tokens, channels), heads, n = x.u.shape, x.A.shape[0], x.B.shape[3]
     state = _up(channels // heads, native.lanes()) * _up(n, native.ssd_rows())
@@ -208,7 +198,7 @@ def saved_shape(x: SsdInputs) -> tuple[int, ...]:
 
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
-    x, (save, triton) = SsdInputs(*args[:_COUNT]), args[_COUNT:]
+    x, (save, triton) = split_arguments(args)
     expect_rank("u", x.u, "batch, tokens, channels")
     expect_rank("A", x.A, "heads")
     expect_rank("B", x.B, "batch, tokens, groups, n")
@@ -218,55 +208,28 @@ def _outputs(*args: Any) -> tuple[Tensor, ...]:
     return new(x.u, *x.u.shape), new(x.u, *plain), new(x.u, *saved)
 
 
-def _readable(args: tuple[Any, ...]) -> SsdInputs:
-    """As the kernel reads them: any strides, but the last dimension contiguous."""
-    x = SsdInputs(*args[:_COUNT])
-    by_token = {name: rows(getattr(x, name)) for name in ("u", "delta", "B", "C", "z")}
-    return x._replace(**by_token, A=flat(x.A), D=flat(x.D), delta_bias=flat(x.delta_bias))
-
-
 def _kernel(*args: Any) -> tuple[Tensor, ...]:
     y, plain, saved = outputs = _outputs(*args)
-    x = _readable(args)
-    if args[-1]:
-        _check(ScanInputs(*x[:9], seq_idx=x.seq_idx))  # the compiled module checks shapes itself
+    x, (_, triton) = split_arguments(args)
+    x = readable(x)._replace(A=flat(x.A))
+    if triton:
+        _check(x)  # the compiled module checks shapes itself
         _triton.forward(x, y, given(plain), given(saved))
     else:
         native.ssd_forward(x, y, plain, saved, torch.get_num_threads(), None, None)
     return outputs
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-    tensors = (None if isinstance(value, bool) else value for value in inputs[:_COUNT])
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.options = SsdInputs(*inputs[:_COUNT]).delta_softplus, inputs[-1]
-
-
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *inputs, plain, saved = ctx.saved_tensors
-    softplus, triton = ctx.options
-    x = SsdInputs(*inputs)._replace(delta_softplus=softplus)
-    if grads[0] is None:
-        return (None,) * (_COUNT + 2)
-    found = dict(zip(_WITH_GRADIENT, _ssd_backward(*x, plain, saved, grads[0], triton), strict=True))
-    asked = zip(SsdInputs._fields, ctx.needs_input_grad, strict=False)
-    return *(found[name] if need and name in found else None for name, need in asked), None, None
-
-
-def _input_grads(*args: Any) -> tuple[Tensor, ...]:
-    """Memory for the gradients of the inputs; empty for an input that was not given."""
-    x = SsdInputs(*args[:_COUNT])
-    inputs = (getattr(x, name) for name in _WITH_GRADIENT)
-    return tuple(new(x.u, 0) if like is None else new(x.u, *like.shape) for like in inputs)
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * len(ctx.needs_input_grad)
+    return differentiate(ctx, _ssd_backward, [grad])
 
 
 def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
-    plain, saved, grad, triton = args[_COUNT:]
-    found = _input_grads(*args)
-    gradients = SsdInputs(**dict(zip(_WITH_GRADIENT, map(given, found), strict=True)))
-    call = _readable(args), given(flat(plain)), given(flat(saved)), rows(grad), gradients
+    x, (plain, saved, grad, triton) = split_arguments(args)
+    found = input_grads(*args)
+    call = readable(x)._replace(A=flat(x.A)), given(flat(plain)), given(flat(saved)), rows(grad), by_input(found)
     if triton:
         _triton.backward(*call)
     else:
@@ -274,17 +237,15 @@ def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
     return found
 
 
-_INPUTS = arguments(SsdInputs)
 _ssd_backward = define(
-    f"ssd_backward({_INPUTS}, Tensor plain, Tensor saved, Tensor grad, bool triton)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"ssd_backward({ARGUMENTS}, Tensor plain, Tensor saved, Tensor grad, bool triton) -> {GRADIENTS}",
     _backward_kernel,
-    _input_grads,
+    input_grads,
 )
 _ssd = define(
-    f"ssd({_INPUTS}, bool save, bool triton) -> (Tensor y, Tensor plain, Tensor saved)",
+    f"ssd({ARGUMENTS}, bool save, bool triton) -> (Tensor y, Tensor plain, Tensor saved)",
     _kernel,
     _outputs,
-    setup=_setup,
+    setup=lambda ctx, inputs, output: keep(ctx, inputs, output[1:]),
     backward=_backward,
 )

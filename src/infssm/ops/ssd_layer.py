@@ -13,7 +13,8 @@ from torch import Tensor
 
 from infssm.ops.conv import ConvInputs
 from infssm.ops.library import define, native, new, rows
-from infssm.ops.ssd import SsdInputs, saved_shape
+from infssm.ops.scan import ScanInputs
+from infssm.ops.ssd import saved_shape
 
 
 class SsdWeights(NamedTuple):
@@ -46,11 +47,11 @@ def _conv_inputs(projected: Tensor, weights: SsdWeights, inner: int) -> ConvInpu
 
 def _ssd_inputs(
     projected: Tensor, convolved: Tensor, A: Tensor, weights: SsdWeights, inner: int, groups: int
-) -> SsdInputs:
+) -> ScanInputs:
     u, bc = convolved[..., :inner], convolved[..., inner:]
     B, C = torch.unflatten(bc, -1, (2, groups, -1)).unbind(2)
     z, delta = projected[..., :inner], projected[..., projected.shape[-1] - A.shape[0] :]
-    return SsdInputs(u, delta, A, B, C, weights.D, z, weights.dt_bias, True)
+    return ScanInputs(u, delta, A, B, C, weights.D, z, weights.dt_bias, True)
 
 
 def _outputs(projected: Tensor, *args: Any) -> tuple[Tensor, ...]:

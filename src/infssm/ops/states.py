@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infssm.ops.backend import choose, in_float32, is_plain
 from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_rank, expect_shape, split_groups
-from infssm.ops.library import asked_for, define, flat, given, native, new, rows
+from infssm.ops.library import asked_for, define, flat, given, keep, kept, native, new, rows
 from infssm.ops.scan import CHUNK, KernelOutputs, ScanStates, chunk_means, recomputed, split_channels, step_size
 from infssm.ops.triton import states as _triton
 
@@ -81,17 +81,9 @@ def _kernel(*args: Any) -> tuple[Tensor, ...]:
     return outputs
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
-    delta, A, bias, groups, softplus, _, triton = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(delta, A, bias)
-    ctx.options = (groups, softplus)
-    ctx.triton = triton
-
-
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    result = _mean_states_backward(*ctx.saved_tensors, *ctx.options, *grads, ctx.triton)
-    return (*asked_for(ctx, result), None, None, None, None)
+    (*inputs, _, triton), _ = kept(ctx)
+    return asked_for(ctx, _mean_states_backward(*inputs, *grads, triton))
 
 
 def _input_grads(delta: Tensor, A: Tensor, delta_bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
@@ -125,6 +117,6 @@ _mean_states = define(
     " -> (Tensor a, Tensor delta, Tensor zoh)",
     _kernel,
     _outputs,
-    setup=_setup,
+    setup=lambda ctx, inputs, _: keep(ctx, inputs),
     backward=_backward,
 )

@@ -16,23 +16,10 @@ from infssm.errors import ConfigError, NoSSMLayersError
 from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import at_least_float32, beside_checkpoint
 from infssm.ops import ScanInputs, scan, scan_ssd
+from infssm.ssm.probe import ProbeFn, list_probes, probe_of
 from infssm.ssm.probes import mambavision, transformers_mamba, transformers_mamba2
 from infssm.ssm.probes.selective import activation, convolve, masked, packing, raw_states, ssd_inputs
 
-_MAMBA = {
-    "MambaMixer": "transformers.models.mamba.modeling_mamba",
-    "FalconMambaMixer": "transformers.models.falcon_mamba.modeling_falcon_mamba",
-    "JambaMambaMixer": "transformers.models.jamba.modeling_jamba",
-}
-_MAMBA2 = {
-    "Mamba2Mixer": "transformers.models.mamba2.modeling_mamba2",
-    "BambaMixer": "transformers.models.bamba.modeling_bamba",
-    "GraniteMoeHybridMambaLayer": "transformers.models.granitemoehybrid.modeling_granitemoehybrid",
-    "FalconH1Mixer": "transformers.models.falcon_h1.modeling_falcon_h1",
-    "Zamba2MambaMixer": "transformers.models.zamba2.modeling_zamba2",
-    "NemotronHMamba2Mixer": "transformers.models.nemotron_h.modeling_nemotron_h",
-}
-_CLASSES: dict[str, type[nn.Module]] = {}
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -71,6 +58,13 @@ class Fast(SSMMixer):
         cache.update_conv_state(conv_input.transpose(1, 2), self.layer_idx, conv_kernel_size=self.conv_kernel_size)
         cache.update_recurrent_state(state, self.layer_idx)
 
+    def state_parameters(self, which: str) -> list[StateRows]:
+        """The parameters that the layer's probe names."""
+        probe = probe_of(self.original)
+        assert probe is not None
+        assert probe.parameters is not None
+        return probe.parameters(self, which)
+
 
 class FastMamba(Fast):
     """Mamba, FalconMamba and Jamba."""
@@ -91,10 +85,6 @@ class FastMamba(Fast):
         found = scan(inputs, last_state=True)
         self.prefill(cache, x, found.last_state)
         return found.y
-
-    def state_parameters(self, which: str) -> list[StateRows]:
-        """The parameters that the layer's probe names."""
-        return transformers_mamba.parameters(self, which)
 
 
 class FastMamba2(Fast):
@@ -127,18 +117,9 @@ class FastMamba2(Fast):
         mixed: Tensor = mixer.norm(y, gate) if getattr(mixer, "mamba_rms_norm", True) else y * F.silu(gate)
         return mixed
 
-    def state_parameters(self, which: str) -> list[StateRows]:
-        """The parameters that the layer's probe names."""
-        return transformers_mamba2.parameters(self, which)
-
 
 class FastMambaVision(Fast):
     """MambaVision's mixer, whose published forward needs a GPU."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:  # type: ignore[override]
-        """hidden_states: [batch, tokens, width] -> the same shape."""
-        out: Tensor = self.out_proj(self.mix(hidden_states, None, None, None).to(hidden_states.dtype))
-        return out
 
     def mix(self, hidden: Tensor, mask: Tensor | None, seq_idx: Tensor | None, cache: Any) -> Tensor:  # noqa: ARG002
         """One selective scan; the other half of the channels passes beside it."""
@@ -147,39 +128,38 @@ class FastMambaVision(Fast):
         inputs = mambavision.scan_inputs(self, x)._replace(D=at_least_float32(mixer.D))
         return torch.cat([self.run_scans([inputs])[0], mambavision.same_convolution(mixer.conv1d_z, z)], dim=-1)
 
-    def state_parameters(self, which: str) -> list[StateRows]:
-        """The parameters that the layer's probe names."""
-        return mambavision.parameters(self, which)
 
-
-def _fast_vision(cls: type[nn.Module]) -> type[nn.Module]:
-    """The fast subclass of a MambaVision mixer, whose module has a name of its own for every set of weights."""
-    key = f"{cls.__module__}.{cls.__name__}"
-    if key not in _CLASSES:
-        body = {"original": cls, "__module__": __name__, "__doc__": "MambaVision's mixer on our scan."}
-        _CLASSES[key] = type("FastMambaVisionMixer", (FastMambaVision, cls), body)
-    return _CLASSES[key]
+_BASES: dict[ProbeFn, type[Fast]] = {
+    transformers_mamba.probe: FastMamba,
+    transformers_mamba2.probe: FastMamba2,
+    mambavision.probe: FastMambaVision,
+}
+"""The base for all layers that a probe reads."""
+_MADE: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def fast_class(cls: type[nn.Module]) -> type[nn.Module] | None:
     """The fast subclass of exactly this class, or None (a user's own subclass is left alone)."""
-    name = cls.__name__
-    if name == "MambaVisionMixer" and cls.__module__.endswith(("mamba_vision", "modeling_mambavision")):
-        return _fast_vision(cls)
-    for base, modules in ((FastMamba, _MAMBA), (FastMamba2, _MAMBA2)):
-        if modules.get(name) == cls.__module__ and name not in _CLASSES:
-            body = {"original": cls, "__module__": __name__, "__doc__": f"{name} on our scan."}
-            _CLASSES[name] = type(f"Fast{name}", (base, cls), body)
-        if modules.get(name) == cls.__module__:
-            return _CLASSES[name]
-    return None
+    if cls not in _MADE:
+        probe = probe_of(cls)
+        if probe is None or probe.states not in _BASES:
+            return None
+        body = {"original": cls, "__module__": __name__, "__doc__": f"{cls.__name__} on our scan."}
+        _MADE[cls] = type(f"Fast{cls.__name__}", (_BASES[probe.states], cls), body)
+    return _MADE[cls]
+
+
+def _known() -> dict[str, str]:
+    """Class and module of the layers that have a fast subclass."""
+    names = [name.rpartition(".") for name, probe in list_probes().items() if probe.states in _BASES]
+    return {cls: module for module, _, cls in names}
 
 
 def __getattr__(name: str) -> Any:
     """Make ``Fast<Class>`` importable by name, so that accelerated models can be pickled."""
     original = name.removeprefix("Fast")
-    module = _MAMBA.get(original) or _MAMBA2.get(original)
-    if not name.startswith("Fast") or module is None:
+    module = _known().get(original) if name.startswith("Fast") else None
+    if module is None or "*" in module:  # MambaVision's module has a name of its own for every set of weights
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return fast_class(getattr(importlib.import_module(module), original))
 
@@ -199,10 +179,7 @@ def accelerate(model: M) -> M:
             module.__class__ = fast
             swapped += 1
     if not swapped and not any(isinstance(module, Fast) for module in model.modules()):
-        raise NoSSMLayersError(
-            f"{type(model).__name__} has no layer to accelerate; known: {', '.join([*_MAMBA, *_MAMBA2])}, "
-            "MambaVisionMixer"
-        )
+        raise NoSSMLayersError(f"{type(model).__name__} has no layer to accelerate; known: {', '.join(_known())}")
     return model
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from infssm.ops import ScanInputs
 from infssm.ops.scan import step_size
 from infssm.ssm.hidden import walk_states
-from infssm.ssm.space import StateSpace
 
 Score = Literal["output", "last", "magnitude"]
 MOST_UNKNOWNS = 1024
@@ -19,61 +18,45 @@ many, which is half of 64 states. Above it C stays as it is, and training brings
 
 
 class Scores:
-    """Sums over tokens of one scan direction; output, last: [..., n]."""
+    """The sum over tokens of the scores of one scan direction's states, ``[groups, n]``; Mamba has one group."""
 
-    def __init__(self) -> None:
-        self.output: Tensor | float = 0.0
-        self.last: Tensor | float = 0.0
+    def __init__(self, kind: Score) -> None:
+        self.kind = kind
+        self.total = torch.zeros((), dtype=torch.float64)
 
-    def of(self, kind: Score) -> Tensor:
-        """The sums of one score."""
-        found = self.output if kind == "output" else self.last
-        assert isinstance(found, Tensor)
-        return found
-
-    def add_scan(self, x: ScanInputs, mask: Tensor | None) -> None:
-        """Add a selective scan: the energies of all channels' states, averaged over channels; mask: [batch, tokens]."""
+    def add(self, x: ScanInputs, mask: Tensor | None) -> None:
+        """Add the tokens of a scan, the mean over channels that share B and C; mask: [batch, tokens]."""
         # A step size that underflows would make both scores 0 / 0.
         delta = step_size(x.delta, x.delta_bias, x.delta_softplus).clamp_min(1e-12).unsqueeze(-1)
-        gain = (x.B * x.C).square()  # [batch, tokens, n]
+        A = x.A if x.A.ndim == 2 else x.A.unsqueeze(-1)  # Mamba-2 has one transition per head
+        gain = (
+            (x.B * x.C).square() if x.B.ndim == 4 else (x.B * x.C).square().unsqueeze(2)
+        )  # [batch, tokens, groups, n]
         if mask is not None:
-            gain = gain * mask.unsqueeze(-1)
+            gain = gain * mask[..., None, None]
         for t in range(x.u.shape[1]):  # token by token: all of them would be n times as large as the activations
-            exponent, square = delta[:, t] * x.A, delta[:, t].square()  # [batch, channels, n], [batch, channels, 1]
-            output = (square / -torch.expm1(2 * exponent)).mean(1)
-            last = (square / torch.expm1(exponent).square()).mean(1)
-            self.output = self.output + (gain[:, t] * output).sum(0).double()
-            self.last = self.last + (gain[:, t] * last).sum(0).double()
-
-    def add_heads(self, space: StateSpace) -> None:
-        """Add the states of Mamba-2: a: [batch, tokens(, groups), 1]; b, c: [batch, tokens(, groups), n]."""
-        assert space.b is not None
-        a, gain = space.a, (space.c * space.b).square()
-        if gain.ndim == 3:
-            a, gain = a.unsqueeze(2), gain.unsqueeze(2)  # one group
-        if space.mask is not None:
-            gain = gain * space.mask[..., None, None]
-        slow = (1 - a).clamp_min(torch.finfo(a.dtype).eps)  # a rounds to 1 where the step size is tiny
-        self.output = self.output + (gain / (slow * (1 + a))).sum((0, 1)).double()
-        self.last = self.last + (gain / slow.square()).sum((0, 1)).double()
+            exponent, square = delta[:, t] * A, delta[:, t].square()  # [batch, channels, n], [batch, channels, 1]
+            energy = square / (-torch.expm1(2 * exponent) if self.kind == "output" else torch.expm1(exponent).square())
+            mean = torch.unflatten(energy, 1, (gain.shape[2], -1)).mean(2)
+            self.total = self.total.to(mean.device) + (gain[:, t] * mean).sum(0).double()
 
 
 class Refit:
     """Least squares for P [k, n - k]: C_keep + P C_rest reads from the kept states what comes nearest to all states.
 
     The unknown P_ij multiplies C_j h_i, with i kept and j not; the target is the sum of C_l h_l over the rest l. The
-    normal equations need sums over tokens and channels alone.
+    normal equations need sums over tokens and channels alone. P is zero where there are too many unknowns.
     """
 
     def __init__(self, keep: Tensor, n: int) -> None:
-        self.keep = keep
-        self.rest = rest_of(keep, n)
-        self.left: Tensor | float = 0.0
-        self.right: Tensor | float = 0.0
+        self.keep, self.rest = keep, rest_of(keep, n)
+        k, r = len(keep), len(self.rest)
+        self.right = torch.zeros(k, r, dtype=torch.float64, device=keep.device)
+        self.left = self.right.new_zeros(k * k, r * r) if k * r <= MOST_UNKNOWNS else None
 
     def add(self, x: ScanInputs, mask: Tensor | None) -> None:
         """Add the tokens of a scan; mask: [batch, tokens]."""
-        if len(self.keep) * len(self.rest) > MOST_UNKNOWNS:
+        if self.left is None:
             return
         for t, h in walk_states(x):
             c = x.C[:, t, self.rest].double()  # [batch, n - k]
@@ -82,20 +65,22 @@ class Refit:
                 c = c * mask[:, t, None]
             gram, outer = kept.mT @ kept, c.unsqueeze(2) * c.unsqueeze(1)
             wanted = (kept.mT @ (rest @ c.unsqueeze(2))).squeeze(2)  # [batch, k]
-            self.left = self.left + gram.flatten(1).mT @ outer.flatten(1)  # [(i i'), (j j')]
-            self.right = self.right + wanted.mT @ c  # [i, j]
+            self.left += gram.flatten(1).mT @ outer.flatten(1)  # [(i i'), (j j')]
+            self.right += wanted.mT @ c  # [i, j]
 
     def solve(self) -> Tensor:
-        """P; zero where there are too many unknowns."""
-        shape = k, r = len(self.keep), len(self.rest)
-        if not isinstance(self.left, Tensor) or not isinstance(self.right, Tensor):
-            return torch.zeros(shape, dtype=torch.float64, device=self.keep.device)
+        """P."""
+        if self.left is None:
+            return self.right
+        k, r = self.right.shape
         left = self.left.view(k, k, r, r).transpose(1, 2).reshape(k * r, k * r)  # [(i j), (i' j')]
         ridge = 1e-6 * left.diagonal().mean().clamp_min(torch.finfo(left.dtype).tiny)
         solved: Tensor = torch.linalg.solve(left + ridge * torch.eye(k * r).to(left), self.right.flatten())
-        return solved.view(shape)
+        return solved.view(k, r)
 
 
 def rest_of(keep: Tensor, n: int) -> Tensor:
     """The indices below n that are not among ``keep``, in order."""
-    return torch.tensor([i for i in range(n) if i not in set(keep.tolist())], device=keep.device)
+    rest = torch.ones(n, dtype=torch.bool, device=keep.device)
+    rest[keep] = False
+    return rest.nonzero().squeeze(1)

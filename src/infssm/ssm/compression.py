@@ -8,7 +8,7 @@ because all channels share B and C; S4D's channels have systems of their own, an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ from infssm.ssm.calibration import Refit, Score, Scores, rest_of
 from infssm.ssm.distances import distance
 from infssm.ssm.mixers import find_mixers, unwrap
 from infssm.ssm.probe import as_mask
-from infssm.ssm.recorder import Recorder, logits_of, record_states
+from infssm.ssm.recorder import Recorder, logits_of
 from infssm.ssm.space import StateSpace
 
 _SELECTIVE = (MambaMixer, VimMixer)
@@ -129,7 +129,6 @@ def _ways(mixer: Any) -> list[Direction]:
     return mixer.directions() if isinstance(mixer, VimMixer) else [mixer.direction]
 
 
-Adder = Callable[[ScanInputs, "Tensor | None"], None]
 Kept = dict[str, list[Tensor]]
 """By mixer: the indices that are kept, one tensor per direction (Mamba-2: [groups, k]; S4D: [channels, k / 2])."""
 
@@ -137,55 +136,47 @@ Kept = dict[str, list[Tensor]]
 def _choose(model: Backbone, size: int, batches: list[Any], score: Score) -> tuple[Kept, Kept]:
     """What every layer keeps, and how its C takes over the rest (selective layers: [k, n - k] per direction)."""
     mixers: dict[str, Any] = find_mixers(model)
-    selective = [name for name, mixer in mixers.items() if isinstance(mixer, _SELECTIVE)]
-    heads = [name for name, mixer in mixers.items() if isinstance(mixer, Mamba2Mixer)]
-    sums = {name: [Scores() for _ in _ways(mixers[name])] for name in selective} | {name: [Scores()] for name in heads}
-    _count_scans(model, batches, {name: [found.add_scan for found in sums[name]] for name in selective})
-    for batch in batches if heads else ():
-        with torch.no_grad(), record_states(model, b_mode="euler", layers=heads) as spaces:
-            _call(model, batch)
-        for name in heads:
-            sums[name][0].add_heads(spaces[name][0])
+    scans = {name: mixer for name, mixer in mixers.items() if not isinstance(mixer, S4DMixer)}
+    selective = {name: _ways(mixer) for name, mixer in scans.items() if isinstance(mixer, _SELECTIVE)}
+    scores = {name: [_kernel_score(mixer, score)] for name, mixer in mixers.items() if name not in scans}
+    if score == "magnitude":
+        scores |= {name: _weight_scores(mixer) for name, mixer in scans.items()}
+    else:
+        sums = {name: [Scores(score) for _ in selective.get(name, [0])] for name in scans}
+        _count_scans(model, batches, sums)
+        scores |= {name: [found.total for found in directions] for name, directions in sums.items()}
     keep: Kept = {}
-    for name, mixer in mixers.items():
-        if isinstance(mixer, S4DMixer):
-            scores = [_kernel_score(mixer, score)]
-        elif score != "magnitude":
-            scores = [found.of(score) for found in sums[name]]
-        elif isinstance(mixer, Mamba2Mixer):
-            scores = [_weights_of_mamba2(mixer)]
-        else:
-            scores = [_weight_score(way) for way in _ways(mixer)]
-        keep[name] = [_best(found, size // 2 if isinstance(mixer, S4DMixer) else size) for found in scores]
+    for name, found in scores.items():
+        k = size if name in scans else size // 2  # S4D has pairs of states
+        best = [each.topk(k, dim=-1).indices.sort(dim=-1).values for each in found]  # in their old order
+        keep[name] = [each.squeeze(0) for each in best] if name in selective else best
     # A second pass, because the least squares of all states, before those to keep are known, would be far larger.
     refits = {name: [Refit(kept, mixers[name].d_state) for kept in keep[name]] for name in selective}
-    _count_scans(model, batches, {name: [refit.add for refit in found] for name, found in refits.items()})
+    _count_scans(model, batches, refits)
     return keep, {name: [refit.solve() for refit in found] for name, found in refits.items()}
 
 
-def _count_scans(model: Backbone, batches: list[Any], adders: Mapping[str, list[Adder]]) -> None:
-    """Run the batches and hand every scan, with the padding of its tokens, to the function of its direction."""
+def _count_scans(model: Backbone, batches: list[Any], counters: Mapping[str, Sequence[Any]]) -> None:
+    """Run the batches and add every scan, with the padding of its tokens, to `Scores` or `Refit` of its direction."""
     mixers: dict[str, Any] = find_mixers(model)
+
+    def hook(found: Sequence[Any], mask: Tensor | None) -> Callable[[ScanInputs], None]:
+        order = iter(found)  # a mixer scans one direction after the other
+
+        def add(x: ScanInputs) -> None:
+            next(order).add(x, mask)
+
+        return add
+
     with torch.no_grad():
-        for batch in batches if adders else ():
-            mask = _mask(batch)
-            for name, functions in adders.items():
-                mixers[name].scan_hook = _Counter(functions, mask)
+        for batch in batches if counters else ():
             try:
+                for name, found in counters.items():
+                    mixers[name].scan_hook = hook(found, _mask(batch))
                 _call(model, batch)
             finally:
-                for name in adders:
+                for name in counters:
                     mixers[name].scan_hook = None
-
-
-class _Counter:
-    """A hook on a mixer's scans, which run one direction after the other."""
-
-    def __init__(self, functions: list[Adder], mask: Tensor | None) -> None:
-        self.functions, self.mask = iter(functions), mask
-
-    def __call__(self, x: ScanInputs) -> None:
-        next(self.functions)(x, self.mask)
 
 
 def _kernel_score(mixer: S4DMixer, score: Score) -> Tensor:
@@ -198,25 +189,14 @@ def _kernel_score(mixer: S4DMixer, score: Score) -> Tensor:
         return gain / (1 - a.abs().square()) if score == "output" else gain / (1 - a.abs()).square()
 
 
-def _weight_score(way: Direction) -> Tensor:
-    _, b, c = torch.split(way.x_proj.weight.detach(), [way.dt_proj.in_features, *[way.A_log.shape[1]] * 2])
-    return _lengths(b) * _lengths(c)
-
-
-def _weights_of_mamba2(mixer: Mamba2Mixer) -> Tensor:
-    start, width = 2 * mixer.d_inner, mixer.ngroups * mixer.d_state
-    rows = _lengths(mixer.in_proj.weight.detach()[start : start + 2 * width])
-    b, c = rows.view(2, mixer.ngroups, mixer.d_state).unbind(0)
-    return b * c
-
-
-def _lengths(rows: Tensor) -> Tensor:
-    return rows.square().sum(1).sqrt()
-
-
-def _best(score: Tensor, k: int) -> Tensor:
-    """Indices [..., k] of the largest scores, in their old order."""
-    return score.topk(k, dim=-1).indices.sort(dim=-1).values
+def _weight_scores(mixer: Any) -> list[Tensor]:
+    """Length of B's row times that of C's for every state, ``[groups, n]`` for each direction."""
+    if isinstance(mixer, Mamba2Mixer):
+        start, groups = 2 * mixer.d_inner, mixer.ngroups
+        rows = [mixer.in_proj.weight[start : start + 2 * groups * mixer.d_state].view(2, groups, mixer.d_state, -1)]
+    else:
+        rows = [way.x_proj.weight[way.dt_proj.in_features :].view(2, 1, mixer.d_state, -1) for way in _ways(mixer)]
+    return [found.detach().square().sum(-1).sqrt().prod(0) for found in rows]
 
 
 def _smaller(model: Backbone, size: int, keep: Kept, refits: Kept) -> Backbone:

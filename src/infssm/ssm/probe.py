@@ -127,6 +127,15 @@ def refuse_layer(name: str, reason: str) -> None:
     _PROBES[name] = Probe(states, refusal=reason)
 
 
+def refuse_generation(is_generating: bool) -> None:
+    """Refuse a step of cached generation, whose state before it a probe does not see."""
+    if is_generating:
+        raise ConfigError(
+            "states cannot be recorded while generating from a cache; call the model with use_cache=False, or without "
+            "inference_params"
+        )
+
+
 def check_options(inputs: MixerInputs, layer: str) -> None:
     """Refuse options of selective layers for a layer that has no step size."""
     if inputs.options.b_mode != "raw":
@@ -152,14 +161,15 @@ def describe_probe(name: str) -> str:
 
 def probe_for(module: nn.Module) -> Probe | None:
     """The probe of the module's class or of the nearest of its bases, or None."""
-    for cls in type(module).__mro__:
-        name = qualified_name(cls)
-        if name in _PROBES:
-            return _PROBES[name]
-        for pattern, probe in _PROBES.items():
-            if "*" in pattern and fnmatchcase(name, pattern):
-                return probe
-    return None
+    return next((found for cls in type(module).__mro__ if (found := probe_of(cls)) is not None), None)
+
+
+def probe_of(cls: type) -> Probe | None:
+    """The probe of exactly this class, or None."""
+    name = qualified_name(cls)
+    if name in _PROBES:
+        return _PROBES[name]
+    return next((found for key, found in _PROBES.items() if "*" in key and fnmatchcase(name, key)), None)
 
 
 def load_entry_points() -> None:

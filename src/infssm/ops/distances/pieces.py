@@ -55,7 +55,11 @@ class Pieces(torch.autograd.Function):
         """Values, and with them the slopes that the backward pass needs."""
         needs = [bool(need) for need in ctx.needs_input_grad[2:]]
         split = [None if x is None else torch.split(x.detach(), size) for x in tensors]
-        results = [_piece(fn, [x and x[i] for x in split], needs) for i in range(len(split[0] or ()))]
+        results = []
+        for i in range(len(split[0] or ())):
+            parts: list[Any] = [x and x[i] for x in split]
+            leaves = [x.requires_grad_() if need else x for x, need in zip(parts, needs, strict=True)]
+            results.append(value_and_slopes(fn, leaves, needs))
         values, grads = zip(*results, strict=True)
         ctx.save_for_backward(*(None if g[0] is None else torch.cat(g) for g in zip(*grads, strict=True)))
         return torch.cat(values)
@@ -68,12 +72,6 @@ class Pieces(torch.autograd.Function):
             None if x is None else (x * grad.view(-1, *[1] * (x.ndim - 1))).to(x.dtype) for x in ctx.saved_tensors
         )
         return None, None, *slopes
-
-
-def _piece(fn: Callable[..., Tensor], tensors: list[Any], needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
-    """Values of one piece and their gradient by each of its tensors."""
-    leaves = [x.requires_grad_() if need else x for x, need in zip(tensors, needs, strict=True)]
-    return value_and_slopes(fn, leaves, needs)
 
 
 def value_and_slopes(

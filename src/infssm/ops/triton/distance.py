@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.ops.arc import squared_arc
+from infssm.ops.distances.lattice import squared_arc
 from infssm.ops.triton._launch import power_of_two, run
 
 # Tokens of a program, one per lane of a warp.

@@ -11,7 +11,7 @@ from infssm.ops.library import new
 from infssm.ops.triton._launch import arranged, power_of_two, run, strides
 
 if TYPE_CHECKING:
-    from infssm.ops.ssd import SsdInputs
+    from infssm.ops.scan import ScanInputs
 
 # Tokens of a chunk, the most states and channels of a tile, and warps: as large as the registers hold. The least of any
 # that a product of matrices takes, and elements of the state that one program carries from chunk to chunk.
@@ -24,7 +24,7 @@ def rows(tokens: int) -> int:
     return _tile(tokens, _ROWS)
 
 
-def saved_shape(x: SsdInputs) -> tuple[int, ...]:
+def saved_shape(x: ScanInputs) -> tuple[int, ...]:
     """The state before each chunk: [batch, chunks, heads, n, head size]."""
     (batch, tokens, channels), heads = x.u.shape, x.A.shape[0]
     return batch, -(-tokens // rows(tokens)), heads, x.B.shape[3], channels // heads
@@ -37,7 +37,7 @@ def _tile(count: int, most: int) -> int:
 class _Launch:
     """The inputs by the names of the kernels' parameters, how they are cut, and the kernels' constants."""
 
-    def __init__(self, x: SsdInputs) -> None:
+    def __init__(self, x: ScanInputs) -> None:
         self.shape = saved_shape(x)
         batch, chunks, heads, n, size = self.shape
         self.groups, self.like = x.B.shape[2], x.u
@@ -86,7 +86,7 @@ class _Launch:
         self.run(carry, programs, REVERSE=back, COLS=_CARRIED, **own)
 
 
-def forward(x: SsdInputs, y: Tensor, plain: Tensor | None, saved: Tensor | None) -> None:
+def forward(x: ScanInputs, y: Tensor, plain: Tensor | None, saved: Tensor | None) -> None:
     """Fill y, and y before skip and gate and the state before each chunk where they are asked for."""
     from infssm.ops.triton.kernels.ssd import outputs as kernel
 
@@ -97,7 +97,7 @@ def forward(x: SsdInputs, y: Tensor, plain: Tensor | None, saved: Tensor | None)
     launch.run(kernel, programs, similar=launch.similarities(), states=states, y=y, plain=plain)
 
 
-def backward(x: SsdInputs, plain: Tensor | None, saved: Tensor, grad: Tensor, found: SsdInputs) -> None:
+def backward(x: ScanInputs, plain: Tensor | None, saved: Tensor, grad: Tensor, found: ScanInputs) -> None:
     """Fill the gradients of the inputs that are not None from that of y."""
     from infssm.ops.triton.kernels import ssd_backward as kernels
 

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
-from infssm.ssm.probe import MixerInputs, ProbeFn, as_mask, check_options, register_probe
+from infssm.ssm.probe import MixerInputs, ProbeFn, as_mask, check_options, refuse_generation, register_probe
 from infssm.ssm.probes.gated_delta import two_states, unit
 from infssm.ssm.probes.kimi_delta import delta_rule
 from infssm.ssm.probes.rotary import rotated
@@ -48,10 +47,7 @@ def _inputs(inputs: MixerInputs, layer: str) -> tuple[Tensor, Tensor | None, Ten
     check_options(inputs, layer)
     hidden, mask = inputs.get(0, "hidden_states"), inputs.get(1, "attention_mask")
     cache = inputs.get(2, "past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ConfigError(
-            "states cannot be recorded while generating from a cache; call the model with use_cache=False"
-        )
+    refuse_generation(cache is not None and cache.get_seq_length() > 0)
     return masked(hidden, mask), mask, packing(hidden, inputs.kwargs)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
-from infssm.ssm.probe import MixerInputs, as_mask, register_probe
+from infssm.ssm.probe import MixerInputs, as_mask, refuse_generation, register_probe
 from infssm.ssm.probes.rotary import rotated
 from infssm.ssm.probes.selective import project
 from infssm.ssm.space import StateSpace
@@ -64,8 +64,8 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """
     if inputs.options.b_mode != "raw" or not inputs.options.include_dt_bias:
         raise ConfigError("Mamba-3 records its own discretisation; use b_mode='raw' and include_dt_bias=True")
-    if (cache := inputs.kwargs.get("inference_params")) is not None and cache.seqlen_offset > 0:
-        raise ConfigError("states cannot be recorded while generating; call the model without inference_params")
+    cache = inputs.kwargs.get("inference_params")
+    refuse_generation(cache is not None and cache.seqlen_offset > 0)
     hidden: Any = inputs.args[0] if inputs.args else inputs.kwargs.get("u", inputs.kwargs.get("hidden_states"))
     inner, heads, groups, n = _sizes(mixer)
     rank = mixer.mimo_rank if mixer.is_mimo else 1

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
-from infssm.ssm.probe import MixerInputs, register_probe
+from infssm.ssm.probe import MixerInputs, refuse_generation, register_probe
 from infssm.ssm.probes.selective import (
     convolve,
     packing,
@@ -26,8 +25,7 @@ from infssm.ssm.space import StateSpace
 
 def _input(inputs: MixerInputs, name: str) -> torch.Tensor:
     cache = inputs.kwargs.get("inference_params")
-    if cache is not None and cache.seqlen_offset > 0:
-        raise ConfigError("states cannot be recorded while generating; call the model without inference_params")
+    refuse_generation(cache is not None and cache.seqlen_offset > 0)
     x: torch.Tensor = inputs.get(0, name)
     return x
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
-from infssm.ssm.probe import MixerInputs, as_mask, check_options, register_probe
+from infssm.ssm.probe import MixerInputs, as_mask, check_options, refuse_generation, register_probe
 from infssm.ssm.probes.selective import masked, project
 from infssm.ssm.space import StateSpace
 
@@ -28,15 +27,9 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """One fixed pole per head: a: [batch, tokens, heads, 1]; b, c: [batch, tokens, heads, head_dim]."""
     check_options(inputs, "lightning attention")
-    hidden, mask, cache = (
-        inputs.get(0, "hidden_states"),
-        inputs.get(2, "attention_mask"),
-        inputs.get(3, "past_key_values"),
-    )
-    if cache is not None and cache.get_linear_cache(mixer.layer_idx) is not None:
-        raise ConfigError(
-            "states cannot be recorded while generating from a cache; call the model with use_cache=False"
-        )
+    hidden, mask = inputs.get(0, "hidden_states"), inputs.get(2, "attention_mask")
+    cache = inputs.get(3, "past_key_values")
+    refuse_generation(cache is not None and cache.get_linear_cache(mixer.layer_idx) is not None)
     qkv = masked(mixer.act_fn(project(mixer.qkv_proj, hidden)), mask)
     q, k, _ = torch.unflatten(qkv, -1, (mixer.num_attention_heads, -1)).chunk(3, dim=-1)
     gamma = torch.exp(-at_least_float32(mixer.slope_rate)).view(-1, 1)

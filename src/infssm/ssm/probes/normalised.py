@@ -10,14 +10,11 @@ from typing import Any
 
 import torch
 
-from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
-from infssm.ssm.probe import MixerInputs, check_options, register_probe
+from infssm.ssm.probe import MixerInputs, check_options, refuse_generation, register_probe
 from infssm.ssm.probes.selective import project
 from infssm.ssm.space import StateSpace
-
-_GENERATING = "states cannot be recorded while generating from a state; call the model with use_cache=False"
 
 
 def rwkv4_parameters(mixer: Any, which: str) -> list[StateRows]:
@@ -37,8 +34,7 @@ def rwkv4(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """
     check_options(inputs, "RWKV-4")
     hidden = at_least_float32(inputs.get(0, "hidden"))
-    if inputs.get(1, "state") is not None and hidden.shape[1] == 1:
-        raise ConfigError(_GENERATING)
+    refuse_generation(inputs.get(1, "state") is not None and hidden.shape[1] == 1)
     mix = at_least_float32(mixer.time_mix_key)
     key = project(mixer.key, hidden * mix + mixer.time_shift(hidden) * (1 - mix))
     decay = torch.exp(-torch.exp(at_least_float32(mixer.time_decay))).expand(key.shape)
@@ -62,8 +58,7 @@ def mlstm(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """One pole per head for numerator and normaliser: a: [batch, tokens, heads, 1]; b, c: [..., heads, head_dim]."""
     check_options(inputs, "mLSTM")
     x = inputs.get(0, "x")
-    if inputs.get(1, "state") is not None and x.shape[1] == 1:
-        raise ConfigError(_GENERATING)
+    refuse_generation(inputs.get(1, "state") is not None and x.shape[1] == 1)
     heads, cap = mixer.config.num_heads, mixer.config.gate_soft_cap
     if mixer.config.weight_mode == "fused":
         q, k = project(mixer.qkv_opreact, x, slice(0, 2 * mixer.qk_dim)).chunk(2, dim=-1)

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
-from infssm.ssm.probe import MixerInputs, check_options, register_probe
+from infssm.ssm.probe import MixerInputs, check_options, refuse_generation, register_probe
 from infssm.ssm.space import StateSpace
 
 
@@ -31,10 +30,7 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """One state per channel: a, b, c: [batch, tokens, channels, 1]."""
     check_options(inputs, "RG-LRU")
     x, positions = at_least_float32(inputs.get(0, "activations")), inputs.get(1, "position_ids")
-    if x.shape[1] == 1 and bool((positions > 0).all()):
-        raise ConfigError(
-            "states cannot be recorded while generating from a cache; call the model with use_cache=False"
-        )
+    refuse_generation(x.shape[1] == 1 and bool((positions > 0).all()))
     # -8 is fixed in the layer, too.
     log_a = -8.0 * _gate(mixer, "recurrent", x) * F.softplus(at_least_float32(mixer.recurrent_param))
     # The gradient of the square root is infinite at a = 1; the layer clips it as well.

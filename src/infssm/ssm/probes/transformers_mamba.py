@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.ops import ScanInputs
-from infssm.ssm.probe import MixerInputs, register_probe
+from infssm.ssm.probe import MixerInputs, refuse_generation, register_probe
 from infssm.ssm.probes.selective import (
     activation,
     convolve,
@@ -39,10 +38,7 @@ def norms_of(mixer: Any) -> tuple[Any, Any, Any]:
 def mixer_input(mixer: Any, inputs: MixerInputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The hidden states [batch, tokens, width], padding mask and packing a transformers mixer was called with."""
     cache = inputs.get(1, "cache_params")
-    if cache is not None and cache.has_previous_state(mixer.layer_idx):
-        raise ConfigError(
-            "states cannot be recorded while generating from a cache; call the model with use_cache=False"
-        )
+    refuse_generation(cache is not None and cache.has_previous_state(mixer.layer_idx))
     mask = inputs.get(2, "attention_mask")
     hidden = inputs.get(0, "hidden_states")
     return masked(hidden, mask), mask, packing(hidden, inputs.kwargs)
