@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from infssm.data import Recipe, TaskStream, load_dataset, make_loader, make_recipe, make_split
+from infssm.data import ImageLoader, Recipe, TaskStream, load_dataset, make_recipe, make_split
 from infssm.data.images import FileImages
 from infssm.models import create_model
 
@@ -45,7 +45,7 @@ def make_folder(root: Path, count: int, width: int) -> Path:
 
 def epoch(stream: TaskStream, recipe: Recipe, batch: int, workers: int) -> float:
     """Images per second of one epoch."""
-    loader = make_loader(stream[0], recipe=recipe, batch_size=batch, num_workers=workers)
+    loader = ImageLoader(stream[0], recipe=recipe, batch_size=batch, num_workers=workers)
     start = time.perf_counter()
     images = sum(len(x) for x, _ in loader)
     return images / (time.perf_counter() - start)

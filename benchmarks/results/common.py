@@ -100,7 +100,7 @@ def _trains_task0(method: str) -> bool:
 
 
 def _validation_aa(path: Path) -> float:
-    from infssm.bench.studies.run import TrainedRun, _fabric
+    from infssm.bench.studies.study import TrainedRun, _fabric
     from infssm.learner.evaluate import evaluate
     from infssm.learner.modeling import load_weights
 

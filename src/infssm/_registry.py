@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from infssm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
 
 T = TypeVar("T")
 
@@ -24,6 +29,37 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
+
+
+def check_options(
+    what: str, function: Callable[..., Any], options: Mapping[str, Any], config: ConfigDict | None = None
+) -> dict[str, Any]:
+    """Options converted to the types of a function's keyword-only parameters; ConfigError for those that do not fit.
+
+    What a ``partial`` sets already is no option. ``config`` is pydantic's, for the conversion of values.
+    """
+    from pydantic import TypeAdapter, ValidationError  # here, because it takes a quarter of a second
+
+    fixed: Collection[str] = ()
+    if isinstance(function, partial):
+        fixed, function = function.keywords.keys(), function.func
+    parameters = inspect.signature(function).parameters
+    known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key not in fixed]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):  # annotations that only a type checker can resolve
+        hints = {}
+    checked = {}
+    for key, value in options.items():
+        if key not in known and not takes_any:
+            raise ConfigError(f"{what} has no option {shorten(repr(key))}{suggest(key, known)}")
+        try:
+            checked[key] = TypeAdapter(hints.get(key, Any), config=config).validate_python(value)
+        except ValidationError as error:
+            reason = shorten(error.errors()[0]["msg"])
+            raise ConfigError(f"{what}: {key}={shorten(repr(value))}: {reason}") from None
+    return checked
 
 
 def load_plugins(group: str, known: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from infssm.bench.presets import estimates as _estimate
+from infssm.bench import timing as _estimate
 from infssm.cli.app import invoke
 
 

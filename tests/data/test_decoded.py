@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from infssm.data import FileImages, TaskStream, decoded, load_dataset, loader, make_loader, make_recipe, make_split
+from infssm.data import FileImages, ImageLoader, TaskStream, decoded, load_dataset, loader, make_recipe, make_split
 from infssm.data.decoded import DecodedStore, open_store
 from infssm.data.images import to_raw
 from tests.compare import identical
@@ -55,9 +55,9 @@ def test_worker_processes_fill_one_store(tmp_path, cache, monkeypatch):
     dataset = load_dataset(str(make_folder(tmp_path / "mine")))
     stream = TaskStream(dataset, make_split(dataset), 1)
     recipe = make_recipe("light", dataset, size=8)
-    batches = [list(make_loader(stream[0], recipe=recipe, batch_size=3, num_workers=w)) for w in (2, 0)]
+    batches = [list(ImageLoader(stream[0], recipe=recipe, batch_size=3, num_workers=w)) for w in (2, 0)]
     reads = count_reads(monkeypatch)
-    batches.append(list(make_loader(stream[0], recipe=recipe, batch_size=3)))
+    batches.append(list(ImageLoader(stream[0], recipe=recipe, batch_size=3)))
     assert reads == []
     for other in batches[1:]:
         assert all(identical(a.x, b.x) for a, b in zip(batches[0], other, strict=True))
@@ -79,7 +79,7 @@ def test_processes_start_where_they_pay(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
 
     def epoch(workers=None):
-        return list(make_loader(stream[0], recipe=recipe, batch_size=3, num_workers=workers))
+        return list(ImageLoader(stream[0], recipe=recipe, batch_size=3, num_workers=workers))
 
     few = epoch()
     for file in cache.iterdir():
@@ -137,7 +137,7 @@ def test_stores_are_bounded(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(decoded, "_LARGEST", 12 * (4 + 3 * 8 * 8))
     assert open_store("abc", 12, 8) is not None
     assert open_store("abc", 12, 9) is None
-    monkeypatch.setattr(decoded, "_ALTOGETHER", 2 * 12 * (4 + 3 * 8 * 8))
+    monkeypatch.setattr(decoded, "_TOTAL", 2 * 12 * (4 + 3 * 8 * 8))
     (cache / "mine.txt").write_text("not ours")
     stores = []
     for size in (6, 7, 8):

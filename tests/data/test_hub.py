@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from infssm.data import TaskStream, load_dataset, make_loader, make_split
+from infssm.data import ImageLoader, TaskStream, load_dataset, make_split
 from infssm.errors import ConfigError, DataError
 
 
@@ -45,7 +45,7 @@ def test_images_with_labels_and_domains(tmp_path):
     assert reds == [0, 19, 100, 107]
     assert dataset.images.raw([3, 20], 4)[:, 0, 0, 0].tolist() == [3, 100]
     stream = TaskStream(dataset, make_split(dataset), 2)
-    x, y = next(iter(make_loader(stream[0], recipe="light", batch_size=4)))
+    x, y = next(iter(ImageLoader(stream[0], recipe="light", batch_size=4)))
     assert x.shape[:2] == (4, 3)
     assert set(y.tolist()) == {0}
     assert load_dataset(name).fingerprint != dataset.fingerprint
@@ -109,7 +109,7 @@ def test_bad_names_and_columns(tmp_path, monkeypatch):
     name = save(tmp_path / "pets", train=image_table(4))
     with pytest.raises(ConfigError, match="no column 'colour' of type ClassLabel; it has what"):
         load_dataset(name, label="colour")
-    with pytest.raises(ConfigError, match="has no option 'size'; it has image, label"):
+    with pytest.raises(ConfigError, match="has no option 'size'; known: domain, image, label"):
         load_dataset(name, size=3)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="cannot load"):
@@ -125,5 +125,5 @@ def test_bad_names_and_columns(tmp_path, monkeypatch):
 def test_own_folders_refuse_unknown_options(tmp_path):
     (tmp_path / "a").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "a" / "0.png")
-    with pytest.raises(ConfigError, match="has no option 'colour'; it has max_classes"):
+    with pytest.raises(ConfigError, match="has no option 'colour'; known: max_classes"):
         load_dataset(str(tmp_path), colour=1)

@@ -124,7 +124,7 @@ def test_labels_that_are_timestamps(tmp_path):
 def test_options_of_another_type_are_refused(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_text("words " * 100)
-    with pytest.raises(ConfigError, match=r"data\.options\.length='abc' of 'text:.*valid integer"):
+    with pytest.raises(ConfigError, match=r"data set 'text:.* \(data\.options\): length='abc': .*valid integer"):
         load_dataset(f"text:{tmp_path}", length="abc")
     assert len(load_dataset(f"text:{tmp_path}", length="60")) == 10
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from infssm._processes import Share
 from infssm.data import (
+    ImageLoader,
     PerImageRecipe,
     TaskStream,
     load_dataset,
-    make_loader,
     make_mixing,
     make_recipe,
     make_split,
@@ -68,7 +68,7 @@ def file_stream(tmp_path):
 def test_a_training_epoch_holds_every_picture_once_with_its_label():
     stream = fake_stream()
     task = stream[1]
-    batches = list(make_loader(task, recipe="none", batch_size=16, seed=1))
+    batches = list(ImageLoader(task, recipe="none", batch_size=16, seed=1))
     index = torch.cat([b.index for b in batches])
     assert sorted(index.tolist()) == sorted(task.train.indices.tolist())
     assert index.tolist() != task.train.indices.tolist()
@@ -87,7 +87,7 @@ def test_a_training_epoch_holds_every_picture_once_with_its_label():
 def test_evaluation_goes_in_order_without_augmentation():
     stream = fake_stream()
     recipe = make_recipe("light", stream.dataset)
-    batches = list(make_loader(stream[0], "test", recipe=recipe, batch_size=7))
+    batches = list(ImageLoader(stream[0], "test", recipe=recipe, batch_size=7))
     index = torch.cat([b.index for b in batches])
     assert index.tolist() == stream[0].test.indices.tolist()
     assert_rounding(torch.cat([b.x for b in batches]), recipe.eval(stream.dataset.images.pixels[index]))
@@ -95,7 +95,7 @@ def test_evaluation_goes_in_order_without_augmentation():
 
 def test_epoch_seed_task_and_part_change_order_and_augmentation():
     stream = fake_stream()
-    make = lambda task=0, **options: list(make_loader(stream[task], recipe="light", batch_size=16, **options))  # noqa: E731
+    make = lambda task=0, **options: list(ImageLoader(stream[task], recipe="light", batch_size=16, **options))  # noqa: E731
     first = make(seed=0, epoch=0)
     same(first, make(seed=0, epoch=0))
     for options in ({"epoch": 1}, {"seed": 1}):
@@ -114,12 +114,12 @@ def test_global_generators_neither_matter_nor_move(file_stream):
     ):
         torch.manual_seed(0)
         random.seed(0)
-        first = list(make_loader(stream[0], recipe=recipe, batch_size=4))
+        first = list(ImageLoader(stream[0], recipe=recipe, batch_size=4))
         state = torch.get_rng_state(), random.getstate()
         torch.manual_seed(1)
         random.seed(1)
         moved = torch.get_rng_state(), random.getstate()
-        same(first, list(make_loader(stream[0], recipe=recipe, batch_size=4)))
+        same(first, list(ImageLoader(stream[0], recipe=recipe, batch_size=4)))
         assert identical(torch.get_rng_state(), moved[0])
         assert random.getstate() == moved[1]
         assert not identical(state[0], moved[0])
@@ -139,8 +139,8 @@ def test_workers_do_not_change_batches(file_stream, batched):
         "with_raw": True,
         "mixing": make_mixing(4, "deit", label_smoothing=0.1),
     }
-    alone = list(make_loader(file_stream[0], **options))
-    same(alone, list(make_loader(file_stream[0], num_workers=2, **options)))
+    alone = list(ImageLoader(file_stream[0], **options))
+    same(alone, list(ImageLoader(file_stream[0], num_workers=2, **options)))
     assert alone[0].raw.shape == (6, 3, recipe.raw_size, recipe.raw_size)
     assert alone[0].x.shape == (6, 3, recipe.size, recipe.size)
 
@@ -149,8 +149,8 @@ def test_workers_do_not_change_batches(file_stream, batched):
 def test_going_on_inside_an_epoch(skip):
     stream = fake_stream()
     options = {"recipe": "light", "batch_size": 8, "mixing": make_mixing(4, "deit")}
-    whole = make_loader(stream[0], **options)
-    rest = make_loader(stream[0], skip_batches=skip, **options)
+    whole = ImageLoader(stream[0], **options)
+    rest = ImageLoader(stream[0], skip_batches=skip, **options)
     assert len(rest) == max(0, len(whole) - skip)
     same(list(whole)[skip:], list(rest))
 
@@ -165,9 +165,9 @@ def test_ranks_share_the_batches_of_one_process(mix, world):
         "mixing": make_mixing(4, "deit", label_smoothing=0.1) if mix else None,
         "with_raw": True,
     }
-    alone = list(make_loader(stream[0], batch_size=4 * world, drop_last=True, **options))
+    alone = list(ImageLoader(stream[0], batch_size=4 * world, drop_last=True, **options))
     ranks = [
-        list(make_loader(stream[0], batch_size=4, drop_last=True, share=Share(r, world), **options))
+        list(ImageLoader(stream[0], batch_size=4, drop_last=True, share=Share(r, world), **options))
         for r in range(world)
     ]
     assert {len(batches) for batches in ranks} == {len(alone)}
@@ -221,25 +221,25 @@ def test_validation_is_augmented_where_the_recipe_says_so():
     plain = make_recipe("light", stream.dataset)
     authors = make_recipe("light", stream.dataset, val_transform="train")
     pixels = stream.dataset.images.pixels[stream[0].val.indices]
-    [quiet] = make_loader(stream[0], "val", recipe=plain, batch_size=64)
-    [loud] = make_loader(stream[0], "val", recipe=authors, batch_size=64)
+    [quiet] = ImageLoader(stream[0], "val", recipe=plain, batch_size=64)
+    [loud] = ImageLoader(stream[0], "val", recipe=authors, batch_size=64)
     assert_rounding(quiet.x, plain.eval(pixels))
     assert identical(loud.index, quiet.index)
     assert not identical(loud.x, quiet.x)
-    [tested] = make_loader(stream[0], "test", recipe=authors, batch_size=64)
+    [tested] = ImageLoader(stream[0], "test", recipe=authors, batch_size=64)
     assert_rounding(tested.x, plain.eval(stream.dataset.images.pixels[tested.index]))
 
 
 def test_raw_pictures_are_those_before_augmentation():
     stream = fake_stream()
     for recipe in (make_recipe("light", stream.dataset), jitter_recipe()):
-        for batch in make_loader(stream[0], recipe=recipe, batch_size=16, with_raw=True):
+        for batch in ImageLoader(stream[0], recipe=recipe, batch_size=16, with_raw=True):
             assert identical(batch.raw, stream.dataset.images.pixels[batch.index])
 
 
 def test_batches_move_to_a_device():
     stream = fake_stream()
-    batch = next(iter(make_loader(stream[0], recipe="light", batch_size=8, mixing=make_mixing(4, "deit"))))
+    batch = next(iter(ImageLoader(stream[0], recipe="light", batch_size=8, mixing=make_mixing(4, "deit"))))
     moved = batch.to("meta")
     assert moved.x.is_meta
     assert moved.y.is_meta
@@ -258,26 +258,26 @@ def test_an_unreadable_picture_is_named_also_from_a_worker(tmp_path, workers):
     bad = dataset.images.paths[stream[0].train.indices[0]]
     (tmp_path / bad).write_bytes(b"junk")
     with pytest.raises(DataError, match=rf"^cannot read the image .*{bad}"):
-        list(make_loader(stream[0], recipe=make_recipe("light", dataset, size=8), batch_size=4, num_workers=workers))
+        list(ImageLoader(stream[0], recipe=make_recipe("light", dataset, size=8), batch_size=4, num_workers=workers))
 
 
 def test_bad_options():
     task = fake_stream()[0]
     with pytest.raises(ConfigError, match="unknown part 'dev'"):
-        make_loader(task, "dev", recipe="light", batch_size=4)
+        ImageLoader(task, "dev", recipe="light", batch_size=4)
     with pytest.raises(ConfigError, match="batch size must be even, got 5"):
-        make_loader(task, recipe="light", batch_size=5, mixing=make_mixing(4, "deit"))
+        ImageLoader(task, recipe="light", batch_size=5, mixing=make_mixing(4, "deit"))
     with pytest.raises(ConfigError, match="shuffled training batches"):
-        make_loader(task, "val", recipe="light", batch_size=4, mixing=make_mixing(4, "deit"))
+        ImageLoader(task, "val", recipe="light", batch_size=4, mixing=make_mixing(4, "deit"))
     with pytest.raises(ConfigError, match="no process 2 among 2"):
-        make_loader(task, recipe="light", batch_size=4, share=Share(2, 2))
+        ImageLoader(task, recipe="light", batch_size=4, share=Share(2, 2))
     with pytest.raises(ConfigError, match="batches of 0"):
-        make_loader(task, recipe="light", batch_size=0)
+        ImageLoader(task, recipe="light", batch_size=0)
 
 
 def test_the_only_batch_is_never_dropped():
     task = fake_stream()[0]
-    assert len(make_loader(task, recipe="light", batch_size=1000, drop_last=True)) == 1
+    assert len(ImageLoader(task, recipe="light", batch_size=1000, drop_last=True)) == 1
 
 
 def test_files_are_read_once_per_picture(file_stream, monkeypatch, tmp_path):
@@ -286,5 +286,5 @@ def test_files_are_read_once_per_picture(file_stream, monkeypatch, tmp_path):
     original = FileImages.pil
     monkeypatch.setattr(FileImages, "pil", lambda self, index, size: reads.append(index) or original(self, index, size))
     recipe = make_recipe("light", file_stream.dataset, size=8)
-    list(make_loader(file_stream[0], recipe=recipe, batch_size=4, with_raw=True))
+    list(ImageLoader(file_stream[0], recipe=recipe, batch_size=4, with_raw=True))
     assert sorted(reads) == sorted(file_stream[0].train.indices.tolist())

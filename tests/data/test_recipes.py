@@ -13,7 +13,7 @@ from PIL import Image
 from infssm.data import LightRecipe, Stats, StrongRecipe, load_dataset, make_recipe, strong_recipe
 from infssm.data.images import to_pil, to_raw
 from infssm.data.recipes import CIFAR100, IMAGENET, deit_recipe
-from infssm.data.recipes.recipe import _crop, grey, turn_hue
+from infssm.data.strong import _crop, grey, turn_hue
 from infssm.errors import ConfigError
 from tests.compare import assert_rounding, identical
 

@@ -15,12 +15,12 @@ from infssm._processes import Share
 from infssm.data import (
     ArraySequences,
     Dataset,
+    ImageLoader,
+    SequenceLoader,
     TaskStream,
     Tokens,
     fetch,
     load_dataset,
-    make_loader,
-    make_sequence_loader,
     make_split,
 )
 from infssm.data.loader import bucketed_order
@@ -73,7 +73,7 @@ def test_an_epoch_holds_every_sample_once_with_its_label_and_length():
     dataset = series()
     task = stream_of(dataset)[0]
     seen = []
-    for batch in make_sequence_loader(task, batch_size=7, seed=3):
+    for batch in SequenceLoader(task, batch_size=7, seed=3):
         x, y = batch
         assert x.dtype == torch.float32
         assert len(batch) == len(y) == len(x)
@@ -90,30 +90,30 @@ def test_order_depends_on_seed_task_and_epoch_and_skipping_goes_on():
     task = stream_of(series())[0]
 
     def order(**options):
-        return [b.index.tolist() for b in make_sequence_loader(task, batch_size=8, **options)]
+        return [b.index.tolist() for b in SequenceLoader(task, batch_size=8, **options)]
 
     first = order(seed=1)
     assert order(seed=1) == first
     assert order(seed=2) != first
     assert order(seed=1, epoch=1) != first
     assert order(seed=1, skip_batches=2) == first[2:]
-    assert len(make_sequence_loader(task, batch_size=8, drop_last=True)) == len(task.train) // 8
-    lengths = [b.mask.sum(1).tolist() for b in make_sequence_loader(task, "test", batch_size=5)]
+    assert len(SequenceLoader(task, batch_size=8, drop_last=True)) == len(task.train) // 8
+    lengths = [b.mask.sum(1).tolist() for b in SequenceLoader(task, "test", batch_size=5)]
     flat = [length for batch in lengths for length in batch]
     assert flat == sorted(flat)
 
 
 def test_processes_share_the_batches_of_one():
     task = stream_of(series())[0]
-    one = [set(b.index.tolist()) for b in make_sequence_loader(task, batch_size=8, seed=5)]
-    parts = [list(make_sequence_loader(task, batch_size=4, seed=5, share=Share(r, 2))) for r in (0, 1)]
+    one = [set(b.index.tolist()) for b in SequenceLoader(task, batch_size=8, seed=5)]
+    parts = [list(SequenceLoader(task, batch_size=4, seed=5, share=Share(r, 2))) for r in (0, 1)]
     for whole, a, b in zip(one, *parts, strict=False):
         assert len(a) == len(b)
         assert set(a.index.tolist()) | set(b.index.tolist()) <= whole
 
 
 def test_batches_move_with_their_mask():
-    batch = next(iter(make_sequence_loader(stream_of(series())[0], batch_size=4)))
+    batch = next(iter(SequenceLoader(stream_of(series())[0], batch_size=4)))
     moved = batch.to("meta")
     assert {moved.x.device.type, moved.y.device.type, moved.mask.device.type} == {"meta"}
 
@@ -147,9 +147,9 @@ def test_every_class_of_every_domain_is_in_every_part():
 
 def test_images_and_sequences_are_not_mistaken_for_each_other():
     with pytest.raises(ConfigError, match="waves holds series, not images"):
-        make_loader(stream_of(series())[0], recipe="light", batch_size=4)
+        ImageLoader(stream_of(series())[0], recipe="light", batch_size=4)
     with pytest.raises(ConfigError, match="fake holds images, not sequences"):
-        make_sequence_loader(fake_stream()[0], batch_size=4)
+        SequenceLoader(fake_stream()[0], batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_spoken_digits_from_the_archive(tmp_path, inside):
     assert [len(task.test) for task in speakers] == [20, 20]
     digits = stream_of(dataset, 5)
     assert [len(task.classes) for task in digits] == [2] * 5
-    batch = next(iter(make_sequence_loader(digits[0], batch_size=4)))
+    batch = next(iter(SequenceLoader(digits[0], batch_size=4)))
     assert batch.x.shape[2] == 1
 
 

@@ -275,7 +275,7 @@ def test_names_and_options():
     assert {"digits", "cifar100", "imagenet-r", "caltech256", "cub200", "synthetic"} <= set(list_datasets())
     with pytest.raises(ConfigError, match="did you mean 'cifar100'"):
         load_dataset("cifar10")
-    with pytest.raises(ConfigError, match="has no option 'colour'; it has none"):
+    with pytest.raises(ConfigError, match="has no option 'colour'; known: none"):
         load_dataset("digits", colour=True)
 
 

@@ -8,7 +8,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from infssm.data import TaskStream, load_dataset, make_sequence_loader, make_split
+from infssm.data import SequenceLoader, TaskStream, load_dataset, make_split
 from infssm.data.sets import text
 from infssm.errors import ConfigError, DataError
 
@@ -144,7 +144,7 @@ def test_text_folders(tmp_path):
     assert found["a"] == [b"01234567", b"89012345", b"67890123", b"456789", b"ABC"]
     assert dataset.num_test == 1 + 3
     stream = TaskStream(dataset, make_split(dataset), 2, by="domain")
-    x, _ = next(iter(make_sequence_loader(stream[1], batch_size=4)))
+    x, _ = next(iter(SequenceLoader(stream[1], batch_size=4)))
     assert x.dtype == torch.int64
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty holds no files"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infssm.data import TaskStream, load_dataset, make_loader, make_sequence_loader, make_split
+from infssm.data import ImageLoader, SequenceLoader, TaskStream, load_dataset, make_split
 from tests.fuzz import Tally, attempt, conclude
 from tests.fuzz._mutation import mutate
 
@@ -31,9 +31,9 @@ def _read(path: Path) -> None:
         dataset = load_dataset(str(path))
         task = TaskStream(dataset, make_split(dataset), 1)[0]
         if "x_train" in np.load(path).files:
-            next(iter(make_loader(task, recipe="light", batch_size=4)))
+            next(iter(ImageLoader(task, recipe="light", batch_size=4)))
         else:
-            next(iter(make_sequence_loader(task, batch_size=4)))
+            next(iter(SequenceLoader(task, batch_size=4)))
 
 
 def _damaged(rng: random.Random) -> bytes:

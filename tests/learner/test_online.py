@@ -89,7 +89,7 @@ def test_an_interrupted_stream_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.matrix == whole.matrix
     assert AccuracyMatrix.from_json(again.matrix.to_json()).online == whole.matrix.online
     comparison, page = write_comparison([RunDirectory(whole.path)], tmp_path)
-    assert list(columns(comparison.of(comparison.benchmarks[0]))) == ["aa", "online"]
+    assert list(columns(comparison.rows)) == ["aa", "online"]
     assert "along" in page.read_text()
 
 

@@ -78,7 +78,7 @@ def test_a_run_is_tested_again_and_reported_and_its_classes_are_refused(tmp_path
     other = run(config("waves", tmp_path, "lwf", data=DATA), quiet=True)
     comparison, page = write_comparison([RunDirectory(found.path), RunDirectory(other.path)], tmp_path)
     assert "RMSE" in page.read_text()
-    assert any("RMSE" in sentence for sentence in comparison.sentences(comparison.benchmarks[0]))
+    assert any("RMSE" in sentence for sentence in comparison.sentences(*comparison.benchmarks))
     for call in (infssm.load, infssm.Learner.load):
         with pytest.raises(ConfigError, match="predicts numbers"):
             call(found.path)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from infssm.bench.presets import estimate
 from infssm.bench.running import run
+from infssm.bench.timing import estimate
 from infssm.errors import ConfigError
 from infssm.learner.config.load import load_config
 from infssm.learner.setup import build, load_stream

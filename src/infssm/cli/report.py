@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from infssm.bench.reports.compare import Comparison
-    from infssm.bench.reports.row import Row
+    from infssm.bench.reports.rows import Row
     from infssm.learner.store.directory import RunDirectory
 
 
@@ -56,7 +56,7 @@ def report(
     Each run's own `report.html` is written again, too.
     """
     from infssm._files import write_text
-    from infssm.bench.reports import FORMATS, compare, paired_tests, render, write_figures
+    from infssm.bench.reports import FORMATS, compare, paired_tests, write_figures
     from infssm.bench.reports import report as one_run
     from infssm.bench.reports.tables import charts
 
@@ -73,29 +73,29 @@ def report(
     if paired:
         comparison = replace(comparison, paired=tuple(paired_tests(comparison.rows, *paired)))
     if output is not None:
-        write_text(output, render(comparison, form or "md"))
+        write_text(output, FORMATS[form or "md"](comparison))
         typer.echo(f"wrote {output}")
     elif form:
-        typer.echo(render(comparison, form), nl=False)
+        typer.echo(FORMATS[form](comparison), nl=False)
     else:
         print_comparison(comparison)
     if figures is not None:
-        drawn = [chart for benchmark in comparison.benchmarks for chart in charts(comparison.of(benchmark))]
+        drawn = [chart for rows in comparison.benchmarks.values() for chart in charts(rows)]
         written = write_figures(drawn if len(runs) > 1 else one_run.charts(runs[0]), figures)
         typer.echo(f"wrote {len(written)} files to {figures}", err=True)
 
 
 def _beside_paper(paths: list[Path], form: str, output: Path | None) -> None:
     from infssm._files import write_text
-    from infssm.bench.presets import PAPER_FORMATS, compare_with_paper, coverage, render_paper
+    from infssm.bench.presets import PAPER_FORMATS, compare_with_paper, coverage
 
     if form not in PAPER_FORMATS:
         raise ConfigError(f"--paper has no format {form!r}; known: {', '.join(PAPER_FORMATS)}")
     cells = compare_with_paper(_readable(paths))
     if output is None:
-        typer.echo(render_paper(cells, form), nl=False)
+        typer.echo(PAPER_FORMATS[form](cells), nl=False)
         return
-    write_text(output, render_paper(cells, form))
+    write_text(output, PAPER_FORMATS[form](cells))
     typer.echo(f"{coverage(cells)} wrote {output}")
 
 
@@ -123,8 +123,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     from infssm.learner.metrics import ACCURACY
 
     console = console or Console()
-    for benchmark in comparison.benchmarks:
-        rows = comparison.of(benchmark)
+    for benchmark, rows in comparison.benchmarks.items():
         best = best_cells(rows)
         # Narrow enough for the main job's table on 80 columns.
         table = Table(

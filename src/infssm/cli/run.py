@@ -104,7 +104,7 @@ def _complete(todo: list[Experiment]) -> bool:
 
 def _announce(todo: list[Experiment], jobs: int, *, quiet: bool) -> None:
     """Say what data other than the main job's will be trained with, and how long; stop where it does not fit."""
-    from infssm.bench.presets import estimate
+    from infssm.bench.timing import estimate
 
     config = todo[-1].config
     if config.data.name == "digits" or _complete(todo):
@@ -134,7 +134,7 @@ def _announce(todo: list[Experiment], jobs: int, *, quiet: bool) -> None:
 
 
 def _show(todo: list[Experiment], *, dry_run: bool) -> None:
-    from infssm.bench.presets import estimate
+    from infssm.bench.timing import estimate
     from infssm.learner.config.load import to_yaml
 
     configs = [job.config for job in todo]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infssm.cli import options as option
 from infssm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infssm.bench.sweeps import Sweep
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -61,10 +64,10 @@ def sweep(
         return
     if not quiet:
         typer.echo(f"search in {sweep.folder}", err=True)
-    found = sweep.run(executor, trials=trials or (None if seconds else 20), seconds=seconds, quiet=quiet)
+    sweep.run(executor, trials=trials or (None if seconds else 20), seconds=seconds, quiet=quiet)
     begun = {"-p": preset, "--variant": variant if preset and variant != "paper" else None}
     begun |= {"-c": str(config) if config else None, "--data-root": data_root}
-    _conclude(sweep, found, [word for flag, value in begun.items() if value for word in (flag, value)])
+    _conclude(sweep, [word for flag, value in begun.items() if value for word in (flag, value)])
 
 
 def _seconds(text: str) -> float:
@@ -74,24 +77,22 @@ def _seconds(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _conclude(sweep: Any, found: list[Any], start: list[str]) -> None:
+def _conclude(sweep: Sweep, start: list[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from infssm.bench.sweeps import objective, rows, winners_command, write_findings
-
-    name = objective(sweep.measure)
-    title = f"{len(found)} trials, {name} on validation data, {sweep.measure.unit}"
+    name, rows = sweep.objective, sweep.rows()
+    title = f"{len(rows)} trials, {name} on validation data, {sweep.measure.unit}"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("trial", justify="right")
     table.add_column(name, justify="right", no_wrap=True)
     table.add_column("settings", overflow="fold")
-    for row in rows(sweep, found):
+    for row in rows:
         table.add_row(str(row.number), row.outcome, escape(" ".join(row.settings)))
     Console().print(table)
-    best = winners_command(sweep, start)
+    best = sweep.winners_command(start)
     if best is not None:
         typer.echo(f"best, on test data: {best}")
-    typer.echo(f"report: {write_findings(sweep, found, best)}")
+    typer.echo(f"report: {sweep.write_findings(best)}")

@@ -8,25 +8,16 @@ from infssm.data.facts import ImageFacts, SequenceFacts, StreamFacts
 from infssm.data.fetching import CheckReport, check, fetch
 from infssm.data.files import data_root
 from infssm.data.images import ArrayImages, FileImages
-from infssm.data.loader import ImageLoader, SequenceLoader, make_loader, make_sequence_loader
-from infssm.data.recipes import (
-    LightRecipe,
-    Mixing,
-    PerImageRecipe,
-    Recipe,
-    Stats,
-    StrongRecipe,
-    list_recipes,
-    make_mixing,
-    make_recipe,
-    strong_recipe,
-)
+from infssm.data.loader import ImageLoader, SequenceLoader
+from infssm.data.mixing import Mixing, make_mixing
+from infssm.data.recipes import LightRecipe, PerImageRecipe, Recipe, Stats, list_recipes, make_recipe
 from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
 from infssm.data.sequences import ArraySequences, MeasuredSeries, Sequences, SoundFiles, Tokens
-from infssm.data.sets.synthetic import write_synthetic
+from infssm.data.sets.generated import write_synthetic
 from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, few_shots, make_split
 from infssm.data.stream import Task, TaskData, TaskStream, in_stream_order
+from infssm.data.strong import StrongRecipe, strong_recipe
 
 __all__ = [
     "Archive",
@@ -69,10 +60,8 @@ __all__ = [
     "list_datasets",
     "list_recipes",
     "load_dataset",
-    "make_loader",
     "make_mixing",
     "make_recipe",
-    "make_sequence_loader",
     "make_split",
     "register_dataset",
     "register_modality",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from infssm._modality import Modality, modality_of
 from infssm.data.facts import ImageFacts, SequenceFacts
-from infssm.data.files import Files, Progress, shown
+from infssm.data.files import Files, Progress, digest, shown
 from infssm.data.images import Images
 from infssm.data.sequences import Sequences
 from infssm.errors import ConfigError, DataError
@@ -134,11 +133,8 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of labels, domains and samples' identity; a split belongs to exactly one fingerprint."""
-        digest = hashlib.sha256(self.labels.astype("<i8").tobytes())
-        if self.domain_of is not None:
-            digest.update(self.domain_of.astype("<i8").tobytes())
-        digest.update(f"{self.num_test} {self.samples.fingerprint()}".encode())
-        return digest.hexdigest()[:16]
+        numbers = [part.astype("<i8").tobytes() for part in (self.labels, self.domain_of) if part is not None]
+        return digest([*numbers, f"{self.num_test} {self.samples.fingerprint()}"])
 
 
 def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[int, str]:
@@ -168,7 +164,7 @@ def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progres
         keep = np.array([n for n in range(len(dataset)) if n not in bad], dtype=np.int64)
         return replace(
             dataset,
-            samples=replace(files, paths=tuple(files.paths[n] for n in keep)),  # type: ignore[type-var]
+            samples=replace(files, paths=tuple(files.paths[n] for n in keep)),
             labels=dataset.labels[keep],
             num_test=int((keep >= len(dataset) - dataset.num_test).sum()),
             domain_of=None if dataset.domain_of is None else dataset.domain_of[keep],

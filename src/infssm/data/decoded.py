@@ -17,7 +17,7 @@ _VERSION = 2
 """Changes whenever the same file is decoded to other pixels."""
 _LARGEST = 4 << 30
 """Bytes of the largest store; images that would take more are decoded each time."""
-_ALTOGETHER = 8 << 30
+_TOTAL = 8 << 30
 """Bytes of all stores; the least recently used one is removed first."""
 
 
@@ -77,7 +77,7 @@ def open_store(fingerprint: str, count: int, size: int) -> DecodedStore | None:
             stores = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.images"))
             used = sum(bytes_used for _, bytes_used, _ in stores)
             for _, bytes_used, file in stores:
-                if used + needed > _ALTOGETHER:
+                if used + needed > _TOTAL:
                     file.unlink(missing_ok=True)
                     used -= bytes_used
     except OSError:

@@ -9,11 +9,13 @@ import os
 import stat
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from infssm._files import atomic_file
 from infssm.errors import DataError
@@ -88,12 +90,21 @@ def walk(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[str]:
             yield from (f"{name}/{path}" for path in walk(folder / name, above))
 
 
-def shown(names: list[str], limit: int = 5) -> str:
-    """The first few of a list of names, and how many more there are."""
+def shown(names: Sequence[str], limit: int = 5) -> str:
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
 
+def digest(parts: Iterable[str | bytes | memoryview]) -> str:
+    """The first 16 hexadecimal digits of the sha256 of some parts, one after the other."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part.encode() if isinstance(part, str) else part)
+    return whole.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
 class Files(ABC):
     """Samples that are files below one folder.
 
@@ -103,9 +114,12 @@ class Files(ABC):
         word: what one sample is called in messages.
     """
 
+    word: ClassVar[str]
     root: Path
     paths: tuple[str, ...]
-    word: str
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
     @abstractmethod
     def why_unreadable(self, index: int) -> str | None:
@@ -128,10 +142,7 @@ class Files(ABC):
 
     def fingerprint(self) -> str:
         """Digest of the paths and the contents of all files."""
-        digest = hashlib.sha256()
-        for path, content in self.contents.items():
-            digest.update(f"{path}\0{content}\0".encode())
-        return digest.hexdigest()[:16]
+        return digest(f"{path}\0{content}\0" for path, content in self.contents.items())
 
     def unreadable(self, progress: Progress | None = None) -> dict[int, str]:
         """Index and reason of every file that cannot be read; files known to be readable are not read again."""
@@ -159,20 +170,16 @@ class Files(ABC):
         return marks
 
     def _digest(self, path: str) -> str:
-        digest = hashlib.sha256()
         try:
             require_regular(self.root / path)
             with open(self.root / path, "rb") as file:
-                while chunk := file.read(1 << 20):
-                    digest.update(chunk)
+                return digest(iter(lambda: file.read(1 << 20), b""))
         except OSError:
             return ""
-        return digest.hexdigest()[:16]
 
     @property
     def _cache(self) -> Path:
-        name = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:16]
-        return cache_root() / "files" / f"{name}.json"
+        return cache_root() / "files" / f"{digest([os.fsencode(self.root.resolve())])}.json"
 
     def _recall(self) -> dict[str, _Known]:
         """What is stored; nothing where it is missing, damaged or of another version."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch import Tensor
 from infssm._optional import require
 from infssm.data.decoded import DecodedStore, open_store
 from infssm.data.facts import ImageFacts
-from infssm.data.files import Files, require_regular
+from infssm.data.files import Files, digest, require_regular
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -90,27 +88,15 @@ class ArrayImages:
 
     def fingerprint(self) -> str:
         """Digest of the shape and of all pixels."""
-        digest = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
-        digest.update(self.pixels.contiguous().numpy().data)
-        return digest.hexdigest()[:16]
+        return digest([str(tuple(self.pixels.shape)), self.pixels.contiguous().numpy().data])
 
 
 @dataclass(frozen=True, eq=False)
 class FileImages(Files):
-    """Images in files of any size, read as upright RGB when asked for.
+    """Images in files of any size, read as upright RGB when asked for."""
 
-    Attributes:
-        root: folder the paths start from.
-        paths: relative paths with forward slashes.
-    """
-
-    root: Path
-    paths: tuple[str, ...]
-    _stores: dict[int, DecodedStore | None] = field(default_factory=dict, init=False, repr=False)
     word = "image"
-
-    def __len__(self) -> int:
-        return len(self.paths)
+    _stores: dict[int, DecodedStore | None] = field(default_factory=dict, init=False, repr=False)
 
     def pil(self, index: int, at_least: int | None = None) -> Image:
         """Image ``index`` as an RGB PIL image; DataError names a file that cannot be read.

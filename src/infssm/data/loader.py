@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -23,9 +23,8 @@ from infssm._processes import ALONE, Share
 from infssm._seeding import generator
 from infssm.data.dataset import Indices
 from infssm.data.images import ArrayImages, FileImages, Images, to_raw
-from infssm.data.recipes.factory import make_recipe
-from infssm.data.recipes.mixing import Mixing
-from infssm.data.recipes.recipe import PerImageRecipe, Recipe
+from infssm.data.mixing import Mixing
+from infssm.data.recipes import PerImageRecipe, Recipe, make_recipe
 from infssm.data.stream import Task, TaskData
 from infssm.errors import ConfigError, DataError
 
@@ -41,61 +40,99 @@ _POOL = 50
 _Item = tuple[Tensor | None, Tensor | None]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Loader:
-    """The batches of one epoch over one part of one task; iterating again gives the same batches.
+    """What loaders of images and of sequences share; see :class:`ImageLoader` for the options."""
 
-    Attributes:
-        data: the part of the task.
-        slots: int64 positions in the epoch's order, of each batch of this process.
-        skip: batches that are left out at the beginning.
-    """
+    task: Task
+    split: Part = "train"
+    _: KW_ONLY
+    batch_size: int
+    seed: int = 0
+    epoch: int = 0
+    shuffle: bool | None = None
+    drop_last: bool = False
+    skip_batches: int = 0
+    in_order: bool = False
+    share: Share = ALONE
 
-    data: TaskData
-    slots: list[Indices]
-    skip: int
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "val", "test"):
+            raise ConfigError(f"unknown part {self.split!r}; use 'train', 'val' or 'test'")
+        if self.batch_size < 1:
+            raise ConfigError(f"cannot make batches of {self.batch_size}")
+        self.data: TaskData = getattr(self.task, self.split)
+        self.shuffle = not self.in_order and (self.split == "train" if self.shuffle is None else self.shuffle)
+        self._key = (self.seed, self.task.index, self.split, self.epoch)
+        self._slots = self._divide()
+
+    def _divide(self, *, pairs: bool = False) -> list[Indices]:
+        """Positions in the epoch's order of each batch of this process."""
+        if not self.shuffle:
+            return eval_slots(len(self.data), self.batch_size, self.share)
+        return train_slots(len(self.data), self.batch_size, self.share, pairs=pairs, drop_last=self.drop_last)
 
     def __len__(self) -> int:
         """Batches still to come, those skipped not counted."""
-        return max(0, len(self.slots) - self.skip)
+        return max(0, len(self._slots) - self.skip_batches)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ImageLoader(_Loader):
-    """Batches of images. Made by :func:`make_loader`, which explains the options.
+    """Batches of images of one epoch over one part of a task; iterating again gives the same batches.
 
-    Attributes:
-        recipe: how images are transformed.
-        key: what the order and the augmentation depend on.
-        shuffle: whether the order is shuffled.
-        augment: whether the training transform is applied.
-        mixing: mixing and label smoothing, if any.
-        num_workers: processes that read and transform single images.
-        with_raw: whether batches hold the images before augmentation too.
+    Args:
+        task: the task.
+        split: ``train``, ``val`` or ``test``.
+        recipe: a recipe, or its name.
+        batch_size: images per batch and process; w processes with b / w each see the batches of one with b.
+        seed: of the run.
+        epoch: which epoch; shuffling and augmentation depend on (seed, task, split, epoch) alone.
+        shuffle: whether to shuffle; for ``train`` unless given. Without it every image comes exactly once, in order.
+        augment: whether to apply the training transform; for ``train``, and for ``val`` if ``recipe.augment_val``.
+        mixing: mixing and label smoothing of shuffled training batches.
+        num_workers: processes that read and transform single images; arrays with a batch recipe need none. None: as
+            many as there are cores, where there is enough to do.
+        drop_last: leave out a smaller last batch, unless it is the only one.
+        skip_batches: start after so many batches, to go on inside an epoch.
+        in_order: every sample once, in the order of the task's indices, as a stream brings them.
+        share: which of how many processes this is.
+        with_raw: also yield the images before augmentation.
     """
 
-    recipe: Recipe
-    key: tuple[int | str, ...]
-    shuffle: bool
-    augment: bool
-    mixing: Mixing | None
-    num_workers: int | None
-    with_raw: bool
+    _: KW_ONLY
+    recipe: Recipe | str
+    augment: bool | None = None
+    mixing: Mixing | None = None
+    num_workers: int | None = 0
+    with_raw: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        recipe = self.recipe
+        self._recipe = make_recipe(recipe, self.data.dataset) if isinstance(recipe, str) else recipe
+        if self.augment is None:
+            self.augment = self.split == "train" or (self.split == "val" and self._recipe.augment_val)
+        if self.mixing is not None:
+            if not self.shuffle:
+                raise ConfigError("mixing is for shuffled training batches")
+            self.mixing.require_even(self.batch_size)
+            self._slots = self._divide(pairs=self.mixing.blends)
 
     def __iter__(self) -> Iterator[Batch]:
         count = len(self.data)
         order = torch.arange(count)
         if self.shuffle:
-            order = torch.randperm(count, generator=generator(*self.key, "shuffle"))
-        draws = self.recipe.draw(count, generator(*self.key, "augment")) if self.augment else None
+            order = torch.randperm(count, generator=generator(*self._key, "shuffle"))
+        draws = self._recipe.draw(count, generator(*self._key, "augment")) if self.augment else None
         indices = torch.from_numpy(self.data.indices)[order]
         labels = self.data.labels[order]
-        slots = [torch.from_numpy(positions) for positions in self.slots[self.skip :]]
+        slots = [torch.from_numpy(positions) for positions in self._slots[self.skip_batches :]]
         stream = self._read(indices, draws, slots)
-        for number, (mine, (x, raw)) in enumerate(zip(slots, stream, strict=True), start=self.skip):
+        for number, (mine, (x, raw)) in enumerate(zip(slots, stream, strict=True), start=self.skip_batches):
             y, soft = labels[mine], None
             if self.mixing is not None:
-                x, soft = self.mixing(x, y, generator(*self.key, "mix", number))
+                x, soft = self.mixing(x, y, generator(*self._key, "mix", number))
             yield Batch(x, y, soft, raw if self.with_raw else None, indices[mine])
 
     def _read(
@@ -108,7 +145,7 @@ class ImageLoader(_Loader):
             draws: [n, ...] random numbers of every slot; None for the evaluation transform.
             batches: int64 slots of each batch.
         """
-        images, recipe = self.data.dataset.images, self.recipe
+        images, recipe = self.data.dataset.images, self._recipe
         loaded: Iterator[_Item | DataError]
         if isinstance(images, ArrayImages) and not isinstance(recipe, PerImageRecipe):
             loaded = ((None, images.pixels[indices[slots]]) for slots in batches)
@@ -184,125 +221,31 @@ def _collate(items: list[_Item | DataError]) -> _Item | DataError:
     return x, raw
 
 
-def make_loader(
-    task: Task,
-    split: Part = "train",
-    *,
-    recipe: Recipe | str,
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
-    shuffle: bool | None = None,
-    augment: bool | None = None,
-    mixing: Mixing | None = None,
-    num_workers: int | None = 0,
-    drop_last: bool = False,
-    skip_batches: int = 0,
-    in_order: bool = False,
-    share: Share = ALONE,
-    with_raw: bool = False,
-) -> ImageLoader:
-    """Batches of one epoch over one part of a task.
-
-    Args:
-        task: the task.
-        split: ``train``, ``val`` or ``test``.
-        recipe: a recipe, or its name.
-        batch_size: images per batch and process; w processes with b / w each see the batches of one with b.
-        seed: of the run.
-        epoch: which epoch; shuffling and augmentation depend on (seed, task, split, epoch) alone.
-        shuffle: whether to shuffle; for ``train`` unless given. Without it every image comes exactly once, in order.
-        augment: whether to apply the training transform; for ``train``, and for ``val`` if ``recipe.augment_val``.
-        mixing: mixing and label smoothing of shuffled training batches.
-        num_workers: processes that read and transform single images; arrays with a batch recipe need none. None: as
-            many as there are cores, where there is enough to do.
-        drop_last: leave out a smaller last batch, unless it is the only one.
-        skip_batches: start after so many batches, to go on inside an epoch.
-        in_order: every sample once, in the order of the task's indices, as a stream brings them.
-        share: which of how many processes this is.
-        with_raw: also yield the images before augmentation.
-    """
-    data, shuffle = _part(task, split, batch_size, False if in_order else shuffle)
-    if mixing is not None:
-        if not shuffle:
-            raise ConfigError("mixing is for shuffled training batches")
-        mixing.require_even(batch_size)
-    recipe = make_recipe(recipe, data.dataset) if isinstance(recipe, str) else recipe
-    if shuffle:
-        pairs = mixing is not None and mixing.blends
-        slots = train_slots(len(data), batch_size, share, pairs=pairs, drop_last=drop_last)
-    else:
-        slots = eval_slots(len(data), batch_size, share)
-    return ImageLoader(
-        data,
-        slots,
-        skip_batches,
-        recipe,
-        key=(seed, task.index, split, epoch),
-        shuffle=shuffle,
-        augment=split == "train" or (split == "val" and recipe.augment_val) if augment is None else augment,
-        mixing=mixing,
-        num_workers=num_workers,
-        with_raw=with_raw,
-    )
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SequenceLoader(_Loader):
-    """Batches of sequences, padded, with a mask. Made by :func:`make_sequence_loader`, which explains the options.
+    """Batches of sequences, padded, with a mask; the options are those of :class:`ImageLoader`.
 
-    Attributes:
-        order: int64 [n] order of the samples, those of similar lengths beside each other.
+    Shuffled batches hold sequences of similar lengths; without shuffling every sample comes exactly once, shortest
+    first.
     """
 
-    order: Indices
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lengths = self.data.dataset.sequences.lengths[self.data.indices]
+        if self.shuffle:
+            order = bucketed_order(lengths, self.batch_size * self.share.world, generator(*self._key, "shuffle"))
+        else:
+            order = np.arange(len(lengths)) if self.in_order else np.argsort(lengths, kind="stable")
+        self._order = order
 
     def __iter__(self) -> Iterator[Batch]:
         sequences, modality = self.data.dataset.sequences, self.data.dataset.modality
-        for slots in self.slots[self.skip :]:
-            rows = self.order[slots]
+        for slots in self._slots[self.skip_batches :]:
+            rows = self._order[slots]
             indices = self.data.indices[rows]
             samples = [sequences.sequence(int(index)) for index in indices]
             batch = modality.collate(samples, self.data.labels[torch.from_numpy(rows)])
             yield replace(batch, index=torch.from_numpy(indices))
-
-
-def make_sequence_loader(
-    task: Task,
-    split: Part = "train",
-    *,
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
-    shuffle: bool | None = None,
-    drop_last: bool = False,
-    skip_batches: int = 0,
-    in_order: bool = False,
-    share: Share = ALONE,
-) -> SequenceLoader:
-    """Batches of one epoch over one part of a task whose samples are sequences.
-
-    Arguments are those of :func:`make_loader`. Shuffled batches hold sequences of similar lengths; without shuffling
-    every sample comes exactly once, shortest first.
-    """
-    data, shuffle = _part(task, split, batch_size, False if in_order else shuffle)
-    lengths = data.dataset.sequences.lengths[data.indices]
-    if shuffle:
-        order = bucketed_order(lengths, batch_size * share.world, generator(seed, task.index, split, epoch, "shuffle"))
-        slots = train_slots(len(data), batch_size, share, pairs=False, drop_last=drop_last)
-    else:
-        order = np.arange(len(data)) if in_order else np.argsort(lengths, kind="stable")
-        slots = eval_slots(len(data), batch_size, share)
-    return SequenceLoader(data, slots, skip_batches, order)
-
-
-def _part(task: Task, split: Part, batch_size: int, shuffle: bool | None) -> tuple[TaskData, bool]:
-    """The part of a task, and whether to shuffle it; ConfigError for options that no loader can have."""
-    if split not in ("train", "val", "test"):
-        raise ConfigError(f"unknown part {split!r}; use 'train', 'val' or 'test'")
-    if batch_size < 1:
-        raise ConfigError(f"cannot make batches of {batch_size}")
-    return getattr(task, split), split == "train" if shuffle is None else shuffle
 
 
 def bucketed_order(lengths: Indices, batch: int, rng: torch.Generator) -> Indices:

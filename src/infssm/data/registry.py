@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from infssm._registry import Registry, shorten, suggest
+from infssm._registry import Registry, check_options, shorten, suggest
 from infssm.data.dataset import Dataset
 from infssm.data.files import data_root
 from infssm.errors import ConfigError, MissingDataError
@@ -140,29 +137,9 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
                 load = partial(load_own, candidate, name=candidate.stem)
                 break
     if load is not None:
-        return load(**_check_options(name, load, options))
+        return load(**check_options(f"data set {name!r} (data.options)", load, options))
     if "/" in name or name.endswith(".npz"):
         raise MissingDataError(
             f"no data at {shorten(str(own), 200)}: give a folder with one folder per class, or an .npz"
         )
     raise ConfigError(f"unknown data set {name!r}{suggest(name, known)}; neither is there {place / name}[.npz]")
-
-
-def _check_options(name: str, load: partial[Dataset], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options converted to the types of the loader's annotations; ConfigError for unknown options and wrong types."""
-    parameters = inspect.signature(load.func).parameters
-    known = [k for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY and k not in load.keywords]
-    try:
-        hints = get_type_hints(load.func)
-    except (NameError, TypeError):  # annotations that only a type checker can resolve
-        hints = {}
-    checked = {}
-    for key, value in options.items():
-        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            raise ConfigError(f"data set {name!r} has no option {key!r}; it has {', '.join(known) or 'none'}")
-        try:
-            checked[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise ConfigError(f"data.options.{key}={value!r} of {name!r}: {reason}") from None
-    return checked

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from infssm.data.audio import read_sound, sound_length
 from infssm.data.facts import SequenceFacts
-from infssm.data.files import Files
+from infssm.data.files import Files, digest
 from infssm.errors import DataError
 
 
@@ -82,10 +81,7 @@ class ArraySequences(Sequences):
 
     def fingerprint(self) -> str:
         """Digest of shape, lengths and all values."""
-        digest = hashlib.sha256(f"{tuple(self.values.shape)}".encode())
-        digest.update(self.lengths.astype("<i8").tobytes())
-        digest.update(self.values.numpy().data)
-        return digest.hexdigest()[:16]
+        return digest([str(tuple(self.values.shape)), self.lengths.astype("<i8").tobytes(), self.values.numpy().data])
 
 
 class MeasuredSeries(ArraySequences):
@@ -108,7 +104,7 @@ class MeasuredSeries(ArraySequences):
 
     def fingerprint(self) -> str:
         """Digest of the series and of their targets."""
-        return hashlib.sha256(super().fingerprint().encode() + self.targets.tobytes()).hexdigest()[:16]
+        return digest([super().fingerprint(), self.targets.tobytes()])
 
 
 def token_type(vocabulary: int) -> type[np.integer[Any]]:
@@ -153,11 +149,9 @@ class Tokens(Sequences):
 
     def fingerprint(self) -> str:
         """Digest of all tokens and lengths."""
-        digest = hashlib.sha256(self.lengths.astype("<i8").tobytes())
-        digest.update(f"{self.width}".encode())
-        for start in range(0, len(self.tokens), 1 << 16):  # in pieces: a 32-bit copy of all tokens may not fit
-            digest.update(self.tokens[start : start + (1 << 16)].astype("<i4").tobytes())
-        return digest.hexdigest()[:16]
+        starts = range(0, len(self.tokens), 1 << 16)  # in pieces: a 32-bit copy of all tokens may not fit
+        pieces = (self.tokens[start : start + (1 << 16)].astype("<i4").tobytes() for start in starts)
+        return digest(itertools.chain([self.lengths.astype("<i8").tobytes(), str(self.width)], pieces))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,20 +159,13 @@ class SoundFiles(Files, Sequences):
     """Audio in wav or flac files, channels averaged, read when asked for.
 
     Attributes:
-        root: folder the paths start from.
-        paths: relative paths with forward slashes.
         rate: samples per second; files of another rate are resampled.
     """
 
-    root: Path
-    paths: tuple[str, ...]
-    rate: int
+    word = "sound"
     kind = "audio"
     width = 1
-    word = "sound"
-
-    def __len__(self) -> int:
-        return len(self.paths)
+    rate: int
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:  # type: ignore[override]
@@ -203,4 +190,4 @@ class SoundFiles(Files, Sequences):
 
     def fingerprint(self) -> str:
         """Digest of the rate, the paths and the contents of all files."""
-        return hashlib.sha256(f"{self.rate} {super().fingerprint()}".encode()).hexdigest()[:16]
+        return digest([f"{self.rate} {super().fingerprint()}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data.facts import SequenceFacts
+from infssm.data.files import digest
 from infssm.data.sequences import Sequences, SoundFiles
 from infssm.errors import ConfigError
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _STEP, _WINDOW = 0.01, 0.032
 """Seconds from one step to the next, and of sound that each step is made of."""
 _QUIET = 1e-6
-"""Energy below which all is silence: the rounding of 16 bits is about there."""
+"""Energy that counts as silence; the rounding error of 16-bit samples has about this energy."""
 
 
 class Spectra(Sequences):
-    """Log energies of sounds in ``bands`` frequency bands, equally wide to the ear (mel), read when asked for.
+    """Log energies of sounds in ``bands`` frequency bands of equal width on the mel scale, read when asked for.
 
     Args:
         sounds: the waveforms.
@@ -62,7 +62,7 @@ class Spectra(Sequences):
 
     def fingerprint(self) -> str:
         """Digest of the sounds' own and the number of bands."""
-        return hashlib.sha256(f"{self.sounds.fingerprint()} {self.width}".encode()).hexdigest()[:16]
+        return digest([f"{self.sounds.fingerprint()} {self.width}"])
 
 
 def in_bands(dataset: Dataset, bands: int | None) -> Dataset:

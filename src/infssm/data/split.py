@@ -217,9 +217,9 @@ def few_shots(split: Split, dataset: Dataset, classes: Indices, shots: int | Seq
 def _cut_by_class(
     indices: Indices, labels: Indices, share: float, generator: torch.Generator | None
 ) -> tuple[Indices, Indices]:
-    """Cut every class by itself, at ``share`` of its samples and at least one on each side; a single one stays left.
+    """Divide each class at ``share`` of its samples, with at least one on each side; a single sample is on the left.
 
-    Which ones are left is drawn; without a generator they are the first ones.
+    Which samples are on the left is drawn; without a generator they are the first ones.
     """
     drawn = slice(None) if generator is None else torch.randperm(len(indices), generator=generator).numpy()
     shuffled = indices[drawn]

@@ -16,6 +16,9 @@ from infssm._memory import describe_bytes, memory_here
 from infssm._processes import ALONE, Share, this_share
 from infssm.data import (
     Dataset,
+    ImageLoader,
+    Mixing,
+    Recipe,
     SequenceLoader,
     Split,
     StreamFacts,
@@ -25,14 +28,11 @@ from infssm.data import (
     in_bands,
     in_stream_order,
     load_dataset,
-    make_loader,
     make_mixing,
-    make_sequence_loader,
     make_split,
     require_readable,
 )
-from infssm.data.loader import ImageLoader, Part
-from infssm.data.recipes import Mixing, Recipe
+from infssm.data.loader import Part
 from infssm.errors import ConfigError, MissingDataError
 from infssm.learner.config.fields import DataConfig, RunConfig
 from infssm.learner.metrics import Measure
@@ -103,7 +103,7 @@ class Setup:
         return self.eval_loader(task, "train", augment=False)
 
     def eval_loader(self, task: Task, part: Part, *, augment: bool | None = None) -> ImageLoader | SequenceLoader:
-        """Images of a task to evaluate on: every image on exactly one process; ``augment``: see ``make_loader``."""
+        """Images of a task to evaluate on: every image on exactly one process; ``augment``: see ``ImageLoader``."""
         train = self.config.train
         batch_size = train.eval_batch_size or 2 * train.batch_size
         return self._loader(task, part, {"augment": augment}, batch_size=batch_size, shuffle=False)
@@ -114,9 +114,9 @@ class Setup:
         """Batches of a part of a task; the options ``images`` are for images alone."""
         options |= {"seed": self.config.seed, "share": self.share}
         if self.recipe is None:
-            return make_sequence_loader(task, part, **options)
+            return SequenceLoader(task, part, **options)
         workers = self.config.train.num_workers
-        return make_loader(task, part, recipe=self.recipe, num_workers=workers, **images, **options)
+        return ImageLoader(task, part, recipe=self.recipe, num_workers=workers, **images, **options)
 
 
 def check_config(config: RunConfig) -> None:

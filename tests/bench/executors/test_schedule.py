@@ -17,7 +17,7 @@ from tests.learner.tiny import tiny_config
 
 
 class Played:
-    """A crew whose jobs say what a script has for them, one message each time that anybody listens."""
+    """A pool of workers whose jobs say what a script has for them, one message each time that anybody listens."""
 
     def __init__(self, script: dict[Experiment, list[list[Message]]], slots: int = 2) -> None:
         self.slots, self.script = slots, script
@@ -30,7 +30,7 @@ class Played:
         self.started.append((order.experiment, order.overwrite))
         self.at_work[number] = (order.experiment, list(self.script[order.experiment].pop(0)))
 
-    def hear(self) -> list[tuple[int, Message]]:
+    def receive(self) -> list[tuple[int, Message]]:
         heard: list[tuple[int, Message]] = []
         for number, (job, messages) in list(self.at_work.items()):
             message = Died("told to stop") if self.stopped else messages.pop(0)
@@ -62,10 +62,10 @@ DEAD: list[Message] = [RunBegan("", 2, 0), Died("killed")]
 
 
 def ends(
-    crew: Played, jobs: list[Experiment] | Iterator[Experiment], screen: Screen | None = None, **options
+    pool: Played, jobs: list[Experiment] | Iterator[Experiment], screen: Screen | None = None, **options
 ) -> list[Finished]:
     chosen = {"overwrite": False, "retries": 2, "watch": None} | options
-    return list(Schedule(crew, screen or Screen(quiet=True), **chosen).run(jobs))
+    return list(Schedule(pool, screen or Screen(quiet=True), **chosen).run(jobs))
 
 
 def make(out: Path, count: int, seed: int = 0) -> list[Experiment]:
@@ -87,54 +87,54 @@ def make_model(experiment: Experiment) -> None:
 def test_a_job_starts_when_its_task_0_is_there_not_when_all_is_over(tmp_path: Path) -> None:
     [other] = make(tmp_path, 1, seed=1)
     first, after = share(tmp_path, 2)
-    crew = Played({first: [[*FIRST[:2], *[Note("")] * 9, FIRST[-1]]], other: [FAIL], after: [FAIL]})
-    found = ends(crew, [first, after, other])
-    assert [job for job, _ in crew.started] == [first, other, after]
+    pool = Played({first: [[*FIRST[:2], *[Note("")] * 9, FIRST[-1]]], other: [FAIL], after: [FAIL]})
+    found = ends(pool, [first, after, other])
+    assert [job for job, _ in pool.started] == [first, other, after]
     assert [end.experiment for end in found] == [other, after, first]
-    assert crew.closed
+    assert pool.closed
 
 
 def test_where_the_maker_of_task_0_fails_the_next_makes_it(tmp_path: Path) -> None:
     jobs = share(tmp_path, 3)
-    crew = Played({job: [FAIL] for job in jobs})
-    assert [end.experiment for end in ends(crew, jobs)] == jobs
+    pool = Played({job: [FAIL] for job in jobs})
+    assert [end.experiment for end in ends(pool, jobs)] == jobs
 
 
 def test_no_more_jobs_wait_than_could_run(tmp_path: Path) -> None:
     first, *after = share(tmp_path, 6)
-    crew, asked = Played({first: [FIRST]} | {job: [FAIL] for job in after}), []
+    pool, asked = Played({first: [FIRST]} | {job: [FAIL] for job in after}), []
 
     def ask() -> Iterator[Experiment]:
         for job in (first, *after):
-            asked.append(len(crew.started))
+            asked.append(len(pool.started))
             yield job
 
-    assert len(ends(crew, ask())) == 6
+    assert len(ends(pool, ask())) == 6
     assert asked[:4] == [0, 1, 1, 3]  # two wait for the first to have its task 0; nobody asks for more until they run
 
 
 def test_a_dead_process_is_retried_then_given_up(tmp_path: Path) -> None:
     lucky, lost = make(tmp_path, 2)
     again = [RunBegan("", 2, 1), TaskEnded(1, 0.5), Died("killed")]
-    crew = Played({lucky: [DEAD, DEAD, again, DEAD, FAIL], lost: [DEAD, DEAD, [Died("at once")]]})
-    found = {end.experiment: end.error for end in ends(crew, [lucky, lost], overwrite=True)}
+    pool = Played({lucky: [DEAD, DEAD, again, DEAD, FAIL], lost: [DEAD, DEAD, [Died("at once")]]})
+    found = {end.experiment: end.error for end in ends(pool, [lucky, lost], overwrite=True)}
     assert isinstance(found[lost], LostError)
     assert "ended 3 times in one task, the last time because at once" in str(found[lost])
     assert str(lost.path) in str(found[lost])
     assert str(found[lucky]) == "no"
-    assert [o for job, o in crew.started if job is lucky] == [True, False, False, False, False]
+    assert [o for job, o in pool.started if job is lucky] == [True, False, False, False, False]
 
 
 def test_watching_answers_every_task(tmp_path: Path) -> None:
     [job] = make(tmp_path, 1)
-    crew = Played({job: [[RunBegan("", 2, 0), TaskEnded(0, 0.5), TaskEnded(1, 0.25), *FAIL]]})
-    ends(crew, [job], watch=lambda _, task, aa: task + aa < 1)
-    assert crew.answers == [True, False]
+    pool = Played({job: [[RunBegan("", 2, 0), TaskEnded(0, 0.5), TaskEnded(1, 0.25), *FAIL]]})
+    ends(pool, [job], watch=lambda _, task, aa: task + aa < 1)
+    assert pool.answers == [True, False]
 
 
 def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
     jobs = make(tmp_path, 3)
-    crew = Played({job: [[RunBegan("", 2, 0), *[TaskEnded(0, 0.5)] * 9]] for job in jobs})
+    pool = Played({job: [[RunBegan("", 2, 0), *[TaskEnded(0, 0.5)] * 9]] for job in jobs})
 
     def interrupt(job: Experiment, *_: object) -> bool:
         if job is jobs[0]:  # a second signal would end this process
@@ -142,29 +142,29 @@ def test_a_signal_stops_all_and_waits_for_them(tmp_path: Path) -> None:
         return True
 
     with pytest.raises(Interrupted, match="all runs are saved"):
-        ends(crew, jobs, watch=interrupt)
-    assert crew.stopped
-    assert crew.closed
-    assert not crew.at_work
+        ends(pool, jobs, watch=interrupt)
+    assert pool.stopped
+    assert pool.closed
+    assert not pool.at_work
 
 
 def test_leaving_early_stops_all(tmp_path: Path) -> None:
     jobs = make(tmp_path, 2)
-    crew = Played({jobs[0]: [FAIL], jobs[1]: [[RunBegan("", 2, 0)] * 9]})
-    running = Schedule(crew, Screen(quiet=True), overwrite=False, retries=0, watch=None).run(jobs)
+    pool = Played({jobs[0]: [FAIL], jobs[1]: [[RunBegan("", 2, 0)] * 9]})
+    running = Schedule(pool, Screen(quiet=True), overwrite=False, retries=0, watch=None).run(jobs)
     assert next(running).experiment is jobs[0]
     running.close()
-    assert crew.stopped
-    assert crew.closed
+    assert pool.stopped
+    assert pool.closed
 
 
 def test_leaving_early_does_not_wait_for_an_end_that_was_heard(tmp_path: Path) -> None:
     jobs = make(tmp_path, 2)
-    crew = Played({job: [FAIL] for job in jobs})  # both end at once
-    running = Schedule(crew, Screen(quiet=True), overwrite=False, retries=0, watch=None).run(jobs)
+    pool = Played({job: [FAIL] for job in jobs})  # both end at once
+    running = Schedule(pool, Screen(quiet=True), overwrite=False, retries=0, watch=None).run(jobs)
     assert next(running).experiment is jobs[0]
     running.close()
-    assert crew.closed
+    assert pool.closed
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:

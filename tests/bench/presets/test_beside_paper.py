@@ -2,7 +2,7 @@
 
 import pytest
 
-from infssm.bench.presets import PAPER_FORMATS, compare_with_paper, coverage, load_preset, paper_cells, render_paper
+from infssm.bench.presets import PAPER_FORMATS, compare_with_paper, coverage, load_preset, paper_cells
 from infssm.learner.config.load import load_config, to_yaml
 from infssm.learner.metrics import AccuracyMatrix
 from infssm.learner.store.directory import RunDirectory
@@ -28,7 +28,7 @@ def filled(cells):
 def test_without_runs_every_cell_is_missing_and_says_how_to_fill_it():
     cells = compare_with_paper([])
     assert [c.measured for c in cells] == [None] * len(paper_cells())
-    text = render_paper(cells, "md")
+    text = PAPER_FORMATS["md"](cells)
     assert text.count("| missing |") == 3 * len(cells)
     for cell in cells:
         assert f"infssm run -p {cell.preset} --seed 0 10 100\n" in text
@@ -44,7 +44,7 @@ def test_runs_of_a_preset_fill_its_cells(tmp_path):
     assert cell.measured.seeds == (0, 10)
     assert cell.measured.differences == ()
     assert cell.measured.measures["aa"].mean == pytest.approx(0.51)
-    row = next(line for line in render_paper(list(cells.values()), "md").splitlines() if "| 49.34 ± 3.36 |" in line)
+    row = next(line for line in PAPER_FORMATS["md"](list(cells.values())).splitlines() if "| 49.34 ± 3.36 |" in line)
     assert "| 51.00 ± 1.41 (+1.66) |" in row
 
 
@@ -74,7 +74,7 @@ def test_changed_settings_are_marked_and_faithful_runs_preferred(tmp_path):
     short = make_run(tmp_path / "short", name, overrides=["train.epochs=1"], accuracy=0.1)
     cells = compare_with_paper([short])
     assert filled(cells)["Table 1", name].measured.differences == ("train.epochs: 40 != 1",)
-    text = render_paper(cells, "md")
+    text = PAPER_FORMATS["md"](cells)
     assert r"10.00\*" in text
     assert f"* {name}: train.epochs: 40 != 1." in text
     faithful = make_run(tmp_path / "full", name, overrides=["data.root=/elsewhere", "train.num_workers=2"])
@@ -101,7 +101,7 @@ def test_runs_of_other_benchmarks_are_left_out(tmp_path):
 @pytest.mark.parametrize("form", PAPER_FORMATS)
 def test_every_format_has_every_table_and_row(form, tmp_path):
     cells = compare_with_paper([make_run(tmp_path / "run", "cub200/10-task/inf-ssm-all-24")])
-    text = render_paper(cells, form)
+    text = PAPER_FORMATS[form](cells)
     for table in ("Table 1:", "Tables 2 and 11:", "Table 6:", "Table 7:", "Table 9:", "Table 10:"):
         assert table in text
     assert text.count("missing") >= 3 * (len(cells) - 1)

@@ -12,7 +12,7 @@ import yaml
 from markupsafe import escape
 from rich.console import Console
 
-from infssm.bench.reports import Comparison, compare, paired_tests, render, write_comparison
+from infssm.bench.reports import FORMATS, Comparison, compare, paired_tests, write_comparison
 from infssm.cli.report import print_comparison
 from infssm.errors import ConfigError
 from infssm.learner.store.directory import RunDirectory, find_runs
@@ -112,13 +112,13 @@ def test_benchmarks_are_apart(tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "seq")
     fake_run(tmp_path / "b", "seq", data="cifar100")
     comparison = compare(find_runs([tmp_path]))
-    assert comparison.benchmarks == ["digits, 3 tasks, vim_nano", "cifar100, 3 tasks, vim_nano"]
-    assert render(comparison, "md").count("###") == 2
+    assert list(comparison.benchmarks) == ["digits, 3 tasks, vim_nano", "cifar100, 3 tasks, vim_nano"]
+    assert FORMATS["md"](comparison).count("###") == 2
 
 
 def test_markdown(tmp_path: Path) -> None:
     three_methods(tmp_path)
-    text = render(compare(find_runs([tmp_path])), "md")
+    text = FORMATS["md"](compare(find_runs([tmp_path])))
     assert "| method | seeds | AA | AIA | FM | task-inc. AA |" in text
     line = next(line for line in text.splitlines() if line.startswith("| inf-ssm-exact"))
     assert "**58.33 ± 7.07**" in line
@@ -127,7 +127,7 @@ def test_markdown(tmp_path: Path) -> None:
 
 def test_csv(tmp_path: Path) -> None:
     three_methods(tmp_path)
-    rows = list(csv.DictReader(io.StringIO(render(compare(find_runs([tmp_path])), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](compare(find_runs([tmp_path]))))))
     row = next(row for row in rows if row["method"] == "seq")
     assert float(row["aa_mean"]) == pytest.approx((0.3 + 0.6 + 0.7) / 3 - 0.05)
     assert float(row["fm_mean"]) == pytest.approx(0.4)
@@ -136,7 +136,7 @@ def test_csv(tmp_path: Path) -> None:
 
 def test_latex(tmp_path: Path) -> None:
     three_methods(tmp_path)
-    text = render(compare(find_runs([tmp_path])), "tex")
+    text = FORMATS["tex"](compare(find_runs([tmp_path])))
     assert text.count(r"\begin{tabular}{lrrrrr}") == text.count(r"\end{tabular}") == 1
     assert r"\textbf{58.33 $\pm$ 7.07}" in text
     assert "vim_nano" in text.splitlines()[0]
@@ -145,7 +145,7 @@ def test_latex(tmp_path: Path) -> None:
 
 def test_json(tmp_path: Path) -> None:
     three_methods(tmp_path)
-    data = json.loads(render(compare(find_runs([tmp_path])), "json"))
+    data = json.loads(FORMATS["json"](compare(find_runs([tmp_path]))))
     assert {row["method"] for row in data["rows"]} == {"seq", "ewc", "inf-ssm-exact"}
     assert data["rows"][0]["measures"]["aa"]["std"] == pytest.approx(0.1 / 2**0.5)
     assert data["verdict"]
@@ -153,7 +153,7 @@ def test_json(tmp_path: Path) -> None:
 
 def test_html(tmp_path: Path) -> None:
     three_methods(tmp_path)
-    text = render(compare(find_runs([tmp_path])), "html")
+    text = FORMATS["html"](compare(find_runs([tmp_path])))
     assert text.count('role="img"') == 5
     assert text.count("polyline") == 2 * 3
     assert '<td class="best">58.33 ±\u00a07.07</td>' in text
@@ -172,7 +172,7 @@ def test_a_seed_is_counted_once(tmp_path: Path) -> None:
     (reason,) = comparison.left_out
     assert f"left out {tmp_path / 'in-a-grid'}: seed 0 of er is counted already, by {tmp_path / 'alone'}" in reason
     assert "differs only in train.task0 (train, here seq/task_00.safetensors)" in reason
-    assert reason in json.loads(render(comparison, "json"))["left_out"]
+    assert reason in json.loads(FORMATS["json"](comparison))["left_out"]
 
 
 def test_runs_on_different_data_are_apart(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_runs_on_different_data_are_apart(tmp_path: Path) -> None:
         run.write_json("split.json", {"fingerprint": fingerprint})
     comparison = compare(find_runs([tmp_path]))
     assert [row.seeds for row in comparison.rows] == [(0, 10), (100,)]
-    assert comparison.benchmarks == [f"digits, 3 tasks, vim_nano (data.fingerprint={8 * d})" for d in "12"]
+    assert list(comparison.benchmarks) == [f"digits, 3 tasks, vim_nano (data.fingerprint={8 * d})" for d in "12"]
 
 
 def test_a_narrower_comparison_removes_nothing(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_each_table_has_its_own_verdict(tmp_path: Path) -> None:
         fake_run(tmp_path / f"{data}-er", "er", data=data, shift=shift)
     comparison = compare(find_runs([tmp_path]))
     lines = comparison.verdict().splitlines()
-    assert [line.partition(":")[0] for line in lines] == comparison.benchmarks
-    html = render(comparison, "html")
+    assert [line.partition(":")[0] for line in lines] == list(comparison.benchmarks)
+    html = FORMATS["html"](comparison)
     assert html.count('class="verdict"') == 2
     positions = [html.index(text) for b, v in comparison.verdicts.items() for text in (escape(v), f"<h2>{b}</h2>")]
     assert positions == sorted(positions)
@@ -230,7 +230,7 @@ def test_results_on_validation_data_say_so(tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "seq", evaluate="val")
     comparison = compare(find_runs([tmp_path]))
     for form in ("md", "html", "csv", "tex", "json"):
-        assert "vim_nano, on validation data" in render(comparison, form), form
+        assert "vim_nano, on validation data" in FORMATS[form](comparison), form
 
 
 class TestNames:
@@ -246,7 +246,7 @@ class TestNames:
         return compare(find_runs([tmp_path]))
 
     def test_latex(self, comparison: Comparison) -> None:
-        (line,) = [line for line in render(comparison, "tex").splitlines() if line.startswith("a")]
+        (line,) = [line for line in FORMATS["tex"](comparison).splitlines() if line.startswith("a")]
         cell = line.split(" & ")[0]
         assert not re.search(r"(?<!\\)[#$%&_^~|<>]", cell), "every special character is escaped"
         words = {"backslash": "\\", "asciitilde": "~", "asciicircum": "^", "less": "<", "greater": ">", "bar": "|"}
@@ -254,21 +254,21 @@ class TestNames:
         assert text == self.HOSTILE.replace("\n", " ")
 
     def test_every_line_of_latex_is_a_row_or_a_command(self, comparison: Comparison) -> None:
-        lines = filter(None, render(comparison, "tex").splitlines())
+        lines = filter(None, FORMATS["tex"](comparison).splitlines())
         assert all(line[0] in "%\\" or line.endswith(r"\\") for line in lines)
 
     def test_markdown(self, comparison: Comparison) -> None:
-        lines = [line for line in render(comparison, "md").splitlines() if line.startswith("|")]
+        lines = [line for line in FORMATS["md"](comparison).splitlines() if line.startswith("|")]
         assert len(lines) == 4
         assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {7}
         assert "<h>" not in "".join(lines)
 
     def test_csv(self, comparison: Comparison) -> None:
-        rows = list(csv.DictReader(io.StringIO(render(comparison, "csv"))))
+        rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](comparison))))
         assert [row["method"] for row in rows] == [self.HOSTILE.replace("\n", " "), "seq"]
 
     def test_html_is_well_formed(self, comparison: Comparison) -> None:
-        body = render(comparison, "html").partition("<body>")[2].partition("</body>")[0]
+        body = FORMATS["html"](comparison).partition("<body>")[2].partition("</body>")[0]
         ET.fromstring(body.replace("&nbsp;", " "))
 
     def test_terminal(self, comparison: Comparison) -> None:
@@ -316,7 +316,7 @@ def test_unlike_runs_are_never_ranked_against_each_other(tmp_path: Path) -> None
     assert [row.label for row in found.rows] == ["lwf-ac", "seq", "lwf-ac", "seq"]
     names = [f"digits, 3 tasks, vim_nano (train.epochs={e})" for e in (1, 50)]
     assert sorted(found.benchmarks) == names
-    assert all(len(found.of(name)) == 2 for name in names)
+    assert all(len(found.benchmarks[name]) == 2 for name in names)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

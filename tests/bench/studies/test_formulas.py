@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from infssm.bench.studies import run_study
-from infssm.bench.studies.ckd import LinearCKA
-from infssm.bench.studies.monte_carlo import pearson
+from infssm.bench.studies.distances import pearson
+from infssm.bench.studies.states import LinearCKA
 from infssm.bench.studies.variance import axis_variances, discretised
 from infssm.ops import ScanInputs
 from infssm.ssm import list_distances

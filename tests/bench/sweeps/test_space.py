@@ -1,8 +1,9 @@
 """What is searched, as people write it."""
 
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from infssm.bench.sweeps import Choice, Range, parse_space
+from infssm.bench.sweeps import parse_space
 from infssm.bench.sweeps.space import overrides_of
 from infssm.errors import ConfigError
 
@@ -21,10 +22,10 @@ def test_ranges_and_lists() -> None:
     )
     assert fixed == ["method=ewc", "data.tasks=[[0, 1], [2]]", "data.name=../images"]
     assert space == {
-        "method.weight": Range(1e-2, 1e6, log=True),
-        "train.lr_scale": Range(0.1, 1.0),
-        "model.options.depth": Range(1, 8, whole=True),
-        "data.recipe": Choice(("light", "none")),
+        "method.weight": FloatDistribution(1e-2, 1e6, log=True),
+        "train.lr_scale": FloatDistribution(0.1, 1.0),
+        "model.options.depth": IntDistribution(1, 8),
+        "data.recipe": CategoricalDistribution(("light", "none")),
     }
 
 

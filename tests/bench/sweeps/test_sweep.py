@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infssm.bench.executors import Finished, InProcess, StoppedError
-from infssm.bench.sweeps import Sweep, Trial, rows, winners_command
+from infssm.bench.sweeps import Sweep, Trial
 from infssm.bench.sweeps.trials import hopeless, propose
 from infssm.cli.app import app
 from infssm.data import load_dataset
@@ -96,13 +96,13 @@ def test_test_images_are_never_looked_at(tmp_path: Path) -> None:
 def test_loading_test_images_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from infssm.learner import setup
 
-    original = setup.make_loader
+    original = setup.ImageLoader
 
     def trap(task: Any, part: str, **options: Any) -> Any:
         assert part != "test", "a test image was asked for"
         return original(task, part, **options)
 
-    monkeypatch.setattr(setup, "make_loader", trap)
+    monkeypatch.setattr(setup, "ImageLoader", trap)
     trials = toy(tmp_path).run(InProcess(), trials=1, quiet=True)
     assert trials[0].value is not None
 
@@ -117,7 +117,7 @@ def test_several_seeds_are_averaged_and_lists_run_out(tmp_path: Path) -> None:
         assert len(values) == 2
         assert trial.value == pytest.approx(sum(values) / 2)
         assert len(trial.reports) == 4
-    command = winners_command(sweep, [])
+    command = sweep.winners_command([])
     assert command is not None
     assert command.endswith("--seed 0 1")
 
@@ -231,10 +231,10 @@ def test_fewer_bits_per_byte_are_better(tmp_path: Path) -> None:
     best = sweep.best()
     assert best is not None
     assert best.value == min(t.value for t in trials if t.state == "complete")
-    found = rows(sweep, trials)
+    found = sweep.rows()
     assert found[0].number == best.number
     assert found[0].outcome == f"{best.value:.3f}"  # bits, not percent
-    assert sweep.settings(best)[0] in str(winners_command(sweep, []))
+    assert sweep.settings(best)[0] in str(sweep.winners_command([]))
 
 
 def test_a_lock_that_can_never_be_taken_is_an_error(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ An :class:`Executor` carries out a plan, a list of :class:`~infssm.bench.experim
 bit for bit whichever does.
 """
 
-from infssm.bench.executors.executor import Executor, Finished, StoppedError, Watch, gather, results
-from infssm.bench.executors.in_process import InProcess
+from infssm.bench.executors.executor import Executor, Finished, InProcess, StoppedError, Watch, gather, results
 from infssm.bench.executors.local import LocalProcesses
 from infssm.bench.executors.ray import RayExecutor
 from infssm.bench.executors.schedule import LostError

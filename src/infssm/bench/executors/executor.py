@@ -1,13 +1,17 @@
-"""What an executor is: experiments in, their ends out."""
+"""What an executor is: experiments in, their ends out; and the one that carries them out here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from infssm.bench.experiment import Experiment
+from infssm.bench.running import forget_task0, run
 from infssm.errors import InfssmError
+from infssm.learner.display import choose_screen
+from infssm.learner.events import Control, Event, Interrupted, TaskEnded
 from infssm.learner.result import Result
 
 Watch = Callable[[Experiment, int, float], bool]
@@ -46,6 +50,50 @@ class Executor(Protocol):
         Ctrl-C and SIGTERM save all runs and raise :class:`~infssm.learner.Interrupted`.
         """
         ...
+
+
+class InProcess:
+    """Carries out experiments one after the other, here; under torchrun, on all of its processes together."""
+
+    def run(
+        self,
+        experiments: Iterable[Experiment],
+        *,
+        overwrite: bool = False,
+        quiet: bool = False,
+        watch: Watch | None = None,
+    ) -> Iterator[Finished]:
+        """See :class:`Executor`."""
+        renewed: set[Path | None] = set()
+        for experiment in experiments:
+            try:
+                if overwrite and experiment.task0_weights not in renewed:
+                    renewed.add(experiment.task0_weights)
+                    forget_task0(experiment)
+                finished = Finished(experiment, self._run(experiment, watch, overwrite=overwrite, quiet=quiet))
+            except Interrupted:
+                raise
+            except Exception as error:  # the other runs have nothing to do with it
+                finished = Finished(experiment, error=error)
+            yield finished
+
+    def _run(self, experiment: Experiment, watch: Watch | None, *, overwrite: bool, quiet: bool) -> Result:
+        if watch is None:
+            return run(experiment, overwrite=overwrite, quiet=quiet)
+        display, control, stopped = choose_screen(quiet).open(), Control(), []
+
+        def listen(event: Event) -> None:
+            display(event)
+            if isinstance(event, TaskEnded) and not watch(experiment, event.task, event.average):
+                stopped.append(event.task)
+                control.stop()
+
+        try:
+            return run(experiment, overwrite=overwrite, listen=listen, control=control)
+        except Interrupted:
+            if stopped:
+                raise StoppedError(f"stopped after task {stopped[0] + 1}") from None
+            raise
 
 
 def gather(

@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 import torch
 
 from infssm._memory import RUNS_AT_ONCE
-from infssm.bench.executors.schedule import Scheduled
+from infssm.bench.executors.schedule import PoolExecutor
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order, Reporter, carry_out
 from infssm.errors import ConfigError
 
@@ -25,7 +25,7 @@ _MOMENT = 0.2
 """Seconds to wait for a message before looking at signals."""
 
 
-class LocalProcesses(Scheduled):
+class LocalProcesses(PoolExecutor):
     """Carries out experiments in ``processes`` processes of this machine, which share its memory and cores equally.
 
     A process that dies (killed, out of memory) is replaced and its run resumed from its checkpoint, at most
@@ -43,7 +43,7 @@ class LocalProcesses(Scheduled):
 
 
 class _Processes:
-    """See :class:`Crew`. Every attempt has a process of its own.
+    """See :class:`WorkerPool`. Every attempt has a process of its own.
 
     concurrent.futures would do for the runs, but one killed process breaks its whole pool, and joblib cannot send what
     happens during a run; a pipe for each process can, and end-of-file on it shows that the process ended.
@@ -62,8 +62,8 @@ class _Processes:
         there.close()  # else the end of the process would not be the end of the pipe
         self._workers[number] = process, here
 
-    def hear(self) -> list[tuple[int, Message]]:
-        heard: list[tuple[int, Message]] = []
+    def receive(self) -> list[tuple[int, Message]]:
+        received: list[tuple[int, Message]] = []
         ready = wait([connection for _, connection in self._workers.values()], _MOMENT)
         for number, (process, connection) in list(self._workers.items()):
             if connection not in ready:
@@ -74,11 +74,11 @@ class _Processes:
                 process.join()
                 message = Died(describe_exit(process.exitcode))
             if isinstance(message, Done | Failed | Died):
-                self._let_go(number)
-            heard.append((number, message))
-        return heard
+                self._release(number)
+            received.append((number, message))
+        return received
 
-    def _let_go(self, number: int) -> None:
+    def _release(self, number: int) -> None:
         process, connection = self._workers.pop(number)
         connection.close()
         process.join(10)  # seconds that a process may take to leave after its last message
@@ -86,14 +86,14 @@ class _Processes:
         process.join()
 
     def reply(self, number: int, answer: bool | None) -> None:
-        with contextlib.suppress(OSError, KeyError):  # the process is dead, which will be or was heard
+        with contextlib.suppress(OSError, KeyError):  # the process is dead, which receive() reports
             self._workers[number][1].send(answer)
 
     def close(self) -> None:
         for process, _ in self._workers.values():
             process.kill()
         for number in list(self._workers):
-            self._let_go(number)
+            self._release(number)
 
 
 def describe_exit(code: int | None) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infssm._memory import RUNS_AT_ONCE
-from infssm.bench.executors.schedule import Scheduled
+from infssm.bench.executors.schedule import PoolExecutor
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order, Reporter, carry_out
 from infssm.bench.experiment import Experiment
 from infssm.errors import ConfigError
@@ -26,7 +26,7 @@ _MOMENT = 0.2
 """Seconds between two polls of the cluster."""
 
 
-class RayExecutor(Scheduled):
+class RayExecutor(PoolExecutor):
     """Carries out experiments on a Ray cluster, as many at once as it has cores (or GPUs) for.
 
     ``address``: of the cluster; ``"auto"``: the one of this machine or of ``$RAY_ADDRESS``, else one that is started on
@@ -68,7 +68,7 @@ class _FilesWanted:
     """The folder of the runs is not shared: the worker asks for what there is of its run."""
 
 
-class _Desk:
+class _Mailbox:
     """Holds messages until they are fetched: an actor on the driver's node, so that they outlive their senders."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Desk:
         self._messages += [(number, message) for message in messages]
         return self._replies.pop(number, [])
 
-    def hear(self) -> list[tuple[int, Any]]:
+    def receive(self) -> list[tuple[int, Any]]:
         messages, self._messages = self._messages, []
         return messages
 
@@ -89,14 +89,14 @@ class _Desk:
 
 
 class _Cluster:
-    """See :class:`Crew`. ``own``: whether to leave the cluster at the end."""
+    """See :class:`WorkerPool`. ``own``: whether to leave the cluster at the end."""
 
     def __init__(self, ray: Any, own: bool) -> None:
         self._ray, self._own = ray, own
         here = ray.get_runtime_context().get_node_id()
         strategy = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         near = strategy(here, soft=False)
-        self._desk = ray.remote(num_cpus=0, scheduling_strategy=near)(_Desk).remote()
+        self._mailbox = ray.remote(num_cpus=0, scheduling_strategy=near)(_Mailbox).remote()
         self._attempts: dict[int, tuple[Order, Any]] = {}
         self._marks: dict[Path, Path] = {}
         self._needs: dict[str, float] = {"CPU": 1}
@@ -114,7 +114,7 @@ class _Cluster:
         cores, gpus = self._needs["CPU"], self._needs.get("GPU", 0)
         task = self._ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=0, max_calls=0)(_work)
         mark = str(self._mark(Path(order.experiment.config.out).expanduser().absolute()))
-        self._attempts[number] = order, task.remote(self._desk, number, order, os.getcwd(), mark)
+        self._attempts[number] = order, task.remote(self._mailbox, number, order, os.getcwd(), mark)
 
     def _mark(self, folder: Path) -> Path:
         """A file in the folder of the runs, which only machines that share the folder see."""
@@ -124,29 +124,28 @@ class _Cluster:
             self._marks[folder].touch()
         return self._marks[folder]
 
-    def hear(self) -> list[tuple[int, Message]]:
+    def receive(self) -> list[tuple[int, Message]]:
         by_reference = {reference: number for number, (_, reference) in self._attempts.items()}
         over: list[Any] = []
         if by_reference:
             over, _ = self._ray.wait(list(by_reference), num_returns=len(by_reference), timeout=_MOMENT)
-        told = self._ray.get(
-            self._desk.hear.remote()
-        )  # fetched after `over`, so it includes all messages of finished attempts
-        heard: list[tuple[int, Message]] = []
+        # Fetched after `over`, so it includes all messages of finished attempts.
+        told = self._ray.get(self._mailbox.receive.remote())
+        received: list[tuple[int, Message]] = []
         for number, message in told:
             if not isinstance(message, _Files | _FilesWanted):
-                heard.append((number, message))
+                received.append((number, message))
             elif number in self._attempts:
                 order = self._attempts[number][0]
                 if isinstance(message, _Files):
                     _write(order.experiment, message)
                 else:
-                    self._desk.reply.remote(number, _read(order))
+                    self._mailbox.reply.remote(number, _read(order))
         for reference in over:
             number = by_reference[reference]
-            heard.append((number, self._end(reference)))
+            received.append((number, self._end(reference)))
             del self._attempts[number]
-        return heard
+        return received
 
     def _end(self, reference: Any) -> Message:
         try:
@@ -158,12 +157,12 @@ class _Cluster:
         return end
 
     def reply(self, number: int, answer: bool | None) -> None:
-        self._ray.get(self._desk.reply.remote(number, answer))
+        self._ray.get(self._mailbox.reply.remote(number, answer))
 
     def close(self) -> None:
         for _, reference in self._attempts.values():
             self._ray.cancel(reference, force=True)
-        self._ray.kill(self._desk)
+        self._ray.kill(self._mailbox)
         for mark in self._marks.values():
             mark.unlink(missing_ok=True)
         if self._own:
@@ -194,15 +193,15 @@ def _write(experiment: Experiment, files: _Files) -> None:
         unpack(RunDirectory(experiment.task0.path), files.task0, to_yaml(experiment.task0.config))
 
 
-class _ToDesk:
+class _MailboxChannel:
     """See :class:`Channel`. Replies come with each message that is sent, so that asking for them costs nothing."""
 
-    def __init__(self, ray: Any, desk: Any, number: int) -> None:
-        self._ray, self._desk, self._number = ray, desk, number
+    def __init__(self, ray: Any, mailbox: Any, number: int) -> None:
+        self._ray, self._mailbox, self._number = ray, mailbox, number
         self._replies: list[Any] = []
 
     def send(self, *messages: Any) -> None:
-        self._replies += self._ray.get(self._desk.tell.remote(self._number, *messages))
+        self._replies += self._ray.get(self._mailbox.tell.remote(self._number, *messages))
 
     def poll(self) -> bool:
         return bool(self._replies)
@@ -214,9 +213,9 @@ class _ToDesk:
         return self._replies.pop(0)
 
 
-def _work(desk: Any, number: int, order: Order, folder: str, mark: str) -> Done | Failed | Died:
+def _work(mailbox: Any, number: int, order: Order, folder: str, mark: str) -> Done | Failed | Died:
     """Carry out an order, on a machine of the cluster."""
-    channel = _ToDesk(importlib.import_module("ray"), desk, number)
+    channel = _MailboxChannel(importlib.import_module("ray"), mailbox, number)
     at_once = (os.cpu_count() or 1) // (order.experiment.config.train.threads or 1)
     os.environ[RUNS_AT_ONCE] = str(max(1, at_once))
     if Path(mark).exists():
@@ -226,7 +225,7 @@ def _work(desk: Any, number: int, order: Order, folder: str, mark: str) -> Done 
         return _work_apart(channel, order, Path(own))
 
 
-def _work_apart(channel: _ToDesk, order: Order, folder: Path) -> Done | Failed | Died:
+def _work_apart(channel: _MailboxChannel, order: Order, folder: Path) -> Done | Failed | Died:
     """Carry out an order in a folder of this machine, and send what is made there."""
     channel.send(_FilesWanted())
     received: _Files | None = channel.recv()

@@ -27,7 +27,7 @@ class LostError(InfssmError):
     """A run whose process ended again and again."""
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Workers that carry out runs. An attempt at an experiment has a number of its own."""
 
     @property
@@ -37,23 +37,23 @@ class Crew(Protocol):
     def start(self, number: int, order: Order) -> None:
         """Have a worker carry out an order."""
 
-    def hear(self) -> list[tuple[int, Message]]:
+    def receive(self) -> list[tuple[int, Message]]:
         """Messages with the numbers of their attempts; waits a moment where there are none."""
 
     def reply(self, number: int, answer: bool | None) -> None:
         """Answer a finished task: whether to continue. None, at any time, asks the worker to save the run and exit."""
 
     def close(self) -> None:
-        """Let go of all workers; those that still work end at once."""
+        """Release all workers; those still at work are killed."""
 
 
-class Scheduled(ABC):
-    """An executor whose experiments are carried out by a crew."""
+class PoolExecutor(ABC):
+    """An executor whose experiments are carried out by a pool of workers."""
 
     _retries: int
 
     @abstractmethod
-    def _open(self) -> Crew: ...
+    def _open(self) -> WorkerPool: ...
 
     def run(
         self,
@@ -70,7 +70,7 @@ class Scheduled(ABC):
 
 @dataclass(eq=False)
 class _Job:
-    """An experiment on its way; ``deaths`` are those of its workers since its last complete task."""
+    """An experiment that waits or runs; ``deaths`` are those of its workers since its last complete task."""
 
     experiment: Experiment
     display: Display
@@ -79,14 +79,14 @@ class _Job:
 
 
 class Schedule:
-    """Experiments on their way through a crew."""
+    """Which experiments wait, which are carried out by the workers of a pool, and what they report."""
 
-    def __init__(self, crew: Crew, screen: Screen, overwrite: bool, retries: int, watch: Watch | None) -> None:
-        self._crew, self._screen, self._watch = crew, screen, watch
+    def __init__(self, pool: WorkerPool, screen: Screen, overwrite: bool, retries: int, watch: Watch | None) -> None:
+        self._pool, self._screen, self._watch = pool, screen, watch
         self._overwrite, self._retries = overwrite, retries
         self._waiting: list[_Job] = []
         self._running: dict[int, _Job] = {}
-        self._heard: list[tuple[int, Message]] = []
+        self._received: list[tuple[int, Message]] = []
         self._numbers = itertools.count()
         self._renewed: set[Path | None] = set()
 
@@ -100,21 +100,21 @@ class Schedule:
                     yield from self._fill(source)
                     if not self._running and not self._waiting:
                         return
-                    self._heard = self._crew.hear()
-                    while self._heard and not control.stopping:
-                        if (end := self._take(*self._heard.pop(0))) is not None:
+                    self._received = self._pool.receive()
+                    while self._received and not control.stopping:
+                        if (end := self._take(*self._received.pop(0))) is not None:
                             yield end
                     if control.stopping:
                         self._leave()
                         raise Interrupted("interrupted; all runs are saved, and the same command continues them")
             finally:
                 self._leave()
-                self._crew.close()
+                self._pool.close()
                 self._screen.stop()
 
     def _fill(self, source: Iterator[_Job]) -> Iterator[Finished]:
         """Start what can be; yield what is complete already."""
-        while len(self._running) < self._crew.slots and (job := self._next(source)) is not None:
+        while len(self._running) < self._pool.slots and (job := self._next(source)) is not None:
             experiment, overwrite = job.experiment, self._overwrite and not job.begun
             run = RunDirectory(experiment.path)
             if run.complete and not overwrite:
@@ -131,14 +131,14 @@ class Schedule:
                 forget_task0(experiment)
             number = next(self._numbers)
             self._running[number] = job
-            self._crew.start(number, Order(experiment, overwrite, asks=self._watch is not None))
+            self._pool.start(number, Order(experiment, overwrite, asks=self._watch is not None))
 
     def _next(self, source: Iterator[_Job]) -> _Job | None:
         """An experiment that can start: one that waited, else a new one. No more wait than could run."""
         if (ready := next(filter(self._is_ready, self._waiting), None)) is not None:
             self._waiting.remove(ready)
             return ready
-        while len(self._waiting) < self._crew.slots and (job := next(source, None)) is not None:
+        while len(self._waiting) < self._pool.slots and (job := next(source, None)) is not None:
             if self._is_ready(job):
                 return job
             self._waiting.append(job)
@@ -160,7 +160,7 @@ class Schedule:
         if isinstance(message, TaskEnded):
             job.deaths = 0
             if self._watch is not None:
-                self._crew.reply(number, self._watch(experiment, message.task, message.average))
+                self._pool.reply(number, self._watch(experiment, message.task, message.average))
         if not isinstance(message, Done | Failed | Died):
             if not isinstance(message, RunEnded):  # the line stays until the worker has reported how the run ended
                 job.display(message)
@@ -185,14 +185,14 @@ class Schedule:
     def _leave(self) -> None:
         """Ask all workers to save their runs, and wait until they have."""
         for number in self._running:
-            self._crew.reply(number, None)
+            self._pool.reply(number, None)
         while True:
-            for number, message in self._heard:
+            for number, message in self._received:
                 if isinstance(message, Done | Failed | Died):
                     self._running.pop(number, None)
             if not self._running:
                 return
-            self._heard = self._crew.hear()
+            self._received = self._pool.receive()
 
 
 def _completed(experiment: Experiment) -> Finished:

@@ -1,10 +1,7 @@
 """Benchmarks as data: one YAML file each, every value traced to its table."""
 
-from infssm.bench.presets.estimates import Estimate, estimate
-from infssm.bench.presets.fast import fast_dev_config
 from infssm.bench.presets.load import (
     VARIANTS,
-    Preset,
     is_job,
     list_benchmarks,
     list_presets,
@@ -12,20 +9,14 @@ from infssm.bench.presets.load import (
     main_job,
     paper_numbers,
 )
-from infssm.bench.presets.paper import Cell, Measured, compare_with_paper, paper_cells
-from infssm.bench.presets.paper_tables import PAPER_FORMATS, coverage, render_paper
-from infssm.bench.presets.plan import plan, run
+from infssm.bench.presets.paper import PAPER_FORMATS, compare_with_paper, coverage, paper_cells
+from infssm.bench.presets.plan import fast_dev_config, plan, run
 
 __all__ = [
     "PAPER_FORMATS",
     "VARIANTS",
-    "Cell",
-    "Estimate",
-    "Measured",
-    "Preset",
     "compare_with_paper",
     "coverage",
-    "estimate",
     "fast_dev_config",
     "is_job",
     "list_benchmarks",
@@ -35,6 +26,5 @@ __all__ = [
     "paper_cells",
     "paper_numbers",
     "plan",
-    "render_paper",
     "run",
 ]

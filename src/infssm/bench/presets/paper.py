@@ -1,13 +1,15 @@
-"""The paper's result tables cell by cell: which preset fills each, and what complete runs measured."""
+"""The paper's result tables cell by cell: which preset fills each, what complete runs measured, and both as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from infssm.bench.presets.load import VARIANTS, list_presets, load_preset, paper_numbers
+from infssm.bench.reports.text import latex_table, markdown_table, render
 from infssm.errors import InfssmError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import FREE, differences, flatten, load_config, to_dict
@@ -35,6 +37,14 @@ _IGNORED = (
     "train.threads",
 )
 """Settings in which a run may differ from its preset and still count as that preset's."""
+
+_MEASURES = {"AA": "aa", "AIA": "aia", "FM": "fm"}
+_MISSING = "missing"
+_NOTE = (
+    "Percent; mean ± sample standard deviation over seeds; in brackets measured less published. FM: lower is better. "
+    "Measured values marked * come from runs whose settings differ from the preset's; the differences are listed below."
+)
+_HEADER = ["data set", "tasks", "method"] + [f"{m} {part}" for m in _MEASURES for part in ("paper", "ours")] + ["seeds"]
 
 
 @dataclass(frozen=True)
@@ -138,3 +148,79 @@ def _method(row: Mapping[str, Any]) -> str:
     """The row's name in its table: the method, in Table 7 the blocks."""
     name: str = row["blocks"] if "blocks" in row else row["method"]
     return name
+
+
+def _markdown(cells: Sequence[Cell]) -> str:
+    parts = ["# Beside the paper", coverage(cells), _NOTE]
+    for title, mine in _tables(cells):
+        parts += [f"## {title}", markdown_table(_HEADER, [_cells(cell) for cell in mine], names=3)]
+        if commands := _commands(mine):
+            parts.append("\n".join(["To fill the missing cells:", "", "```bash", *commands, "```"]))
+        if notes := _differing(mine):
+            parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex(cells: Sequence[Cell]) -> str:
+    blocks = [f"% {coverage(cells)}"]
+    for title, mine in _tables(cells):
+        table = latex_table(_HEADER, [_cells(cell) for cell in mine], align="lrl" + "r" * (len(_HEADER) - 3))
+        comments = [*(f"% missing: {c}" for c in _commands(mine)), *(f"% {note}" for note in _differing(mine))]
+        blocks.append("\n".join([f"% {title}", table, *comments]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _html(cells: Sequence[Cell]) -> str:
+    parts = []
+    for title, mine in _tables(cells):
+        rows = [[", ".join(row[:3]), *row[3:]] for row in map(_cells, mine)]
+        commands = {row[0]: cell.command for cell, row in zip(mine, rows, strict=True) if cell.measured is None}
+        note = " ".join([_NOTE, *_differing(mine)])
+        parts.append({"title": title, "rows": rows, "note": note, "commands": commands})
+    header = [", ".join(_HEADER[:3]), *_HEADER[3:]]
+    return render("paper.html", title="Beside the paper", subtitle=coverage(cells), header=header, parts=parts)
+
+
+def coverage(cells: Sequence[Cell]) -> str:
+    """How many rows have been measured, in a sentence."""
+    done = sum(cell.measured is not None for cell in cells)
+    changed = sum(cell.measured is not None and bool(cell.measured.differences) for cell in cells)
+    tail = f", {changed} of them with changed settings" if changed else ""
+    return f"{done} of {len(cells)} published rows measured{tail}; {len(cells) - done} missing."
+
+
+def _tables(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    datasets = list(dict.fromkeys(cell.dataset for cell in cells))
+    ordered = sorted(cells, key=lambda cell: (cell.tasks, datasets.index(cell.dataset)))
+    return [(title, [cell for cell in ordered if cell.table == table]) for table, title in TABLES.items()]
+
+
+def _cells(cell: Cell) -> list[str]:
+    row = [cell.dataset, str(cell.tasks), cell.method]
+    mark = "*" if cell.measured and cell.measured.differences else ""
+    for published, measure in _MEASURES.items():
+        paper = cell.paper[published]
+        row.append(f"{paper['mean']:.2f} ± {paper['std']:.2f}")
+        mine = cell.measured.measures[measure] if cell.measured else None
+        if mine is None or math.isnan(mine.mean):
+            row.append(_MISSING)
+        else:
+            row.append(f"{mine.format()}{mark} ({100 * mine.mean - paper['mean']:+.2f})")
+    return [*row, str(len(cell.measured.seeds)) if cell.measured else "0"]
+
+
+def _commands(cells: Sequence[Cell]) -> list[str]:
+    return list(dict.fromkeys(cell.command for cell in cells if cell.measured is None))
+
+
+def _differing(cells: Sequence[Cell]) -> list[str]:
+    """What starred rows changed, ``preset: setting: published value != value of the run``."""
+    lines = [
+        f"* {cell.preset}: {'; '.join(cell.measured.differences)}."
+        for cell in cells
+        if cell.measured and cell.measured.differences
+    ]
+    return list(dict.fromkeys(lines))
+
+
+PAPER_FORMATS: dict[str, Callable[[Sequence[Cell]], str]] = {"md": _markdown, "tex": _latex, "html": _html}

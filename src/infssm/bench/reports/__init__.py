@@ -2,10 +2,9 @@
 
 from infssm.bench.reports.compare import Comparison, compare
 from infssm.bench.reports.figures import write_figures
-from infssm.bench.reports.paired import PairedTest, paired_tests
 from infssm.bench.reports.report import render_report, write_report, write_reports
-from infssm.bench.reports.row import Row
-from infssm.bench.reports.tables import FORMATS, render, write_comparison
+from infssm.bench.reports.rows import PairedTest, Row, paired_tests
+from infssm.bench.reports.tables import FORMATS, write_comparison
 
 __all__ = [
     "FORMATS",
@@ -14,7 +13,6 @@ __all__ = [
     "Row",
     "compare",
     "paired_tests",
-    "render",
     "render_report",
     "write_comparison",
     "write_figures",

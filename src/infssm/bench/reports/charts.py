@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from infssm.bench.reports.page import BASE, LEFT, RIGHT, TOP, render
+from infssm.bench.reports.text import BASE, LEFT, RIGHT, TOP, render
 
 
 class Series(NamedTuple):

@@ -8,9 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from infssm.bench.reports.paired import PairedTest
-from infssm.bench.reports.row import Row
-from infssm.bench.reports.verdict import verdict
+from infssm.bench.reports.rows import PairedTest, Row, verdict
 from infssm.errors import ConfigError
 from infssm.learner.config.load import counting
 from infssm.learner.metrics import summarize
@@ -37,23 +35,22 @@ class Comparison:
     paired: tuple[PairedTest, ...] = ()
 
     @property
-    def benchmarks(self) -> list[str]:
-        """Names of the benchmarks, each once."""
-        return list(dict.fromkeys(row.benchmark for row in self.rows))
-
-    def of(self, benchmark: str) -> list[Row]:
-        """Rows of one benchmark."""
-        return [row for row in self.rows if row.benchmark == benchmark]
+    def benchmarks(self) -> dict[str, list[Row]]:
+        """Rows of each benchmark, by its name."""
+        tables: dict[str, list[Row]] = {}
+        for row in self.rows:
+            tables.setdefault(row.benchmark, []).append(row)
+        return tables
 
     @property
     def verdicts(self) -> dict[str, str]:
         """What the rows of each benchmark show, in one sentence; benchmarks with nothing to compare are left out."""
-        return {name: sentence for name in self.benchmarks if (sentence := verdict(self.of(name)))}
+        return {name: sentence for name, rows in self.benchmarks.items() if (sentence := verdict(rows))}
 
     def sentences(self, benchmark: str) -> list[str]:
         """The verdict on a benchmark and the paired tests on it."""
         tests = [test.sentence() for test in self.paired if test.benchmark == benchmark]
-        return [*filter(None, [verdict(self.of(benchmark))]), *tests]
+        return [*filter(None, [verdict(self.benchmarks[benchmark])]), *tests]
 
     def verdict(self) -> str:
         """All verdicts, one line per benchmark; the benchmark is named where there are several."""
@@ -114,7 +111,12 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
         label = setup.method + setup.shown({*varying[setup.method], *trained})
         order = [_sorted_as(setup.settings.get(name)) for name in varying[setup.method]]
         place = (benchmarks.index(benchmark), methods.index(setup.method), order)
-        rows.append((place, _row(benchmark, setup.method, label, dict(sorted(members.items())))))
+        seeds = sorted(members)
+        matrices = tuple(members[seed].matrix() for seed in seeds)
+        distinct = {tuple(run.names_per_task()) for run in members.values()}
+        classes = distinct.pop() if len(distinct) == 1 else ()
+        row = Row(benchmark, setup.method, label, tuple(seeds), summarize(matrices), matrices, classes)
+        rows.append((place, row))
     return Comparison(tuple(row for _, row in sorted(rows, key=lambda item: item[0])), tuple(repeated))
 
 
@@ -151,10 +153,3 @@ def _repetition(config: dict[str, Any], counted: RunDirectory, run: RunDirectory
         f"left out {run.path}: seed {config['seed']} of {config['method']['name']} is counted already, by "
         f"{counted.path}, which {why}"
     )
-
-
-def _row(benchmark: str, method: str, label: str, members: dict[int, RunDirectory]) -> Row:
-    matrices = tuple(run.matrix() for run in members.values())
-    distinct = {tuple(run.names_per_task()) for run in members.values()}
-    classes = distinct.pop() if len(distinct) == 1 else ()
-    return Row(benchmark, method, label, tuple(members), summarize(matrices), matrices, classes)

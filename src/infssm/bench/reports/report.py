@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from infssm.bench.reports.charts import Bars, Chart, HeatMap, Lines, Series
-from infssm.bench.reports.page import render, shortened
+from infssm.bench.reports.text import render
+from infssm.data.files import shown
 from infssm.errors import InfssmError
 from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, RMSE, AccuracyMatrix, Measure
 from infssm.learner.store import layout
@@ -150,11 +151,11 @@ def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Meas
     """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, where they are known."""
 
     def where(i: int, j: int) -> str:
-        return f"after task {i + 1}, on task {j + 1}" + (f" ({shortened(names[j])})" if j < len(names) else "")
+        return f"after task {i + 1}, on task {j + 1}" + (f" ({shown(names[j], 6)})" if j < len(names) else "")
 
-    shown = [[measure.scale * float(v) for v in row] for row in values]
-    top = 100.0 if measure == ACCURACY else max((v for row in shown for v in row if v == v), default=1.0)
-    return HeatMap(shown, f"{measure.title} on task", "after task", where, top=top, unit=measure.unit)
+    scaled = [[measure.scale * float(v) for v in row] for row in values]
+    top = 100.0 if measure == ACCURACY else max((v for row in scaled for v in row if v == v), default=1.0)
+    return HeatMap(scaled, f"{measure.title} on task", "after task", where, top=top, unit=measure.unit)
 
 
 def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -15,10 +15,9 @@ import numpy as np
 from infssm._files import write_text
 from infssm.bench.reports.charts import Chart, Series
 from infssm.bench.reports.compare import Comparison, compare
-from infssm.bench.reports.page import render as render_page
 from infssm.bench.reports.report import accuracy_map, forgetting_chart, mean_chart, readable
-from infssm.bench.reports.row import Row
-from infssm.bench.reports.text import latex_table, markdown, markdown_table, one_line
+from infssm.bench.reports.rows import Row
+from infssm.bench.reports.text import latex_table, markdown, markdown_table, one_line, render
 from infssm.learner.metrics import ACCURACY, RMSE, Summary
 from infssm.learner.store.directory import RunDirectory, find_runs
 
@@ -71,11 +70,6 @@ def note(rows: Sequence[Row]) -> str:
     )
 
 
-def render(comparison: Comparison, form: str) -> str:
-    """The comparison in one of :data:`FORMATS`."""
-    return FORMATS[form](comparison)
-
-
 def write_comparison(runs: Iterable[RunDirectory], folder: Path) -> tuple[Comparison, Path]:
     """Write ``comparison.html``, ``.md``, ``.csv`` and ``.tex`` to ``folder``.
 
@@ -89,18 +83,17 @@ def write_comparison(runs: Iterable[RunDirectory], folder: Path) -> tuple[Compar
     comparison = compare(complete)
     comparison = replace(comparison, left_out=(*problems, *comparison.left_out))
     for form in ("html", "md", "csv", "tex"):
-        write_text(folder / f"comparison.{form}", render(comparison, form))
+        write_text(folder / f"comparison.{form}", FORMATS[form](comparison))
     return comparison, folder / "comparison.html"
 
 
 def to_markdown(comparison: Comparison) -> str:
     """A Markdown table per benchmark, best values in bold."""
     blocks = []
-    for benchmark in comparison.benchmarks:
-        rows = comparison.of(benchmark)
+    for benchmark, rows in comparison.benchmarks.items():
         blocks += [f"### {markdown(benchmark)}", markdown_table(_header(rows), _cells(rows), best=best_cells(rows))]
         blocks += map(markdown, comparison.sentences(benchmark))
-    notes = dict.fromkeys(note(comparison.of(benchmark)) for benchmark in comparison.benchmarks)
+    notes = dict.fromkeys(map(note, comparison.benchmarks.values()))
     return "\n\n".join([*blocks, *notes, *map(markdown, comparison.left_out)]) + "\n"
 
 
@@ -121,8 +114,7 @@ def to_csv(comparison: Comparison) -> str:
 def to_latex(comparison: Comparison) -> str:
     """A booktabs table per benchmark, best values in bold."""
     blocks = []
-    for benchmark in comparison.benchmarks:
-        rows = comparison.of(benchmark)
+    for benchmark, rows in comparison.benchmarks.items():
         table = latex_table(_header(rows), _cells(rows), best=best_cells(rows))
         sentences = [f"% {one_line(sentence)}" for sentence in comparison.sentences(benchmark)]
         blocks.append("\n".join([f"% {one_line(benchmark)}", table, *sentences]))
@@ -161,12 +153,11 @@ def to_html(comparison: Comparison) -> str:
             "best": best_cells(rows),
             "charts": charts(rows),
         }
-        for benchmark in comparison.benchmarks
-        for rows in [comparison.of(benchmark)]
+        for benchmark, rows in comparison.benchmarks.items()
     ]
     subtitle = f"{sum(len(row.seeds) for row in comparison.rows)} runs · {' · '.join(comparison.benchmarks)}"
     title = "Comparison of methods"
-    return render_page("comparison.html", title=title, subtitle=subtitle, parts=parts, left_out=comparison.left_out)
+    return render("comparison.html", title=title, subtitle=subtitle, parts=parts, left_out=comparison.left_out)
 
 
 def charts(rows: Sequence[Row]) -> list[Chart]:
@@ -217,6 +208,5 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _plain(summary: Summary) -> dict[str, float | None]:
-    mean = None if math.isnan(summary.mean) else summary.mean
-    std = None if summary.std is None or math.isnan(summary.std) else summary.std
-    return {"mean": mean, "std": std}
+    values = {"mean": summary.mean, "std": summary.std}
+    return {name: None if value is None or math.isnan(value) else value for name, value in values.items()}

@@ -1,9 +1,21 @@
-"""Tables as Markdown and LaTeX, and names of users' data, methods and files as text of these formats."""
+"""Text of reports: HTML pages and charts from templates, tables as Markdown and LaTeX; all escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from infssm.data.files import shown
+from infssm.learner.config.load import flatten
+
+WIDTH, HEIGHT = 560, 300
+"""Pixels of a chart with axes."""
+LEFT, RIGHT, TOP, BASE = 66, 546, 12, 256
+"""Edges of the area inside the axes."""
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -15,6 +27,26 @@ _LATEX = {
     "±": r"$\pm$",
     **{char: f"\\{char}" for char in "{}#$%&_"},
 }
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this package with its values filled in; numbers of a drawing are rounded to a tenth of a pixel."""
+    return _environment(is_drawing=template.endswith(".svg")).get_template(template).render(values)
+
+
+@cache
+def _environment(*, is_drawing: bool) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("infssm.bench.reports"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=(lambda value: round(value, 1) if isinstance(value, float) else value) if is_drawing else None,
+    )
+    environment.filters |= {"shown": shown, "flatten": flatten}
+    environment.globals |= {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BASE": BASE}
+    return environment
 
 
 def one_line(text: str) -> str:

@@ -1,31 +1,17 @@
 """The paper's analyses: each a function that returns data and a figure."""
 
-from infssm.bench.studies import (
-    blocks,
-    ckd,
-    distance_speed,
-    drift,
-    invariance,
-    latency,
-    monte_carlo,
-    penalty_alone,
-    variance,
-)
+from infssm.bench.studies import distances, latency, penalty, states, variance
 from infssm.bench.studies.study import Study, describe_study, list_studies, register_study, run_study
 
 __all__ = [
     "Study",
-    "blocks",
-    "ckd",
     "describe_study",
-    "distance_speed",
-    "drift",
-    "invariance",
+    "distances",
     "latency",
     "list_studies",
-    "monte_carlo",
-    "penalty_alone",
+    "penalty",
     "register_study",
     "run_study",
+    "states",
     "variance",
 ]

@@ -1,19 +1,31 @@
-"""Studies: functions that return numbers, a figure and a text computed from the numbers."""
+"""Studies: functions that return numbers, a figure and a text computed from the numbers; and the run they read."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import torch
+from pydantic import ConfigDict
+from torch import Tensor, nn
 
-from infssm._registry import Registry, shorten, suggest
+from infssm._registry import Registry, check_options, suggest
+from infssm.data import Split
 from infssm.errors import ConfigError
-from infssm.ssm import list_distances
+from infssm.learner.config.fields import RunConfig
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.evaluate import evaluate
+from infssm.learner.modeling import load_weights
+from infssm.learner.setup import Setup, build
+from infssm.learner.store.directory import RunDirectory
+from infssm.methods import Method
+from infssm.ssm import StateSpace, list_distances, record_states
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +53,9 @@ class Study:
 
 
 _STUDIES: Registry[Callable[..., Study]] = Registry("study")
-register_study = _STUDIES.register
+register_study, describe_study = _STUDIES.register, _STUDIES.describe
+_LEAST = {"seed": 0, "task": -1}
+"""Smallest values of whole numbers that are no counts; task -1 is the last one."""
 
 
 def list_studies() -> list[str]:
@@ -49,27 +63,86 @@ def list_studies() -> list[str]:
     return list(_STUDIES)
 
 
-def describe_study(name: str) -> str:
-    """The first line of a study's docstring."""
-    return (_STUDIES[name].__doc__ or "").strip().partition("\n")[0]
-
-
 def run_study(name: str, **options: Any) -> Study:
     """Run the named study; options are those of its function, with values of its types and counts of at least 1."""
     study = _STUDIES[name]
-    known = {key: hint for key, hint in get_type_hints(study).items() if key != "return"}
-    for key, value in options.items():
-        if key not in known:
-            raise ConfigError(f"study {name!r} has no option {shorten(repr(key))}{suggest(key, known)}")
-        try:
-            lax = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
-            TypeAdapter(known[key], config=lax).validate_python(value)
-        except ValidationError as error:
-            reason = shorten(error.errors()[0]["msg"])
-            raise ConfigError(f"study {name!r}: {key}={shorten(repr(value))}: {reason}") from None
-        if isinstance(value, int) and not isinstance(value, bool) and value < (0 if key == "seed" else 1):
+    lax = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    checked = check_options(f"study {name!r}", study, options, lax)
+    for key, value in checked.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value < _LEAST.get(key, 1):
             raise ConfigError(f"study {name!r}: {key}={value} is too small")
-    return study(**options)
+    return study(**checked)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run on disk with its data. ``tasks`` counts those whose model was saved."""
+
+    directory: RunDirectory
+    setup: Setup
+    tasks: int
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str] | None, *, data_root: str | None = None, tasks: int = 1) -> TrainedRun:
+        """Open a run directory with so many complete tasks; ``data_root`` says where its data is now, if it moved."""
+        if path is None:
+            raise ConfigError("this study needs a run: give its directory with --run (in Python: run=...)")
+        directory = RunDirectory.open(path)
+        changes = {} if data_root is None else {"data": {"root": data_root}}
+        config = load_config(merge(directory.config(), changes))
+        setup = build(config, torch.device("cpu"), Split.load(directory.split_path), weights=False)
+        last = directory.last_task
+        if last is None:
+            raise ConfigError(f"{path} has no saved model: no task of it is complete")
+        lost = sorted(set(range(last + 1)) - set(directory.saved_tasks))
+        if lost:
+            raise ConfigError(f"{path} has lost {directory.weights_path(lost[0])}: restore it, or run it again")
+        if last + 1 < tasks:
+            raise ConfigError(f"{directory.path} has {last + 1} complete task(s); this study needs {tasks}")
+        return cls(directory, setup, last + 1)
+
+    @property
+    def config(self) -> RunConfig:
+        """What was run."""
+        return self.setup.config
+
+    def model(self, task: int) -> nn.Module:
+        """A copy of the model as it was after a task, in evaluation mode, with the classifier that was trained."""
+        method = self.setup.method
+        load_weights(method, self.directory.weights_path(task % self.tasks))
+        method.head.withdraw()  # a fitted one may run the model twice, and another beside it
+        return copy.deepcopy(method.module).eval()
+
+    def images(self, count: int, *, task: int = 0) -> Tensor:
+        """The first test images of a task through the evaluation transform: [count, channels, height, width]."""
+        batches, collected = [], 0
+        for batch in self.setup.eval_loader(self.setup.stream[task], "test"):
+            batches.append(batch.x)
+            collected += len(batch.x)
+            if collected >= count:
+                break
+        return torch.cat(batches)[:count]
+
+    def accuracy(self, method: Method, task: int) -> float:
+        """Accuracy of a method's module on a task's test images, among the classes seen up to that task."""
+        stream_task = self.setup.stream[task]
+        setup = replace(self.setup, method=method)
+        return evaluate(_fabric(), setup, stream_task, seen=stream_task.classes.stop).value
+
+
+@cache
+def _fabric() -> Any:
+    from lightning_fabric import Fabric
+
+    return Fabric(accelerator="cpu", devices=1)
+
+
+@torch.no_grad()
+def states_of(model: nn.Module, x: Tensor, *, include_dt_bias: bool = True) -> dict[str, list[StateSpace]]:
+    """States of ``x: [b, ...]`` by layer, one entry per scan direction."""
+    with record_states(model, include_dt_bias=include_dt_bias) as states:
+        model(x)
+    return dict(states)
 
 
 def choose_kinds(kinds: str | Sequence[str]) -> list[str]:

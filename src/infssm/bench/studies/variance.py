@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm.bench.presets import paper_numbers
-from infssm.bench.studies.run import TrainedRun
-from infssm.bench.studies.study import Study, axes, register_study
+from infssm.bench.studies.study import Study, TrainedRun, axes, register_study
 from infssm.errors import ConfigError
 from infssm.models import SSMMixer, create_model
 from infssm.ops import ScanInputs

@@ -1,29 +1,39 @@
-"""`Sweep`: takes trials from a shared folder, has an executor run them, and stores their results there."""
+"""`Sweep`: takes trials from a shared folder, has an executor run them, stores their results there and reports them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from infssm._files import atomic_file, write_text
 from infssm.bench.executors import Executor, Experiment, Finished, StoppedError
 from infssm.bench.presets import plan
-from infssm.bench.sweeps.space import overrides_of, parse_space
+from infssm.bench.sweeps.space import ends_of, overrides_of, parse_space
 from infssm.bench.sweeps.trials import Trial, Trials, propose
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
-from infssm.learner.metrics import Measure
+from infssm.learner.metrics import ACCURACY, Measure
 from infssm.learner.scoring import score_of
 from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
 
 _PAUSE = 1.0
 """Seconds between two checks of what other processes have finished."""
+
+
+class Row(NamedTuple):
+    """A trial: its number, its objective on validation data or what became of it, and its settings."""
+
+    number: int
+    outcome: str
+    settings: tuple[str, ...]
 
 
 @dataclass
@@ -80,9 +90,8 @@ class Sweep:
         }
         name = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()[:8]
         self.folder = Path(out).expanduser() / f"sweep-{name}"
-        for pick in (0, -1):  # settings that no trial could run with are reported before the first one starts
-            experiments = self._plan([f"{key}={part.text(part.values[pick])}" for key, part in self.space.items()])
-            if len(experiments) != len(self.seeds):
+        for params in ends_of(self.space):  # settings no trial could run with are reported before the first one starts
+            if len(self._plan(overrides_of(self.space, params))) != len(self.seeds):
                 raise ConfigError("a search is for one method: name it, such as method=inf-ssm-exact")
         self._seed = search_seed
         self._work: dict[Experiment, _Work] = {}
@@ -124,7 +133,7 @@ class Sweep:
                     return trials_so_far
                 time.sleep(_PAUSE)
         finally:
-            self._trials.let_go()
+            self._trials.release()
 
     def best(self) -> Trial | None:
         """The complete trial with the best objective; the earliest of several."""
@@ -134,6 +143,82 @@ class Sweep:
     def settings(self, trial: Trial) -> list[str]:
         """The searched settings of a trial, as they are written on the command line."""
         return overrides_of(self.space, trial.params)
+
+    @property
+    def objective(self) -> str:
+        """The name of the objective in tables: ``AA``, or the measure's own for language."""
+        return "AA" if self.measure == ACCURACY else self.measure.title
+
+    def rows(self) -> list[Row]:
+        """Complete trials, best first, then the others."""
+        measure = self.measure
+
+        def outcome(trial: Trial) -> str:
+            if trial.state == "complete":
+                return measure.show(trial.value or 0)
+            if trial.state == "running":
+                return "unfinished"
+            if trial.error is not None:
+                return "diverged"
+            last = max(trial.reports)
+            return f"stopped at {measure.show(trial.reports[last])} after step {last + 1}"
+
+        ordered = sorted(self.trials(), key=lambda t: (t.state != "complete", -measure.sign * (t.value or 0), t.number))
+        return [Row(trial.number, outcome(trial), tuple(self.settings(trial))) for trial in ordered]
+
+    def winners_command(self, start: Sequence[str]) -> str | None:
+        """The command that runs the winner on test data; ``start``: the options that say what the search began with."""
+        best = self.best()
+        if best is None:
+            return None
+        seeds = ["--seed", *map(str, self.seeds)]
+        return shlex.join(["infssm", "run", *start, *self.fixed, *self.settings(best), *seeds])
+
+    def write_findings(self, command: str | None) -> Path:
+        """Write ``sweep.md`` and ``sweep.png`` into the folder of the search; the path of the first."""
+        name, rows = self.objective, self.rows()
+        lines = [
+            "# Search",
+            "",
+            f"{len(rows)} trials; {name} in {self.measure.unit} on validation data, mean over seeds {self.seeds}.",
+        ]
+        if command is not None:
+            lines += ["", "Best, to be run on test data:", "", f"    {command}"]
+        lines += [
+            "",
+            f"![{name} against each setting](sweep.png)",
+            "",
+            f"| trial | {name} | settings |",
+            "|---|---|---|",
+        ]
+        lines += [f"| {row.number} | {row.outcome} | `{' '.join(row.settings)}` |" for row in rows]
+        path = self.folder / "sweep.md"
+        write_text(path, "\n".join(lines) + "\n")
+        with atomic_file(self.folder / "sweep.png") as file:
+            self._figure().savefig(file, format="png", dpi=120)
+        return path
+
+    def _figure(self) -> Any:
+        """The objective against each setting, a panel each; the best is marked."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(3.2 * len(self.space), 3), layout="constrained")
+        panels: Any = figure.subplots(1, len(self.space), sharey=True, squeeze=False)[0]
+        best, complete = self.best(), [trial for trial in self.trials() if trial.state == "complete"]
+        part: Any
+        for panel, (key, part) in zip(panels, self.space.items(), strict=True):
+            choices = getattr(part, "choices", None)
+            for trial in complete:
+                x = choices.index(trial.params[key]) if choices else trial.params[key]
+                style = {"color": "tab:red", "zorder": 3} if trial == best else {"color": "tab:blue", "alpha": 0.6}
+                panel.plot([x], [self.measure.scale * (trial.value or 0)], "o", **style)
+            if choices:
+                panel.set_xticks(range(len(choices)), choices, rotation=30)
+            elif part.log:
+                panel.set_xscale("log")
+            panel.set_xlabel(key)
+        panels[0].set_ylabel(f"{self.objective} on validation data, {self.measure.unit}")
+        return figure
 
     def _plan(self, settings: Sequence[str]) -> list[Experiment]:
         return plan(

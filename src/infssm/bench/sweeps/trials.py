@@ -65,7 +65,7 @@ class Trials:
         self._claims: dict[int, ExitStack] = {}
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "sweep.json"
-        with self._alone():
+        with self._exclusive():
             if not path.exists():
                 write_text(path, json.dumps(identity, indent=2) + "\n")
             elif json.loads(path.read_text()) != identity:
@@ -80,7 +80,7 @@ class Trials:
 
         None where nothing is to be done: all are done, or others work on them.
         """
-        with self._alone():
+        with self._exclusive():
             trials = self.all()
             for trial in trials:
                 if trial.state == "running" and self._claim(trial.number):
@@ -113,7 +113,7 @@ class Trials:
         self._write(replace(trial, state=state, value=value, error=error, reports=reports))
         self._claims.pop(number).close()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release unfinished trials, so that other processes can take them."""
         while self._claims:
             self._claims.popitem()[1].close()
@@ -148,7 +148,7 @@ class Trials:
         return True
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Wait until this is the only process that adds or takes trials."""
         with ExitStack() as stack:
             while True:
@@ -179,7 +179,7 @@ def propose(space: Space, trials: Sequence[Trial], seed: int, better: int = 1) -
     from optuna.trial import TrialState, create_trial
 
     tried = {tuple(overrides_of(space, trial.params)) for trial in trials}
-    distributions = {key: part.distribution() for key, part in space.items()}
+    distributions: dict[str, optuna.distributions.BaseDistribution] = dict(space)
     states = {"running": TrialState.RUNNING, "complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
     for attempt in range(_ATTEMPTS):
         digest = hashlib.sha256(repr((seed, len(trials), attempt)).encode()).digest()

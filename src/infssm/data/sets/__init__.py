@@ -1,5 +1,5 @@
-"""One file per data set, or per family of them; importing this registers all."""
+"""Data sets; importing this package registers them."""
 
-from infssm.data.sets import cifar100, digits, folders, speech, synthetic, text, waves
+from infssm.data.sets import generated, published, text
 
-__all__ = ["cifar100", "digits", "folders", "speech", "synthetic", "text", "waves"]
+__all__ = ["generated", "published", "text"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from infssm._optional import require
 from infssm.data.dataset import Dataset
 from infssm.data.facts import ImageFacts
+from infssm.data.files import digest
 from infssm.data.images import to_raw, to_rgb
 from infssm.data.sets.text import Text, one_line, text_dataset
 from infssm.errors import ConfigError, DataError, InfssmError
@@ -59,7 +59,7 @@ class TableImages:
     def fingerprint(self) -> str:
         """Digest of the tables' own."""
         prints = [self._column, *(str(table._fingerprint) for table in self._tables)]
-        return hashlib.sha256("\n".join(prints).encode()).hexdigest()[:16]
+        return digest(["\n".join(prints)])
 
 
 def load_hub(

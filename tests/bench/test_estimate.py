@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from infssm.bench.presets import estimate
-from infssm.bench.presets import estimates as _estimate
+from infssm.bench import timing as _estimate
+from infssm.bench.timing import estimate
 from infssm.learner.config.load import load_config
 from infssm.learner.setup import build
 from tests.learner import sequences

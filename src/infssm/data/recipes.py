@@ -1,19 +1,23 @@
-"""What a recipe is: from raw images to model input, in training and in evaluation."""
+"""Recipes: from raw images to model input, in training and in evaluation."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infssm._registry import suggest
 from infssm._seeding import seeded
+from infssm._torchvision import timm
+from infssm.data.dataset import Dataset
+from infssm.data.facts import ImageFacts
 from infssm.data.images import to_pil
+from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,6 +41,11 @@ class Stats:
 IMAGENET = Stats((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR100 = Stats((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 DIGITS = Stats((0.3053,), (0.3761,))
+_RECIPES = ("deit", "light", "none")
+_LARGE = 224
+_STATS = {"cifar100": CIFAR100, "cifar100-base": CIFAR100, "digits": DIGITS, "omniglot": DIGITS}
+"""Normalisation by data set, or by the packaged weights whose training images were normalised so."""
+_CROP_SHARE = 0.875
 
 
 class Recipe(ABC):
@@ -175,92 +184,118 @@ class LightRecipe(Recipe):
         return x.round_().clamp_(0, 255).to(torch.uint8)
 
 
-class StrongRecipe(Recipe):
-    """The strong augmentation of X-DER's consistency term, a whole batch at once.
+def list_recipes() -> list[str]:
+    """Names :func:`make_recipe` knows."""
+    return list(_RECIPES)
 
-    Random resized crop (area 0.2..1), flip, colour jitter (0.4, 0.4, 0.4, 0.1; p 0.8), greyscale (p 0.2).
 
-    Jitter changes brightness, contrast, saturation and hue, always in this order. Images of one channel get only crop,
-    flip, brightness and contrast.
+def make_recipe(
+    name: str,
+    dataset: Dataset | ImageFacts,
+    *,
+    size: int | None = None,
+    eval_normalization: Literal["same", "authors"] = "same",
+    val_transform: Literal["eval", "train"] = "eval",
+) -> Recipe:
+    """Build a recipe.
+
+    Args:
+        name: ``deit`` (crop, flip, RandAugment, erasing through timm), ``light`` (shift and flip on the whole batch)
+            or ``none`` (normalisation only).
+        dataset: the data set, or its facts, that statistics and image size follow.
+        size: output height and width; unless given 224 for ``deit`` and for files, else the size images have.
+        eval_normalization: ``authors`` reproduces a quirk of the paper's released code, which trains CIFAR-100 with
+            ImageNet statistics and evaluates it with CIFAR's. It changes nothing for other data sets.
+        val_transform: ``train`` applies the training transform to validation images, as the released code does for
+            CIFAR-100 and CUB-200.
+    """
+    if name not in _RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}{suggest(name, _RECIPES)}")
+    if eval_normalization not in ("same", "authors"):
+        raise ConfigError(f"eval_normalization must be 'same' or 'authors', got {eval_normalization!r}")
+    if val_transform not in ("eval", "train"):
+        raise ConfigError(f"val_transform must be 'eval' or 'train', got {val_transform!r}")
+    facts = dataset if isinstance(dataset, ImageFacts) else dataset.images.facts(dataset.name)
+    quirk = eval_normalization == "authors" and facts.name == "cifar100"
+    eval_stats, augment_val = CIFAR100 if quirk else None, val_transform == "train"
+    if name == "deit":
+        return deit_recipe(size=size or _LARGE, eval_stats=eval_stats, augment_val=augment_val)
+    if size is None and facts.height != facts.width:
+        raise ConfigError(
+            f"{facts.name} has images of {facts.height}x{facts.width}; choose the size of the square input"
+        )
+    size = size or facts.height or _LARGE
+    stats = _STATS.get(facts.name)
+    stats = stats or (IMAGENET if facts.channels == 3 else Stats((0.5,), (0.5,)))
+    return LightRecipe(
+        size=size,
+        stats=IMAGENET if quirk else stats,
+        eval_stats=eval_stats,
+        pad=0 if name == "none" else max(1, size // 8),
+        flip=name != "none" and stats is not DIGITS,  # a mirrored digit or letter is another sign, or none
+        augment_val=augment_val,
+    )
+
+
+def deit_recipe(
+    *, size: int = _LARGE, stats: Stats = IMAGENET, eval_stats: Stats | None = None, augment_val: bool = False
+) -> PerImageRecipe:
+    """The DeiT recipe through timm, with which the paper's released code trains.
+
+    Random resized crop, flip, RandAugment, normalisation and random erasing; resize and centre crop to evaluate.
 
     Args:
         size: height and width of the output.
-        stats: normalisation.
-        flip: whether to flip at random.
+        stats: normalisation in training, and fill colour of RandAugment.
+        eval_stats: normalisation in evaluation; the same unless given.
+        augment_val: see :class:`Recipe`.
     """
-
-    def __init__(self, *, size: int, stats: Stats, flip: bool = True) -> None:
-        self.size = self.raw_size = size
-        self.stats = self.eval_stats = stats
-        self.flip = flip
-
-    def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """Uniform numbers for area, aspect, two offsets, flip, four jitters, jitter on/off, grey: [count, 11]."""
-        return torch.rand(count, 11, generator=rng)
-
-    def apply(self, raw: Tensor, draws: Tensor) -> Tensor:
-        """See :class:`Recipe`."""
-        flips = (draws[:, 4] < 0.5) & self.flip
-        x = _crop(raw.to(torch.float32) / 255, draws[:, :4], flips, self.size)
-        x = torch.where((draws[:, 9] < 0.8)[:, None, None, None], _jitter(x, draws[:, 5:9]), x)
-        x = torch.where((draws[:, 10] < 0.2)[:, None, None, None], grey(x).expand_as(x), x)
-        return self.stats.normalize(x * 255)
-
-    def eval(self, raw: Tensor) -> Tensor:
-        """Resized and normalised only."""
-        x = F.interpolate(raw.to(torch.float32), size=(self.size,) * 2, mode="bilinear", antialias=True)
-        return self.stats.normalize(x)
-
-
-def _crop(x: Tensor, u: Tensor, flips: Tensor, size: int) -> Tensor:
-    """Random resized crops [n, channels, size, size] from uniforms [n, 4]."""
-    height, width = x.shape[-2:]
-    area = (0.2 + 0.8 * u[:, 0]) * height * width
-    low, high = math.log(3 / 4), math.log(4 / 3)
-    aspect = torch.exp(low + (high - low) * u[:, 1])
-    # Half extents in the [-1, 1] coordinates of grid_sample; a box that sticks out is cut to the image.
-    half_w = (torch.sqrt(area * aspect) / width).clamp(max=1)
-    half_h = (torch.sqrt(area / aspect) / height).clamp(max=1)
-    zero = torch.zeros_like(area)
-    rows = [
-        torch.stack([torch.where(flips, -half_w, half_w), zero, (2 * u[:, 3] - 1) * (1 - half_w)], dim=1),
-        torch.stack([zero, half_h, (2 * u[:, 2] - 1) * (1 - half_h)], dim=1),
-    ]
-    grid = F.affine_grid(torch.stack(rows, dim=1), [len(x), x.shape[1], size, size], align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    create = timm("data").create_transform
+    train = create(
+        size,
+        is_training=True,
+        auto_augment="rand-m9-mstd0.5-inc1",
+        interpolation="bicubic",
+        re_prob=0.25,
+        re_mode="pixel",
+        re_count=1,
+        mean=stats.mean,
+        std=stats.std,
+    )
+    for step in train.transforms:
+        for operation in getattr(step, "ops", ()):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterize
+    check = eval_stats or stats
+    evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=check.mean, std=check.std)
+    return PerImageRecipe(
+        _ToRGB(train),
+        _ToRGB(evaluate),
+        size=size,
+        raw_size=int(size / _CROP_SHARE),
+        eval_stats=check,
+        augment_val=augment_val,
+    )
 
 
-def _jitter(x: Tensor, u: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue from uniforms [n, 4]; ``x`` [n, channels, h, w] in [0, 1]."""
-    shift = ((2 * u - 1) * torch.tensor((0.4, 0.4, 0.4, 0.1)))[:, :, None, None, None]
-    x = (x * (1 + shift[:, 0])).clamp(0, 1)
-    mean = grey(x).mean(dim=(2, 3), keepdim=True)
-    x = (mean + (x - mean) * (1 + shift[:, 1])).clamp(0, 1)
-    if x.shape[1] == 1:
-        return x
-    pale = grey(x)
-    x = (pale + (x - pale) * (1 + shift[:, 2])).clamp(0, 1)
-    return turn_hue(x, shift[:, 3, 0])
+def _posterize(image: Image, bits: int, **_: Any) -> Image:
+    """Keep the highest ``bits`` of every channel.
+
+    RandAugment at magnitude 10 asks for 0 bits, which newer versions of Pillow refuse and older ones turn to black.
+    """
+    from PIL import Image as pil
+    from PIL import ImageOps
+
+    if bits >= 8:
+        return image
+    return ImageOps.posterize(image, bits) if bits > 0 else pil.new(image.mode, image.size)
 
 
-def grey(x: Tensor) -> Tensor:
-    """Luma [n, 1, h, w] of [n, 3, h, w] (ITU-R 601); one channel stays as it is."""
-    if x.shape[1] == 1:
-        return x
-    return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
+class _ToRGB:
+    """A transform that accepts grey images too (a class, so that it can be sent to worker processes)."""
 
+    def __init__(self, transform: Callable[[Image], Tensor]) -> None:
+        self.transform = transform
 
-def turn_hue(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn the hue of RGB [n, 3, h, w] in [0, 1] by ``turn`` [n, 1, 1] of a full circle, through HSV."""
-    value, largest = x.max(dim=1)
-    chroma = value - x.min(dim=1).values
-    safe = chroma.clamp(min=1e-12)
-    r, g, b = x.unbind(1)
-    sector = torch.stack([(g - b) / safe, 2 + (b - r) / safe, 4 + (r - g) / safe])
-    hue = sector.gather(0, largest[None])[0] + 6 * turn
-    # Channel = value - chroma * max(0, min(k, 4 - k, 1)) with k = (n + hue) mod 6 and n = 5, 3, 1 for R, G, B.
-    channels = []
-    for n in (5, 3, 1):
-        k = (n + hue) % 6
-        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
-    return torch.stack(channels, dim=1)
+    def __call__(self, image: Image) -> Tensor:
+        return self.transform(image.convert("RGB"))

@@ -1,4 +1,4 @@
-"""Generated images: for trying things out, and in the layouts of the real data sets for smoke runs."""
+"""Data sets without a download: scikit-learn's digits, generated images and waves, imitations of real data sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,23 @@ import numpy as np
 from infssm.data.dataset import Dataset
 from infssm.data.images import ArrayImages
 from infssm.data.registry import register_dataset
+from infssm.data.sequences import MeasuredSeries
 from infssm.errors import ConfigError
+
+_LOWEST, _OCTAVES = 1.5, 2.0
+"""Periods per series of the slowest wave, and how many times the fastest doubles them."""
+
+
+@register_dataset("digits", summary="handwritten digits, 8x8 grey, embedded (scikit-learn)", classes=10, images=1797)
+def digits(root: Path) -> Dataset:  # noqa: ARG001 - every loader takes the root
+    """Digits at their own size, one channel; grey levels 0..16 scaled to 0..255."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigError("the digits need scikit-learn: pip install 'infssm[bench]'") from error
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    return Dataset("digits", tuple(str(d) for d in range(10)), ArrayImages.from_numpy(pixels), bunch.target)
 
 
 @register_dataset("synthetic", summary="generated images that can be learnt: a pattern per class, and noise")
@@ -27,6 +43,36 @@ def synthetic(root: Path, *, classes: int = 10, per_class: int = 40, size: int =
     labels = np.concatenate([np.repeat(np.arange(classes), per_class - test), np.repeat(np.arange(classes), test)])
     names = tuple(f"class{c:03d}" for c in range(classes))
     return Dataset("synthetic", names, ArrayImages.from_numpy(pixels), labels, num_test=classes * test)
+
+
+@register_dataset("waves", summary="generated waves of four shapes: tell the frequency, a number (regression)")
+def waves(root: Path, *, per_shape: int = 400, steps: int = 48, noise: float = 0.1) -> Dataset:  # noqa: ARG001
+    """Shapes are the domains; the target is the frequency in octaves, uniform and standardised to variance 1.
+
+    A quarter of the waves of each shape are the test set. Phase and amplitude are drawn, too.
+    """
+    rng = np.random.default_rng(0)
+    shape = np.arange(4 * per_shape) % 4
+    octave = rng.uniform(0, 1, len(shape))
+    time = np.arange(steps) / steps
+    turns = _LOWEST * 2 ** (_OCTAVES * octave)[:, None] * time
+    turns = np.where(shape[:, None] == 3, turns * (0.5 + time), turns) + rng.uniform(0, 1, (len(shape), 1))
+    sine = np.sin(2 * np.pi * turns)
+    values = np.select(
+        [shape[:, None] == 1, shape[:, None] == 2], [np.sign(sine), np.where(turns % 1 < 0.15, 1.0, -0.2)], sine
+    )
+    values = values * rng.uniform(0.5, 1.5, (len(shape), 1)) + noise * rng.normal(size=values.shape)
+    return Dataset(
+        "waves",
+        ("frequency",),
+        MeasuredSeries(values[:, :, None], (octave - 0.5) * np.sqrt(12)),
+        np.zeros(len(shape), dtype=np.int64),
+        num_test=4 * (per_shape // 4),
+        stratified=True,
+        domains=("sine", "square", "pulse", "chirp"),
+        domain_of=shape,
+        domain_word="shape",
+    )
 
 
 def make_images(classes: int, per_class: int, shape: tuple[int, int, int], *, seed: int) -> np.ndarray[Any, Any]:
