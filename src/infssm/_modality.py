@@ -1,8 +1,9 @@
-"""`Modality`: everything that differs between images, series, tokens and language.
+"""`Modality`: what differs between kinds of data (images, series, regression, tokens, language).
 
-Runs ask the modality instead of testing which kind of data they have; the Learner's reading, prediction and export
-know images, sounds and series by class. A new kind of data is a subclass, registered with :func:`register_modality`,
-and a class of samples whose ``kind`` it names; ``like`` lets it use the methods and models of a kind that exists.
+Runs ask the modality instead of testing which kind of data they have. Reading, prediction and export of the Learner do
+not: they distinguish images, sounds, series and tokens themselves. A new kind of data is a subclass, registered with
+:func:`register_modality`, and a class of samples whose ``kind`` it names; ``like`` lets it use the methods and models
+of a kind that exists.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Modality(ABC):
             ``numbers``.
         by: what makes tasks unless the user says so.
         input_option: option of models that takes the samples' size, see :meth:`model_options`.
-        field: field of replay buffers that holds the samples, see ``infssm.methods.replay.buffer.FIELDS``.
+        field: field of replay buffers that holds the samples, see ``infssm.methods.replay.buffers.FIELDS``.
         settings: model and training settings for a user's own data; None where they depend on the samples.
     """
 

@@ -26,9 +26,9 @@ class TaskData:
     """One part of one task.
 
     Attributes:
-        dataset: where the images are.
+        dataset: the data set that the samples are from.
         indices: int64 [n] data set indices.
-        labels: int64 [n] stream labels of those images; of regression their targets, float32 [n].
+        labels: int64 [n] stream labels of those samples; for regression their targets, float32 [n].
     """
 
     dataset: Dataset
@@ -52,7 +52,7 @@ class Task:
         val: validation images.
         test: test images.
         class_names: names of the labels up to the task's last.
-        past: number of classes known before the task, where that is not where its labels begin.
+        past: number of classes known before the task; None where it is ``classes.start``.
         domain: name of the task's domains, where tasks are domains.
     """
 

@@ -1,4 +1,4 @@
-"""Tests on tasks, while a run works and of one that is saved: accuracy, or bits of language."""
+"""Evaluation on the tasks of a stream, during a run or of a saved one: accuracy, bits of language or RMSE."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The one training loop, top to bottom: tasks, epochs, steps.
 
-Order of a task (methods rely on it): learning rate -> ``begin_task`` -> optimizer -> epochs of (``begin_epoch``, steps
-of (``loss``, backward, optimizer, ``after_step``), ``end_epoch``, validation) -> best epoch restored -> ``end_task`` ->
-test. Without ``train.select_best`` no epoch is chosen by its validation value, so only the last one is validated.
+Order of a task (methods rely on it): ``begin_task`` -> new optimizer -> epochs of (``begin_epoch``, steps of (learning
+rate set, ``loss``, backward, optimizer step, ``after_step``), ``end_epoch``, validation) -> best epoch restored ->
+``end_task`` -> test. With ``train.select_best`` every epoch is validated and the best one is restored; without it, only
+the last epoch is validated and its weights are kept.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ if TYPE_CHECKING:
 
 
 _REPORT_EVERY = 0.5
-"""Seconds between two reports of a step: reading its loss terms waits for the device."""
+"""Least seconds between two ``StepDone`` events: reading the loss terms synchronizes with the device."""
 
 SAVE_EVERY = 5.0
-"""Seconds between two checkpoints inside a task: after every epoch of a small model they took 7 % of the time."""
+"""Least seconds between two checkpoints inside a task: saving a small model after every epoch took 7 % of the time."""
 
 
 @dataclass
 class Loop:
-    """The training of one run. ``train`` is the loop; the other methods are its parts, in the order they are called."""
+    """The training of one run: ``train`` is the loop, ``train_task0`` runs the first task alone."""
 
     fabric: Fabric
     setup: Setup
@@ -105,7 +106,7 @@ class Loop:
         position.begun = True
 
     def train_task(self, task: Task, epochs: int) -> None:
-        """A fresh optimizer, all epochs, and the best of them at the end."""
+        """Train the epochs that are left, with a new or restored optimizer, then load the best if one was selected."""
         method, train = self.setup.method, self.setup.config.train
         optimizer = build_optimizer(method.param_groups(decay_groups(method.module, train.weight_decay)))
         if self.progress.optimizer is not None:
@@ -124,7 +125,7 @@ class Loop:
             load_method(load_checkpoint(self.run.checkpoints / self.progress.position.best["file"]), self.setup)
 
     def train_epoch(self, task: Task, epoch: int, epochs: int, optimizer: torch.optim.Optimizer) -> None:
-        """All steps of an epoch, or those still to do."""
+        """Train all steps of an epoch; where the run resumes inside it, those that are left."""
         setup, progress, train = self.setup, self.progress, self.setup.config.train
         skip = progress.position.step
         if progress.rng is not None:
@@ -164,7 +165,7 @@ class Loop:
 
     @torch.no_grad()
     def test_batch(self, batch: Batch) -> None:
-        """Classify a batch of an online stream among all classes, before it is trained on."""
+        """Count the right answers on a batch of an online stream, among all classes, before it is trained on."""
         module, batch = self.setup.method.module, batch.to(self.fabric.device)
         module.eval()
         with self.fabric.autocast():
@@ -198,7 +199,7 @@ class Loop:
         )
 
     def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
-        """Log the epoch; keep it if it is the best on the current task's validation images. Ties keep the earlier."""
+        """Validate on the current task, log the epoch, and with ``select_best`` save it if it is the best so far."""
         position, train = self.progress.position, self.setup.config.train
         value = math.nan
         if train.select_best or epoch == self.setup.epochs(task.index) - 1:
@@ -306,7 +307,7 @@ class Loop:
         self.run.write_weights(task.index, weights_of(setup.method.weights()))
 
     def save(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Write the checkpoint to resume from, then drop best epochs that neither it nor the previous one names."""
+        """Write the checkpoint to resume from; delete best epochs that neither it nor the previous checkpoint names."""
         self.progress.optimizer = None if optimizer is None else optimizer.state_dict()
         if self.log is not None:
             save_progress(self.run, self.setup, self.progress, self.log)
@@ -319,7 +320,7 @@ class Loop:
         self.fabric.barrier()
 
     def stop_if_asked(self, optimizer: torch.optim.Optimizer | None, *, saved: bool = False) -> None:
-        """Where any process was asked to stop: save, on all of them, and raise."""
+        """If any process was asked to stop, save on all processes and raise ``Interrupted``."""
         pending = self.control.stopping
         if self.fabric.world_size > 1:
             flag = torch.tensor(float(pending), device=self.fabric.device)
@@ -340,7 +341,7 @@ def weights_of(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors by name as the content of a safetensors file."""
     owned: set[int] = set()
     alone = {}
-    for name, tensor in tensors.items():  # the format knows no shared weights, such as tied embeddings
+    for name, tensor in tensors.items():  # safetensors has no shared tensors, such as tied embeddings
         alone[name] = tensor.clone() if tensor.data_ptr() in owned else tensor.contiguous()
         owned.add(tensor.data_ptr())
     return save(alone)

@@ -1,4 +1,4 @@
-"""What a model reaches on a task: right answers of classes, bits of language, errors of numbers."""
+"""Scores of a model on a task: accuracy of classes, bits of language, errors of regression."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE
 
 @dataclass(frozen=True)
 class Score(ABC):
-    """What a model reaches on one part of a task, and how that is counted."""
+    """Score of a model on one part of a task: :meth:`of` makes it from the sum of the batches' :meth:`counts`."""
 
     size: ClassVar[int]
-    """How many numbers are counted."""
+    """Length of :meth:`counts`."""
     has_classes: ClassVar[bool] = False
     """Whether samples have classes, which can be mistaken for each other."""
 
     @staticmethod
     @abstractmethod
     def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:
-        """What one batch adds, float64 [size], by logits of which the first ``seen`` are to be chosen from."""
+        """Sums over one batch, float64 [size]; predictions are among the first ``seen`` columns of the logits."""
 
     @classmethod
     @abstractmethod
     def of(cls, counts: Sequence[float]) -> Score:
-        """The score that follows from the sum of the counts of all batches, on all processes; NaN without samples."""
+        """The score from the counts summed over all batches and processes; NaN without samples."""
 
     @staticmethod
     @abstractmethod
     def measure(stream: TaskStream) -> Measure:
-        """What the matrix of a stream holds."""
+        """The measure that the matrix of a stream is in."""
 
     @staticmethod
     @abstractmethod
     def guess(stream: TaskStream, part: Part) -> list[float]:
-        """What guessing reaches on a part of each task."""
+        """The :attr:`value` that guessing reaches on a part of each task."""
 
     @property
     @abstractmethod
     def value(self) -> float:
-        """What the matrix holds."""
+        """The number that enters the matrix, in the unit of :meth:`measure`."""
 
     @property
     @abstractmethod
     def count(self) -> int:
-        """What it was measured on: images, bytes or tokens, samples."""
+        """Number of images, bytes, tokens or samples that the score is a mean over."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Accuracy(Score):
 
     @staticmethod
     def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:
-        """Right, right inside the task, images."""
+        """Right answers, right answers among the task's own classes, images."""
         y, classes = batch.y, task.classes
         inside = logits[:, classes.start : classes.stop].argmax(1) + classes.start
         right = logits[:, :seen].argmax(1) == y
@@ -92,7 +92,7 @@ class Accuracy(Score):
 
     @staticmethod
     def guess(stream: TaskStream, part: Part) -> list[float]:  # noqa: ARG004 - the same for all
-        """One of the classes."""
+        """A class drawn uniformly."""
         return [1 / stream.num_classes] * len(stream)
 
     @property
@@ -158,7 +158,7 @@ class Bits(Score):
 
     @staticmethod
     def guess(stream: TaskStream, part: Part) -> list[float]:
-        """Any token of the vocabulary."""
+        """A token drawn uniformly from the vocabulary."""
         text_bytes, bits = _text_bytes(stream.dataset), math.log2(stream.num_classes)
         if text_bytes is None:
             return [bits] * len(stream)
@@ -240,11 +240,11 @@ class Errors(Score):
 
 
 SCORES: dict[str, type[Score]] = {"classes": Accuracy, "tokens": Bits, "numbers": Errors}
-"""By ``Modality.scoring``."""
+"""The type of score for each value of ``Modality.scoring``."""
 
 
 def score_of(stream: TaskStream) -> type[Score]:
-    """How models are measured on a stream."""
+    """The type of score that models get on a stream."""
     return SCORES[stream.dataset.modality.scoring]
 
 

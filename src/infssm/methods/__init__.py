@@ -1,4 +1,4 @@
-"""Continual-learning methods: one contract, one file or folder per method, one file per head, composition by name.
+"""Continual-learning methods: one contract, one file per method or family, composition by name.
 
 Every module of `bases`, `regularizers` and `heads` is imported, so that a new method is one new file.
 """

@@ -32,7 +32,7 @@ class Backbone(nn.Module, ABC):
     head: nn.Module
     cls_index: int | None = None
     supported_data: ClassVar[frozenset[str]] = frozenset({"images"})
-    """Kinds of data it is for: ``images``, ``series`` of numbers, ``tokens`` with classes, ``language``."""
+    """Kinds of data it is for: ``images``, ``series``, ``tokens`` with classes, ``language``, ``regression``."""
     model_name: str | None = None
     model_options: dict[str, Any]
 

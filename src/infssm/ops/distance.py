@@ -31,12 +31,13 @@ def fused_distance(
 ) -> Tensor:
     """Squared distance per token, `[...]`, of the soft-normalised states.
 
-    soft_normalize: the states are raw; False takes them as they are, poles inside the unit disc.
-
     old_a, new_a: [..., n] or [..., 1] (scalar transition); old_c, new_c: [..., n]; old_b, new_b: [..., n], which
     `output` needs and the others ignore. Differentiable in all of them. The kinds are those of the table in
-    `infssm.ops.distances`. Real float32 states without options are served by kernels, where the kind has one;
-    all others (float64, complex) by its formula in PyTorch. A pole outside the unit disc gives NaN for its token.
+    `infssm.ops.distances`. Real states of at most float32 with default options are served by kernels, where the kind
+    has one; all others (float64, complex) by its formula in PyTorch. A pole outside the unit disc gives NaN for its
+    token.
+
+    soft_normalize: the states are raw; False takes them as they are, poles inside the unit disc.
     options: options of the kind, such as ``equality`` of `simplified`.
     """
     if kind not in KINDS:

@@ -1,9 +1,10 @@
 """How every fused operation becomes an operator of `torch.library`, seen by autograd, `torch.compile` and export.
 
-An operator takes float32 tensors on the CPU; where it has a Triton kernel, its last argument ``bool triton`` sends the
-call there (CUDA tensors, or CPU tensors in Triton's interpreter). The public functions choose a backend and convert;
-the compiled module checks shapes and strides, so operators can also be called directly. Outputs that were not asked for
-are empty tensors, because an operator always returns the same number of tensors; kernels read them as absent.
+An operator takes float32 tensors. Its compiled kernel runs on the CPU; where it also has a Triton kernel, the last
+argument ``bool triton`` selects that one (for CUDA tensors, or CPU tensors in Triton's interpreter). The public
+functions choose a backend and convert; the compiled module checks shapes and strides, so operators can also be called
+directly. Outputs that were not asked for are empty tensors, because an operator always returns the same number of
+tensors; kernels read them as absent.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def define(
 ) -> Callable[..., Any]:
     """Register one operator; returns the function to call it by.
 
-    kernel: computes the outputs; fake: returns uninitialised ones. With ``setup(ctx, inputs, output)`` and
-    ``backward(ctx, *grads)`` as of `torch.autograd.Function` the operator is differentiable, once. A ``Tensor[]`` among
-    the arguments comes last; ``backward`` returns the gradients of its members one by one.
+    kernel: computes the outputs. fake: returns uninitialised outputs of the same shapes. setup, backward: as
+    ``setup_context(ctx, inputs, output)`` and ``backward(ctx, *grads)`` of `torch.autograd.Function`; with both, the
+    operator can be differentiated once. A ``Tensor[]`` must be the last argument; ``backward`` then returns one
+    gradient for each of its members.
 
     This is `torch.library.register_autograd` without its per-call inspection of the schema. An ordinary eager call runs
     the kernel without the dispatcher, which would convert all arguments twice: forward and backward of a small layer of
@@ -93,7 +95,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def _is_eager(args: Any) -> bool:
-    """Whether only the result of a call matters: no trace, transform or mode records it, and all tensors are plain."""
+    """Whether a call is ordinary eager execution: no trace, transform or mode is active, and all tensors are plain."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
@@ -111,27 +113,27 @@ def arguments(record: type[Any]) -> str:
 
 
 def given(tensor: Tensor | None) -> Any:
-    """None for an output that was not asked for, and for its gradient, which is what Triton's kernels test for."""
+    """The tensor, or None for the empty tensor of an output that was not asked for, as Triton's kernels expect."""
     return None if tensor is None or tensor.numel() == 0 else tensor
 
 
 def rows(tensor: Any) -> Any:
-    """The tensor as the kernels read it: any strides, but the last dimension contiguous."""
+    """The tensor, copied if its last dimension is not contiguous; kernels accept any other strides. None stays None."""
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def flat(tensor: Any) -> Any:
-    """The tensor without gaps, or None."""
+    """The tensor, contiguous. None stays None."""
     return tensor if tensor is None else tensor.contiguous()
 
 
 def new(like: Tensor, *shape: int) -> Tensor:
-    """An uninitialised float32 tensor beside `like`."""
+    """An uninitialised float32 tensor on the device of `like`."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...] = ()) -> None:
-    """Save what the backward reads: the inputs, and outputs that have no gradient."""
+    """Save inputs and ``outputs`` for the backward; these outputs become non-differentiable."""
     ctx.mark_non_differentiable(*outputs)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *outputs)
@@ -146,5 +148,5 @@ def kept(ctx: Any) -> tuple[list[Any], tuple[Tensor, ...]]:
 
 
 def asked_for(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """The gradients of those inputs that need one; `gradients` are of the leading inputs, the others have none."""
+    """One entry per input: its gradient where it needs one, else None. `gradients` belong to the first inputs."""
     return tuple(grad if need else None for grad, need in zip_longest(gradients, ctx.needs_input_grad))

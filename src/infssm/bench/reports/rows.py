@@ -1,4 +1,4 @@
-"""Rows of a comparison, set-ups over their seeds, and what they show: a verdict, and tests paired by seed."""
+"""Rows of a comparison (one set-up over its seeds each), the verdict on them, and tests paired by seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
         method: name of the method.
         label: the method, followed by the settings that distinguish set-ups of the same method.
         seeds: seeds of the runs, in increasing order.
-        measures: mean and standard deviation of every measure over the seeds, as fractions.
+        measures: mean and standard deviation of every measure over the seeds; accuracies as fractions.
         matrices: one accuracy matrix per seed.
         names_per_task: class names of each task; empty where they were not recorded or differ between seeds.
     """
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def aa_curve(self) -> list[float]:
-        """AA after every task, mean over seeds, as shown: in percent, or bits."""
+        """AA after every task, mean over seeds, as shown: in percent, bits or RMSE."""
         return [self.measure.scale * float(v) for v in np.mean([m.aa_curve for m in self.matrices], axis=0)]
 
     @property
@@ -63,7 +63,7 @@ class Row:
     def aa_error(self) -> float | None:
         """Standard error of the mean AA: over seeds, or of the test images where there is one seed.
 
-        Unknown (None) for one seed without image counts.
+        None where it is unknown: one seed without image counts, or one seed of a measure other than accuracy.
         """
         aa = self.measures["aa"]
         if aa.std is not None:
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def forgetting(self) -> list[float]:
-        """Forgetting per task, mean over seeds, as shown: in points, or bits."""
+        """Forgetting per task, mean over seeds, as shown: in points, bits or RMSE."""
         return [
             self.measure.scale * float(v)
             for v in np.mean([m.class_incremental.forgetting_per_task() for m in self.matrices], axis=0)
@@ -88,7 +88,7 @@ def verdict(rows: Sequence[Row]) -> str:
     """What the rows of one benchmark show, in one sentence; empty where there is nothing to compare."""
     if len(rows) < 2 or any(math.isnan(row.measures["fm"].mean) for row in rows):
         return ""
-    # Plain sequential training is the yardstick, in its best setting; not where there is nothing else.
+    # The baseline is plain sequential training in its best setting; there is none where all rows are of method seq.
     plain = [row for row in rows if row.method == "seq"]
     plain = [] if len(plain) == len(rows) else plain
     if rows[0].measure != ACCURACY:
@@ -115,7 +115,7 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def _of_errors(rows: Sequence[Row], base: Row | None) -> str:
-    """The verdict for bits or RMSE: what has the fewest, what that costs on the newest tasks, and plain training."""
+    """The verdict where lower is better (bits, RMSE): the lowest row, compared with sequential training, ``base``."""
     best = min((row for row in rows if base is None or row.method != "seq"), key=_aa)
     seeds = "" if all(len(row.seeds) > 1 for row in rows) else "; one seed, so differences may be noise"
     forgotten = best.measures["fm"].mean
@@ -172,11 +172,12 @@ class PairedTest:
         first: label of the first set-up.
         second: label of the second set-up.
         measure: ``aa`` or ``fm``.
-        unit: unit of the differences, points or bits.
+        unit: unit of the differences: points, bits or RMSE.
         seeds: seeds that both have.
         differences: one per seed, in that unit.
         t_test: two-sided p-value of the paired t-test; None for equal differences, where it is undefined.
-        wilcoxon: two-sided p-value of Wilcoxon's signed-rank test; None for fewer than six seeds.
+        wilcoxon: two-sided p-value of Wilcoxon's signed-rank test; None for equal differences or fewer than six
+            seeds.
     """
 
     benchmark: str

@@ -98,7 +98,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """One line per set-up with mean and standard deviation of every measure, as fractions."""
+    """One line per set-up with mean and standard deviation of every measure; accuracies as fractions."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     measures = list(dict.fromkeys(m for row in comparison.rows for m in row.measures))

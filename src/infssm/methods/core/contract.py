@@ -28,7 +28,7 @@ from infssm.methods.core.tasks import Loader as Loader
 from infssm.methods.core.tasks import TaskInfo as TaskInfo
 
 ALL_DATA = frozenset({"images", "series", "tokens", "language", "regression"})
-"""All kinds of data."""
+"""All built-in kinds of data. A kind registered by others is supported through its ``like``."""
 LABELLED_DATA = ALL_DATA - {"language", "regression"}
 """Data with classes."""
 
@@ -87,7 +87,7 @@ class Component(Stateful):
     needs_loader: ClassVar[bool] = False
     """Whether it measures on the task's data when the task ends: ``end_task(task, loader)``."""
     supported_data: ClassVar[frozenset[str]] = frozenset({"images"})
-    """Kinds of data it works on: names of modalities; :data:`ALL_DATA` is all of them."""
+    """Kinds of data it works on: names of modalities; :data:`ALL_DATA` has all built-in ones."""
     supports_domains: ClassVar[bool] = True
     """Whether tasks may be new domains of the same classes."""
     online: ClassVar[bool] = False
@@ -220,7 +220,7 @@ class Head(Component, ABC):
         """Put the fitted module in the place of the trained classifier."""
 
     def withdraw(self) -> None:
-        """Put the trained classifier back."""
+        """Put the trained classifier back and discard the fitted module."""
 
     def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
         """Tensors of the trained classifier, while a fitted module is installed."""

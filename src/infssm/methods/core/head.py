@@ -109,10 +109,10 @@ class FittedHead(Head):
         raise ConfigError(f"{self.name} cannot forget class {label}: it has no way to remove one from its statistics")
 
     def leaving_out(self, features: Tensor, labels: Tensor) -> FittedHead:  # noqa: ARG002 - of heads that can
-        """The head fitted to all images but these; this one where it cannot do without them.
+        """A head fitted to the same images without the given ones; this head itself where it cannot remove images.
 
-        ``features: [m, d]``, transformed, with ``labels: [m]``. This head does not change. Scores of images that a head
-        is fitted to are too good to be calibrated with.
+        ``features: [m, d]``, transformed, with ``labels: [m]``. This head does not change. Used for calibration: a head
+        scores the images that it was fitted to too well.
         """
         return self
 
@@ -123,14 +123,14 @@ class FittedHead(Head):
 
     @property
     def num_features(self) -> int:
-        """Width d of the features that it is fitted to."""
-        width = getattr(self._trained, "in_features", None)  # a fitted module in its place need not tell
+        """Width d of the features that the head is fitted to."""
+        width = getattr(self._trained, "in_features", None)  # the installed fitted module may have no in_features
         width = self.classifier.in_features if width is None else width
         return width if self.views is None else self.views.width(width)
 
     @property
     def num_models(self) -> int:
-        """Number of models the features are from; each gives an equal part of them."""
+        """Number of models whose features are concatenated; all have the same width."""
         return 1 if self.views is None else self.views.models
 
     @property
@@ -145,9 +145,9 @@ class FittedHead(Head):
         check_views(config, context, cls.name)
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """Keep the model before the first task, where it is one of the views.
+        """Keep a copy of the model as it is before the first task, where that model is one of the views.
 
-        A model that was trained elsewhere is the first task's; what it was before is not known.
+        A model that was trained elsewhere counts as the model after the first task; its earlier state is unknown.
         """
         if self.views is None or self.views.first is not None:
             return
@@ -161,7 +161,7 @@ class FittedHead(Head):
 
     @torch.no_grad()
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Fit; the method installs what was fitted once the old model is copied."""
+        """Fit. :meth:`install` follows later: the method first copies the old model, with its trained classifier."""
         loader = require_loader(loader, self.name, "is fitted to features of the task's images, without augmentation")
         if self.views is not None and self.views.config.first_model and task.index == 0:
             self.views.keep(unwrap(self.context.module))
@@ -216,7 +216,7 @@ class FittedHead(Head):
             views.install(unwrap(self.context.module))
 
     def withdraw(self) -> None:
-        """Put the trained classifier back."""
+        """Put the trained classifier back and discard the fitted module."""
         if self._trained is not None:
             self.classifier.replace(self._trained)
             if self.views is not None:
@@ -224,9 +224,10 @@ class FittedHead(Head):
         self._trained = self._fitted = self._loaded = None
 
     def installed_state(self) -> dict[str, dict[str, Tensor]] | None:
-        """Tensors of the trained classifier, while a fitted module is installed.
+        """Tensors of the trained classifier as ``"trained"``, while a fitted module is installed; else None.
 
-        Those of the fitted module follow from the statistics; they are there where the module was loaded without these.
+        The fitted module is computed from the statistics. Its tensors are included, as ``"fitted"``, only where it was
+        loaded without statistics.
         """
         if self._trained is None:
             return None

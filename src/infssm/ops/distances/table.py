@@ -1,8 +1,8 @@
 """The table of distances: what each is called, sees and keeps, who computes it, and its formula in PyTorch.
 
 The formula serves as the reference of the kernels and as the path of what they do not take (float64, complex poles,
-second derivatives). A formula with the decorator `kind` is a row; a kernel of the same name in src/cpp/distances serves
-it in float32.
+second derivatives). A formula with the decorator `kind` is a row; its ``backends`` name the kernels that serve it in
+float32: "cpu" one of the same name in src/cpp/distances, "triton" one in ops/triton/distance.py.
 """
 
 from __future__ import annotations
