@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from infssm.bench.running import run
-from infssm.learner import loop
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.events import Interrupted
 from infssm.learner.loop import Loop
@@ -44,7 +43,6 @@ def run_and_die(config: RunConfig, arm: Callable[..., None], *args: Any) -> int:
 
 def _run(config: RunConfig, arm: Callable[..., None], *args: Any) -> None:
     arm(*args)
-    loop.SAVE_EVERY = 0.0  # after every epoch, however short
     try:
         run(config, quiet=True)
     except Interrupted as error:

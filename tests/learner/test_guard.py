@@ -70,7 +70,6 @@ def test_run_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatc
         return step(self, *args)
 
     monkeypatch.setattr(Loop, "step", poisoned)
-    monkeypatch.setattr("infssm.learner.loop.SAVE_EVERY", 0.0)
     with pytest.raises(DivergedError) as error:
         run(config, quiet=True)
     message = str(error.value)

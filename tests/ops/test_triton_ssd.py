@@ -151,7 +151,8 @@ def test_operator_passes_opcheck_and_compiles(triton: pytest.MonkeyPatch) -> Non
     triton.setattr("infssm.ops.ssd.choose", lambda *_: "triton")
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
     for gate in (x.z, None):
-        arguments = (*x[:6], gate, x.delta_bias, True, torch.tensor([[0, 1, 1.0]], device=DEVICE), True, True)
+        document = torch.tensor([[0, 1, 1.0]], device=DEVICE)
+        arguments = (*x[:6], gate, x.delta_bias, True, False, None, document, True, True)
         assert set(torch.library.opcheck(_ops.ssd, arguments, test_utils=tests).values()) == {"SUCCESS"}
 
     def layer(*tensors: Tensor) -> Tensor:

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 _REPORT_EVERY = 0.5
 """Least seconds between two ``StepDone`` events: reading the loss terms synchronizes with the device."""
 
-SAVE_EVERY = 5.0
-"""Least seconds between two checkpoints inside a task: saving a small model after every epoch took 7 % of the time."""
-
 
 @dataclass
 class Loop:
@@ -62,7 +59,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.reported = -_REPORT_EVERY
-        self.started = self.saved = time.monotonic()
+        self.started = time.monotonic()
         self.images = 0
         best = self.progress.position.best
         self.best_files_in_use: deque[str | None] = deque([best["file"] if best else None], maxlen=2)
@@ -116,11 +113,8 @@ class Loop:
             method.end_epoch(epoch, epochs)
             self.validate(task, epoch, optimizer)
             self.progress.next_epoch()
-            # Several processes save together, and their clocks may disagree on when.
-            due = epoch + 1 == epochs or self.fabric.world_size > 1
-            if due := due or time.monotonic() - self.saved >= SAVE_EVERY:
-                self.save(optimizer)
-            self.stop_if_asked(optimizer, saved=due)
+            self.save(optimizer)
+            self.stop_if_asked(optimizer, saved=True)
         if self.progress.position.best is not None:
             load_method(load_checkpoint(self.run.checkpoints / self.progress.position.best["file"]), self.setup)
 
@@ -316,7 +310,6 @@ class Loop:
             for path in layout.best_files(self.run.path):
                 if path.name not in self.best_files_in_use:
                     path.unlink(missing_ok=True)
-        self.saved = time.monotonic()
         self.fabric.barrier()
 
     def stop_if_asked(self, optimizer: torch.optim.Optimizer | None, *, saved: bool = False) -> None:

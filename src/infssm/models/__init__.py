@@ -1,32 +1,47 @@
 """Readable state space backbones on the kernels of infssm, and the registry that builds them."""
 
-from infssm.models.backbone import Backbone as Backbone
-from infssm.models.backbone import create_model as create_model
-from infssm.models.backbone import from_pretrained as from_pretrained
-from infssm.models.backbone import kinds_of_model as kinds_of_model
-from infssm.models.features import Classifier as Classifier
-from infssm.models.features import find_classifier as find_classifier
-from infssm.models.generate import generate as generate
-from infssm.models.mamba import MambaMixer as MambaMixer
-from infssm.models.mamba2 import Mamba2Mixer as Mamba2Mixer
-from infssm.models.mixer import STATE_SETS as STATE_SETS
-from infssm.models.mixer import LayerState as LayerState
-from infssm.models.mixer import RawStates as RawStates
-from infssm.models.mixer import SequenceState as SequenceState
-from infssm.models.mixer import SSMMixer as SSMMixer
-from infssm.models.mixer import StateRows as StateRows
-from infssm.models.mixer import StateTap as StateTap
-from infssm.models.pretrained import check_weights as check_weights
-from infssm.models.pretrained import find_weights as find_weights
-from infssm.models.registry import describe_model as describe_model
-from infssm.models.registry import list_models as list_models
-from infssm.models.registry import register_model as register_model
-from infssm.models.s4d import S4DMixer as S4DMixer
-from infssm.models.s4d import S4DModel as S4DModel
-from infssm.models.sequence import CausalBackbone as CausalBackbone
-from infssm.models.sequence import LanguageModel as LanguageModel
-from infssm.models.sequence import SequenceClassifier as SequenceClassifier
-from infssm.models.vim import VimMixer as VimMixer
-from infssm.models.vim import VisionMamba as VisionMamba
-from infssm.models.vmamba import SS2D as SS2D
-from infssm.models.vmamba import VMamba as VMamba
+from infssm.models.backbone import Backbone, create_model, from_pretrained, kinds_of_model
+from infssm.models.features import Classifier, find_classifier
+from infssm.models.generate import generate
+from infssm.models.mamba import MambaMixer
+from infssm.models.mamba2 import Mamba2Mixer
+from infssm.models.mixer import STATE_SETS, LayerState, RawStates, SequenceState, SSMMixer, StateRows, StateTap
+from infssm.models.pretrained import check_weights, find_weights
+from infssm.models.registry import describe_model, list_models, register_model
+from infssm.models.s4d import S4DMixer, S4DModel
+from infssm.models.sequence import CausalBackbone, LanguageModel, SequenceClassifier
+from infssm.models.vim import VimMixer, VisionMamba
+from infssm.models.vmamba import SS2D, VMamba
+
+__all__ = [
+    "SS2D",
+    "STATE_SETS",
+    "Backbone",
+    "CausalBackbone",
+    "Classifier",
+    "LanguageModel",
+    "LayerState",
+    "Mamba2Mixer",
+    "MambaMixer",
+    "RawStates",
+    "S4DMixer",
+    "S4DModel",
+    "SSMMixer",
+    "SequenceClassifier",
+    "SequenceState",
+    "StateRows",
+    "StateTap",
+    "VMamba",
+    "VimMixer",
+    "VisionMamba",
+    "check_weights",
+    "create_model",
+    "describe_model",
+    "find_classifier",
+    "find_weights",
+    "from_pretrained",
+    "generate",
+    "kinds_of_model",
+    "list_models",
+    "register_model",
+]
