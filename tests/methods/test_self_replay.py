@@ -134,6 +134,24 @@ def test_logits_computed_once_give_the_terms_and_gradients_of_an_old_model_in_ev
     assert component(method).logits is None
 
 
+@pytest.mark.parametrize("name", ["self-replay", "self-replay+lwf-f", "self-replay+lwf-ac"])
+def test_one_forward_on_new_and_generated_sequences_gives_the_gradients_of_two(name: str) -> None:
+    lengths, found = [], []
+    for together in (False, True):
+        method = second_task(name, **{"self-replay.length": 7})  # as long as the new data's sequences
+        if not together:
+            method.context.forward = method.module.forward  # type: ignore[assignment]
+        rows: list[int] = []
+        method.module.register_forward_hook(lambda *call, rows=rows: rows.append(len(call[2])))  # type: ignore[misc]
+        terms = method.loss(batch())
+        toys.total(terms).backward()
+        lengths.append(rows)
+        found.append([*terms.values(), *(parameter.grad for parameter in method.module.parameters())])
+    assert lengths[0][-1] == 4
+    assert lengths[1] == [8]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
 def test_logits_are_not_kept_where_they_do_not_fit_or_do_not_serve() -> None:
     method = second_task("self-replay+lwf-ac", **{"self-replay.cache": 1})
     method.loss(batch())

@@ -68,6 +68,8 @@ class _Observed(NamedTuple):
     new: Observation
     x: Input
     kwargs: Mapping[str, Any]
+    known: Tensor | None = None
+    """The old model's logits, where they are known and nothing else is compared."""
 
 
 class Context:
@@ -258,8 +260,10 @@ class Context:
         of the current task (all by default): the regularizers compare old and new on those. ``kwargs`` go to the
         module; the old model gets them too.
         """
-        if self.old is None or not self._recorders or self.supply is not None:
+        if self.old is None or not self._recorders:
             return logits_of(run_model(self.module, x, **kwargs))
+        if self.supply is not None:
+            return self._forward_with_supplied(x, kwargs)
         with contextlib.nullcontext() if self.own_loop else self._record_forward():
             logits = logits_of(run_model(self.module, x, **kwargs))
             new = self._take_record()
@@ -268,6 +272,34 @@ class Context:
             x = x[:current_rows] if isinstance(x, Tensor) else {key: value[:current_rows] for key, value in x.items()}
         self._observed = _Observed(new, x, kwargs)
         return logits
+
+    def _forward_with_supplied(self, x: Input, kwargs: Mapping[str, Any]) -> Tensor:
+        """Run the module on ``x`` and, in the same call where it can be, on the input that a component supplies."""
+        assert self.supply is not None
+        if self._observed is not None or kwargs or not isinstance(x, Tensor):
+            return logits_of(run_model(self.module, x, **kwargs))
+        supplied, known = self.supply()
+        if not isinstance(supplied, Tensor) or supplied.shape[1:] != x.shape[1:]:
+            self._observe_supplied(supplied, known)
+            return logits_of(run_model(self.module, x))
+        # One call on both costs a sixth less than two where batches are small.
+        with self._record_forward():
+            logits = logits_of(run_model(self.module, torch.cat((x, supplied))))
+            new = self._take_record()
+        # One split, because the gradients of two slices are two tensors of zeros that are filled and added.
+        own: Tensor
+        own, others = torch.split(logits, [len(x), len(supplied)])  # type: ignore[no-untyped-call]
+        new = new.rows(slice(len(x), None))
+        if new.logits is not None:
+            new = new._replace(logits=others)
+        self._observed = _Observed(new, supplied, {}, known)
+        return own
+
+    def _observe_supplied(self, supplied: Input, known: Tensor | None) -> None:
+        """Run the module on the input that a component supplies, and keep what the regularizers ask for."""
+        with self._record_forward():
+            run_model(self.module, supplied)
+            self._observed = _Observed(self._take_record(), supplied, {}, known)
 
     def old_forward_kwargs(self, **kwargs: Any) -> None:
         """Replace the keyword arguments with which the old model is run for the observed forward."""
@@ -304,18 +336,14 @@ class Context:
         """
         if self.old is None:
             return NOTHING
-        known: Tensor | None = None
-        if self.supply is not None:
-            x, known = self.supply()
-            with self._record_forward():
-                run_model(self.module, x)
-                self._observed = _Observed(self._take_record(), x, {})
+        if self.supply is not None and self._observed is None:  # a user's own loop ran the model
+            self._observe_supplied(*self.supply())
         observed, self._observed = self._observed, None
         if observed is None:
             raise ConfigError(
                 "no forward of the model was observed since the last step; run the model before the penalty"
             )
-        (new, x, kwargs), order, count = observed, None, count_rows(observed.x)
+        (new, x, kwargs, known), order, count = observed, None, count_rows(observed.x)
         if min(fractions) < 1:
             order = torch.randperm(count, generator=self.generator).to(self.device)
             if (most := num_rows(max(fractions), count)) < count:
