@@ -288,7 +288,7 @@ class Context:
             new = self._take_record()
         # One split, because the gradients of two slices are two tensors of zeros that are filled and added.
         own: Tensor
-        own, others = torch.split(logits, [len(x), len(supplied)])  # type: ignore[no-untyped-call]
+        own, others = torch.split(logits, [len(x), len(supplied)])
         new = new.rows(slice(len(x), None))
         if new.logits is not None:
             new = new._replace(logits=others)
