@@ -93,7 +93,7 @@ def test_terms_of_a_step_by_hand() -> None:
     due = base.buffer.get(base.order[:4])  # 8 buffer images for 8 of the stream: half of them with half the stream
     x = torch.cat((batches[0].x, due["image"].double() / 255))
     y = torch.cat((batches[0].y, due["label"]))
-    new, old = features_of(method.module, x), features_of(base.reference, x)
+    new, old = features_of(method.module, x), method.context.old.features(x)
     weights = torch.cat(list(base.head.weights))
     cosines = F.normalize(new, dim=1) @ F.normalize(weights, dim=1).T
     terms = method.loss(batches[0])

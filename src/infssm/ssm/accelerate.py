@@ -58,6 +58,17 @@ class Fast(SSMMixer):
         cache.update_conv_state(conv_input.transpose(1, 2), self.layer_idx, conv_kernel_size=self.conv_kernel_size)
         cache.update_recurrent_state(state, self.layer_idx)
 
+    def report(
+        self, scanned: ScanInputs, inputs: ScanInputs, mask: Tensor | None, **limit: tuple[float, float]
+    ) -> None:
+        """Hand the scan to those who watch it, and the states of its inputs to a recorder."""
+        if self.scan_hook is not None:
+            self.scan_hook(scanned)
+        if self.tap is not None:
+            with beside_checkpoint():
+                states = raw_states(inputs, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh, **limit)
+                self.emit([states._replace(mask=mask)])
+
     def state_parameters(self, which: str) -> list[StateRows]:
         """The parameters that the layer's probe names."""
         probe = probe_of(self.original)
@@ -77,11 +88,7 @@ class FastMamba(Fast):
         inputs = inputs._replace(D=at_least_float32(mixer.D), z=at_least_float32(z))
         if cache is None:
             return self.run_scans([inputs], mask=mask)[0]
-        if self.scan_hook is not None:
-            self.scan_hook(inputs)
-        if self.tap is not None:
-            states = raw_states(inputs, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)
-            self.emit([states._replace(mask=mask)])
+        self.report(inputs, inputs, mask)
         found = scan(inputs, last_state=True)
         self.prefill(cache, x, found.last_state)
         return found.y
@@ -104,13 +111,7 @@ class FastMamba2(Fast):
         delta = F.softplus(inputs.delta + at_least_float32(mixer.dt_bias)).clamp(*mixer.time_step_limit)
         D = at_least_float32(mixer.D)
         scanned = ScanInputs(x, delta, inputs.A[:, 0], inputs.B, inputs.C, D, seq_idx=seq_idx)
-        if self.scan_hook is not None:
-            self.scan_hook(scanned)
-        if self.tap is not None:
-            with beside_checkpoint():
-                bias, zoh = self.tap.include_dt_bias, self.tap.zoh
-                states = raw_states(inputs, include_dt_bias=bias, zoh=zoh, limit=mixer.time_step_limit)
-                self.emit([states._replace(mask=mask)])
+        self.report(scanned, inputs, mask, limit=mixer.time_step_limit)
         y, state, _ = scan_ssd(scanned, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), mixer.num_heads, mixer.head_dim, -1))
