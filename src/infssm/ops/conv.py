@@ -16,11 +16,7 @@ from infssm.ops.triton import conv as _triton
 
 
 class ConvInputs(NamedTuple):
-    """What a causal convolution reads.
-
-    x: [batch, tokens, channels]; weight: [channels, width]; bias: [channels]; seq_idx: [batch, tokens] as of the scan:
-    no tap reaches into another sequence.
-    """
+    """The tensors and flags of `causal_conv1d`, which describes them, in the order of operator and kernels."""
 
     x: Tensor
     weight: Tensor

@@ -21,12 +21,7 @@ from infssm.ops.triton import scan as _triton
 
 
 class ScanInputs(NamedTuple):
-    """What a selective scan reads.
-
-    u, delta, z: [batch, tokens, channels]; A: [channels, n] real; B, C: [batch, tokens, n] or
-    [batch, tokens, groups, n]; D, delta_bias: [channels]; initial_state: [batch, channels, n];
-    seq_idx: [batch, tokens], the number of the packed sequence a token belongs to: the state restarts where it changes.
-    """
+    """The tensors and flags of `selective_scan`, which describes them, in the order of the operator and its kernels."""
 
     u: Tensor
     delta: Tensor
