@@ -177,7 +177,7 @@ def test_which_of_the_conditions_keep_old_outputs() -> None:
     def step(*names: str) -> None:
         """Any step of any optimizer, projected."""
         for name in names:
-            parameter = model.get_parameter(f"{method.base.layers[0].name}.{name}")
+            parameter = model.get_parameter(f"{method.base.directions[0].name.removesuffix('.x_proj')}.{name}")
             (parameter * torch.zeros_like(parameter)).sum().backward()  # a gradient arrives
             parameter.data += 0.5 * torch.randn_like(parameter)
         method.after_step()

@@ -25,8 +25,10 @@ from infssm.ops import (
 
 compiled = {}
 
-def run(kernel, programs, like, *args, warps, **constants):
-    values = dict(zip(kernel.arg_names, args)) | constants
+def run(kernel, programs, like, *records, warps):
+    named = {name: value for record in records for name, value in record.items()}
+    values = {name: named[name] for name in kernel.arg_names}
+    constants = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
     fixed = {name: value for name, value in values.items() if value is None or name in constants}
     types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", int: "i32", float: "fp32"}
     kinds = {name: getattr(value, "dtype", type(value)) for name, value in values.items()}

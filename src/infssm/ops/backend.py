@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from infssm.errors import ConfigError
+from infssm.ops.checks import expect_floats
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -39,11 +41,17 @@ def is_plain(tensors: Any) -> bool:
     return True
 
 
-def choose(backend: str | None, *tensors: Tensor | None) -> str:
-    """The backend that serves this call: `backend` if given (checked), else the fastest that can."""
+def choose(backend: str | None, *tensors: Tensor | None, names: Sequence[str] = ()) -> str:
+    """The backend that serves this call: `backend` if given (checked), else the fastest that can.
+
+    With the names of the tensors, those that are not of real floating-point numbers are refused.
+    """
+    plain = is_plain(tensors)
+    if not plain:
+        expect_floats(names, tensors)
     if torch.compiler.is_exporting() and backend is None:  # an exported model runs where these kernels are not
         return "reference"
-    if NATIVE is not None and backend in (None, "cpu") and is_plain(tensors):
+    if NATIVE is not None and backend in (None, "cpu") and plain:
         return "cpu"
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; None picks the fastest")

@@ -8,19 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infssm.ops.backend import choose, in_float32, is_plain
-from infssm.ops.checks import expect_floats, expect_rank, expect_shape
+from infssm.ops.backend import choose, in_float32
+from infssm.ops.checks import expect_rank, expect_shape
 from infssm.ops.library import arguments, asked_for, define, flat, given, keep, kept, native, new, rows
 from infssm.ops.packing import segment_ids
 from infssm.ops.triton import conv as _triton
 
 
 class ConvInputs(NamedTuple):
-    """What a causal convolution reads.
-
-    x: [batch, tokens, channels]; weight: [channels, width]; bias: [channels]; seq_idx: [batch, tokens] as of the scan:
-    no tap reaches into another sequence.
-    """
+    """The tensors and flags of `causal_conv1d`, which describes them, in the order of operator and kernels."""
 
     x: Tensor
     weight: Tensor
@@ -46,9 +42,7 @@ def causal_conv1d(
     weight[:, -1] multiplies the token itself. Returns [batch, tokens, channels].
     seq_idx: [batch, tokens], for rows that hold several sequences: no tap reaches over a change of the number.
     """
-    if not is_plain((x, weight, bias)):
-        expect_floats(("x", "weight", "bias"), (x, weight, bias))
-    chosen = choose(backend, x, weight, bias)
+    chosen = choose(backend, x, weight, bias, names=("x", "weight", "bias"))
     if chosen != "cpu":  # the compiled module checks the shapes itself
         expect_rank("x", x, "batch, tokens, channels")
         expect_rank("weight", weight, "channels, width")

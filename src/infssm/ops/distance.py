@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -40,9 +40,7 @@ def fused_distance(
     soft_normalize: the states are raw; False takes them as they are, poles inside the unit disc.
     options: options of the kind, such as ``equality`` of `simplified`.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
-    row = KINDS[kind]
+    row = KINDS.get(kind) or _unknown(kind)
     if "b" not in row.sees:
         old_b = new_b = None
     tensors = (old_a, old_c, new_a, new_c, old_b, new_b)
@@ -66,6 +64,10 @@ def fused_distance(
 _OLD = (0, 1, 4)  # places of the old states among the tensors of a pair
 
 
+def _unknown(kind: str) -> NoReturn:
+    raise ConfigError(f"unknown kind={kind!r}, expected one of {', '.join(KINDS)}")
+
+
 def _check(row: Kind, pair: Pair) -> None:
     n = pair.old_c.shape[-1]
     if n == 0:
@@ -86,9 +88,7 @@ def _check(row: Kind, pair: Pair) -> None:
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
     """The value, then its derivative by each tensor: empty where it is not wanted or not seen by the kind."""
     *tensors, kind, _, to_old, to_new, _ = args
-    if kind not in KINDS:
-        raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")
-    sees, like = KINDS[kind].sees, tensors[1]
+    sees, like = (KINDS.get(kind) or _unknown(kind)).sees, tensors[1]
     slopes = []
     for i, (tensor, name) in enumerate(zip(tensors, "acacbb", strict=True)):
         wanted = (to_old if i in _OLD else to_new) and tensor is not None and name in sees

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.ops.backend import choose, in_float32, is_plain
-from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_shape
+from infssm.ops.backend import choose, in_float32
+from infssm.ops.checks import compute_dtype, expect_channels, expect_shape
 from infssm.ops.library import define, flat, given, native
 from infssm.ops.triton import norm as _triton
 
@@ -21,9 +21,7 @@ def add_rms_norm(
     x, residual: [..., channels]; weight: [channels]. Returns `(normed, new_residual)`: normed in x's dtype,
     `new_residual = x + residual` in at least float32.
     """
-    if not is_plain((x, residual, weight)):
-        expect_floats(("x", "residual", "weight"), (x, residual, weight))
-    chosen = choose(backend, x, residual, weight)
+    chosen = choose(backend, x, residual, weight, names=("x", "residual", "weight"))
     if chosen != "cpu":  # the compiled module checks the shapes itself
         expect_channels("x", x)
         expect_shape("weight", weight, x.shape[-1:])

@@ -21,12 +21,7 @@ from infssm.ops.triton import scan as _triton
 
 
 class ScanInputs(NamedTuple):
-    """What a selective scan reads.
-
-    u, delta, z: [batch, tokens, channels]; A: [channels, n] real; B, C: [batch, tokens, n] or
-    [batch, tokens, groups, n]; D, delta_bias: [channels]; initial_state: [batch, channels, n];
-    seq_idx: [batch, tokens], the number of the packed sequence a token belongs to: the state restarts where it changes.
-    """
+    """The tensors and flags of `selective_scan`, which describes them, in the order of the operator and its kernels."""
 
     u: Tensor
     delta: Tensor
@@ -124,12 +119,12 @@ def selective_scan(  # type: ignore[misc] # the overloads say what is returned, 
 
 def scan(x: ScanInputs, *, last_state: bool = False, states: States = False, backend: str | None = None) -> ScanOutput:
     """`selective_scan` of a record, into a record."""
-    _check(x, states)
+    check_shapes(x)
+    if states not in (False, True, "zoh"):
+        raise ConfigError(f"return_states={states!r}, expected False, True or 'zoh'")
     tensors = [value for value in x[:-1] if isinstance(value, Tensor)]  # all but seq_idx
     chosen = choose(backend, *tensors)
-    grouped = x.B.dim() == 4
-    B, C = (x.B, x.C) if grouped else (x.B.unsqueeze(2), x.C.unsqueeze(2))
-    x = x._replace(B=B, C=C, seq_idx=None if x.seq_idx is None else segment_ids(x.seq_idx))
+    grouped, x = x.B.dim() == 4, with_groups(x)
     if chosen == "reference":
         output = reference(x, last_state, states)
     else:
@@ -147,28 +142,33 @@ def scan(x: ScanInputs, *, last_state: bool = False, states: States = False, bac
     return output._replace(states=output.states.without_groups())
 
 
-def _check(x: ScanInputs, states: bool | str) -> None:
+def with_groups(x: ScanInputs) -> ScanInputs:
+    """As references and operators take it: B and C with a dimension of groups, the numbers of sequences in order."""
+    B, C = (x.B, x.C) if x.B.dim() == 4 else (x.B.unsqueeze(2), x.C.unsqueeze(2))
+    return x._replace(B=B, C=C, seq_idx=None if x.seq_idx is None else segment_ids(x.seq_idx))
+
+
+def check_shapes(x: ScanInputs, *, per_head: bool = False) -> None:
+    """Raise unless shapes and types fit; per_head: as of `scan_ssd`, with one delta, A, D and bias for each head."""
     expect_floats(x._fields[:-1], x[:-1])
     expect_rank("u", x.u, "batch, tokens, channels")
-    batch, tokens, channels = x.u.shape
-    expect_rank("A", x.A, "channels, n")
-    n = x.A.shape[1]
+    expect_rank("A", x.A, "heads" if per_head else "channels, n")
     expect_channels("u", x.u)
-    expect_shape("A", x.A, (channels, n))
-    for name, tensor in (("delta", x.delta), ("z", x.z)):
-        expect_shape(name, tensor, x.u.shape)
+    batch, tokens, channels = x.u.shape
+    width, n = x.A.shape[0] if per_head else channels, x.B.shape[-1] if per_head else x.A.shape[1]
+    split_groups(channels, width)
+    expect_shape("A", x.A, (width,) if per_head else (width, n))
+    expect_shape("delta", x.delta, (batch, tokens, width))
+    expect_shape("z", x.z, x.u.shape)
     for name, tensor in (("D", x.D), ("delta_bias", x.delta_bias)):
-        expect_shape(name, tensor, (channels,))
+        expect_shape(name, tensor, (width,))
     expect_shape("initial_state", x.initial_state, (batch, channels, n))
     expect_shape("seq_idx", x.seq_idx, (batch, tokens))
-    if x.B.dim() == 4:
-        split_groups(channels, x.B.shape[2])
-        expect_shape("B", x.B, (batch, tokens, x.B.shape[2], n))
-    else:
-        expect_shape("B", x.B, (batch, tokens, n))
+    groups = x.B.shape[2:3] if x.B.dim() == 4 else ()
+    for count in groups:
+        split_groups(width, count)
+    expect_shape("B", x.B, (batch, tokens, *groups, n))
     expect_shape("C", x.C, x.B.shape)
-    if states not in (False, True, "zoh"):
-        raise ConfigError(f"return_states={states!r}, expected False, True or 'zoh'")
 
 
 # The reference: plain PyTorch, any float dtype, any device, ordinary autograd.
@@ -374,7 +374,7 @@ def _kernel(*args: Any) -> KernelOutputs:
     outputs = _outputs(*args)
     wanted = KernelOutputs(*map(given, outputs))
     if triton:
-        _check(x, False)  # the compiled module checks shapes itself
+        check_shapes(x)  # the compiled module checks shapes itself
         _triton.forward(readable(x), wanted)
     else:
         native.scan_forward(readable(x), wanted, wanted.saved, torch.get_num_threads(), 1.0, False)

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from infssm.errors import ConfigError
 from infssm.ops.backend import choose, in_float32
-from infssm.ops.checks import compute_dtype, expect_floats, expect_rank, expect_shape, split_groups
+from infssm.ops.checks import compute_dtype, expect_rank
 from infssm.ops.library import define, flat, given, keep, native, new, rows
-from infssm.ops.packing import segment_ids
 from infssm.ops.scan import (
     ARGUMENTS,
     GRADIENTS,
     ScanInputs,
     ScanOutput,
     by_input,
+    check_shapes,
     differentiate,
     input_grads,
     readable,
@@ -31,6 +31,7 @@ from infssm.ops.scan import (
     scan,
     split_arguments,
     step_size,
+    with_groups,
 )
 from infssm.ops.triton import ssd as _triton
 
@@ -49,7 +50,7 @@ def scan_ssd(x: ScanInputs, *, last_state: bool = False, chunked: bool | None = 
     CPUs where n is not small; None decides by that, and for chunks on GPUs. A last or initial state and `reverse` are
     of the scan alone.
     """
-    _check(x)
+    check_shapes(x, per_head=True)
     whole = last_state or x.reverse or x.initial_state is not None
     tensors = [value for value in x[:-1] if isinstance(value, Tensor)]
     chosen = choose(None, *tensors)
@@ -61,8 +62,7 @@ def scan_ssd(x: ScanInputs, *, last_state: bool = False, chunked: bool | None = 
         return _by_scan(x, last_state)
     if whole:
         raise ConfigError("the chunked form has no last state, initial state or reverse; leave chunked to None")
-    B, C = (x.B, x.C) if x.B.dim() == 4 else (x.B.unsqueeze(2), x.C.unsqueeze(2))
-    x = x._replace(B=B, C=C, seq_idx=None if x.seq_idx is None else segment_ids(x.seq_idx))
+    x = with_groups(x)
     if chosen == "reference":
         return ScanOutput(_reference(x))
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -87,24 +87,6 @@ def _by_scan(x: ScanInputs, last_state: bool) -> ScanOutput:
 def _per_channel(per_head: Tensor, channels: int) -> Tensor:
     """[..., heads] -> [..., channels]."""
     return per_head.unsqueeze(-1).expand(*per_head.shape, channels // per_head.shape[-1]).flatten(-2)
-
-
-def _check(x: ScanInputs) -> None:
-    expect_rank("u", x.u, "batch, tokens, channels")
-    expect_rank("A", x.A, "heads")
-    expect_floats(x._fields[:-1], x[:-1])
-    batch, tokens, channels = x.u.shape
-    heads = x.A.shape[0]
-    split_groups(channels, heads)
-    expect_shape("delta", x.delta, (batch, tokens, heads))
-    expect_shape("z", x.z, x.u.shape)
-    for name, tensor in (("D", x.D), ("delta_bias", x.delta_bias)):
-        expect_shape(name, tensor, (heads,))
-    expect_shape("seq_idx", x.seq_idx, (batch, tokens))
-    if x.B.dim() == 4:
-        split_groups(heads, x.B.shape[2])
-    expect_shape("B", x.B, (batch, tokens, *x.B.shape[2:]))
-    expect_shape("C", x.C, x.B.shape)
 
 
 # The reference: chunks in PyTorch's matrix products. Exponents `s_i - s_j` are sums of the steps between j and i, not
@@ -213,7 +195,7 @@ def _kernel(*args: Any) -> tuple[Tensor, ...]:
     x, (_, triton) = split_arguments(args)
     x = readable(x)._replace(A=flat(x.A))
     if triton:
-        _check(x)  # the compiled module checks shapes itself
+        check_shapes(x, per_head=True)  # the compiled module checks shapes itself
         _triton.forward(x, y, given(plain), given(saved))
     else:
         native.ssd_forward(x, y, plain, saved, torch.get_num_threads(), None, None)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infssm.ops.backend import choose, in_float32, is_plain
-from infssm.ops.checks import compute_dtype, expect_channels, expect_floats, expect_rank, expect_shape, split_groups
+from infssm.ops.backend import choose, in_float32
+from infssm.ops.checks import compute_dtype, expect_channels, expect_rank, expect_shape, split_groups
 from infssm.ops.library import asked_for, define, flat, given, keep, kept, native, new, rows
 from infssm.ops.scan import CHUNK, KernelOutputs, ScanStates, chunk_means, recomputed, split_channels, step_size
 from infssm.ops.triton import states as _triton
@@ -29,9 +29,7 @@ def mean_states(
     delta: [batch, tokens, channels]; A: [channels, n]; delta_bias: [channels].
     groups=None averages over all channels; an integer keeps one mean per group of channels.
     """
-    if not is_plain((delta, A, delta_bias)):
-        expect_floats(("delta", "A", "delta_bias"), (delta, A, delta_bias))
-    chosen = choose(backend, delta, A, delta_bias)
+    chosen = choose(backend, delta, A, delta_bias, names=("delta", "A", "delta_bias"))
     if chosen != "cpu":  # the compiled module checks the shapes itself
         expect_rank("delta", delta, "batch, tokens, channels")
         expect_rank("A", A, "channels, n")

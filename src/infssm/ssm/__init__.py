@@ -8,7 +8,7 @@ from infssm.ssm.gramian import gram, gram_dense
 from infssm.ssm.mixers import find_mixers, state_parameters, unwrap
 from infssm.ssm.old_model import OldModel
 from infssm.ssm.probe import MixerInputs, Probe, StateOptions, describe_probe, list_probes, register_probe
-from infssm.ssm.recorder import Observation, OutputRecorder, Recorder, StateRecord, logits_of, record_states
+from infssm.ssm.recorder import Observation, Recorder, StateRecord, logits_of, record_states
 from infssm.ssm.space import StateSpace, soft_normalize
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "MixerInputs",
     "Observation",
     "OldModel",
-    "OutputRecorder",
     "Probe",
     "Recorder",
     "StateOptions",

@@ -17,8 +17,8 @@ from infssm.models import SSMMixer, StateRows
 from infssm.models.mixer import at_least_float32, beside_checkpoint
 from infssm.ops import ScanInputs, scan, scan_ssd
 from infssm.ssm.probe import ProbeFn, list_probes, probe_of
-from infssm.ssm.probes import mambavision, transformers_mamba, transformers_mamba2
-from infssm.ssm.probes.selective import activation, convolve, masked, packing, raw_states, ssd_inputs
+from infssm.ssm.probes import mamba, mamba2
+from infssm.ssm.probes.selective import activation, convolve, masked, packing, raw_states
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -58,6 +58,17 @@ class Fast(SSMMixer):
         cache.update_conv_state(conv_input.transpose(1, 2), self.layer_idx, conv_kernel_size=self.conv_kernel_size)
         cache.update_recurrent_state(state, self.layer_idx)
 
+    def report(
+        self, scanned: ScanInputs, inputs: ScanInputs, mask: Tensor | None, **limit: tuple[float, float]
+    ) -> None:
+        """Hand the scan to those who watch it, and the states of its inputs to a recorder."""
+        if self.scan_hook is not None:
+            self.scan_hook(scanned)
+        if self.tap is not None:
+            with beside_checkpoint():
+                states = raw_states(inputs, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh, **limit)
+                self.emit([states._replace(mask=mask)])
+
     def state_parameters(self, which: str) -> list[StateRows]:
         """The parameters that the layer's probe names."""
         probe = probe_of(self.original)
@@ -73,15 +84,11 @@ class FastMamba(Fast):
         """One selective scan, gated."""
         mixer: Any = self
         x, z = mixer.in_proj(hidden).chunk(2, dim=-1)
-        inputs = transformers_mamba.scan_inputs(self, x, mask, seq_idx)
+        inputs = mamba.transformers_scan(self, x, mask, seq_idx)
         inputs = inputs._replace(D=at_least_float32(mixer.D), z=at_least_float32(z))
         if cache is None:
             return self.run_scans([inputs], mask=mask)[0]
-        if self.scan_hook is not None:
-            self.scan_hook(inputs)
-        if self.tap is not None:
-            states = raw_states(inputs, include_dt_bias=self.tap.include_dt_bias, zoh=self.tap.zoh)
-            self.emit([states._replace(mask=mask)])
+        self.report(inputs, inputs, mask)
         found = scan(inputs, last_state=True)
         self.prefill(cache, x, found.last_state)
         return found.y
@@ -100,17 +107,11 @@ class FastMamba2(Fast):
         gate, xbc, dt = torch.split(projected, [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
         convolved = masked(convolve(mixer.conv1d, xbc, act=activation(mixer), seq_idx=seq_idx), mask)
         x, bc = torch.split(convolved, [mixer.intermediate_size, mixer.conv_dim - mixer.intermediate_size], dim=-1)
-        inputs = ssd_inputs(bc, at_least_float32(dt), mixer.A_log, mixer.dt_bias, mixer.n_groups)
+        inputs = mamba2.scan_inputs(mixer, bc, at_least_float32(dt))
         delta = F.softplus(inputs.delta + at_least_float32(mixer.dt_bias)).clamp(*mixer.time_step_limit)
         D = at_least_float32(mixer.D)
         scanned = ScanInputs(x, delta, inputs.A[:, 0], inputs.B, inputs.C, D, seq_idx=seq_idx)
-        if self.scan_hook is not None:
-            self.scan_hook(scanned)
-        if self.tap is not None:
-            with beside_checkpoint():
-                bias, zoh = self.tap.include_dt_bias, self.tap.zoh
-                states = raw_states(inputs, include_dt_bias=bias, zoh=zoh, limit=mixer.time_step_limit)
-                self.emit([states._replace(mask=mask)])
+        self.report(scanned, inputs, mask, limit=mixer.time_step_limit)
         y, state, _ = scan_ssd(scanned, last_state=cache is not None)
         if state is not None:
             self.prefill(cache, xbc, state.view(len(state), mixer.num_heads, mixer.head_dim, -1))
@@ -125,14 +126,14 @@ class FastMambaVision(Fast):
         """One selective scan; the other half of the channels passes beside it."""
         mixer: Any = self
         x, z = mixer.in_proj(hidden).chunk(2, dim=-1)
-        inputs = mambavision.scan_inputs(self, x)._replace(D=at_least_float32(mixer.D))
-        return torch.cat([self.run_scans([inputs])[0], mambavision.same_convolution(mixer.conv1d_z, z)], dim=-1)
+        inputs = mamba.mambavision_scan(self, x)._replace(D=at_least_float32(mixer.D))
+        return torch.cat([self.run_scans([inputs])[0], mamba.same_convolution(mixer.conv1d_z, z)], dim=-1)
 
 
 _BASES: dict[ProbeFn, type[Fast]] = {
-    transformers_mamba.probe: FastMamba,
-    transformers_mamba2.probe: FastMamba2,
-    mambavision.probe: FastMambaVision,
+    mamba.transformers: FastMamba,
+    mamba2.transformers: FastMamba2,
+    mamba.mambavision: FastMambaVision,
 }
 """The base for all layers that a probe reads."""
 _MADE: dict[type[nn.Module], type[nn.Module]] = {}

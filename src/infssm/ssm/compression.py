@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infssm._batch import run_model
 from infssm.errors import ConfigError
 from infssm.models import Backbone, Mamba2Mixer, MambaMixer, S4DMixer, VimMixer, create_model
 from infssm.models.mamba import Direction
@@ -110,10 +111,6 @@ def _check(model: Backbone, states: int | None, share: float | None, score: str,
     return found
 
 
-def _call(model: Backbone, batch: Any) -> Any:
-    return model(**batch) if isinstance(batch, Mapping) else model(batch)
-
-
 def _mask(batch: Any) -> Tensor | None:
     """Padding of a batch, [batch, tokens]; None where every token counts."""
     return as_mask(batch.get("mask")) if isinstance(batch, Mapping) else None
@@ -121,7 +118,7 @@ def _mask(batch: Any) -> Tensor | None:
 
 def _logits(model: Backbone, batch: Any) -> Tensor:
     """Logits [rows, classes]; of language models one row per token that is not padding."""
-    logits, mask = logits_of(_call(model, batch)), _mask(batch)
+    logits, mask = logits_of(run_model(model, batch)), _mask(batch)
     return logits.flatten(0, -2) if mask is None or logits.ndim == 2 else logits[mask]
 
 
@@ -173,7 +170,7 @@ def _count_scans(model: Backbone, batches: list[Any], counters: Mapping[str, Seq
             try:
                 for name, found in counters.items():
                     mixers[name].scan_hook = hook(found, _mask(batch))
-                _call(model, batch)
+                run_model(model, batch)
             finally:
                 for name in counters:
                     mixers[name].scan_hook = None

@@ -10,7 +10,6 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,9 +17,8 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models.features import features
-from infssm.ssm.mixers import Layers, unwrap
-from infssm.ssm.probe import BMode
-from infssm.ssm.recorder import Observation, OutputRecorder, Recorder, StopForward
+from infssm.ssm.mixers import unwrap
+from infssm.ssm.recorder import Observation, Recorder, StopForward
 from infssm.ssm.space import StateSpace
 
 _ADAPTERS = "active_adapters"
@@ -38,14 +36,8 @@ class OldModel:
     is not an ``nn.Module``, so a model that holds one does not save, move or train it by accident.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        include_dt_bias: bool = True,
-        b_mode: BMode = "raw",
-        layers: Layers = "all",
-    ) -> None:
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        """``options``: how states are read, those of :class:`~infssm.ssm.Recorder`."""
         module = unwrap(module)
         frozen = list(_frozen(module))
         self.module = copy.deepcopy(module, {id(tensor): tensor for tensor in frozen}).eval().requires_grad_(False)
@@ -59,14 +51,9 @@ class OldModel:
         config: Any = getattr(self.module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # comparing needs none, and it would take memory
-        self._make_recorder = partial(
-            Recorder, self.module, include_dt_bias=include_dt_bias, b_mode=b_mode, layers=layers
-        )
-
-    @cached_property
-    def _recorder(self) -> Recorder:
-        """Made when states are first asked for: features and logits need no state space layers."""
-        return self._make_recorder()
+        self._options = options
+        self._recorders: dict[tuple[bool, ...], Recorder] = {}
+        """By what is recorded; made when it is first asked for: features and logits need no state space layers."""
 
     def states(self, x: Tensor | Mapping[str, Any], **kwargs: Any) -> list[StateSpace]:
         """States of ``module(x, **kwargs)``, layer by layer; a mapping ``x`` is passed as keyword arguments."""
@@ -89,18 +76,13 @@ class OldModel:
             args, kwargs = (), {**x, **kwargs}
             if hasattr(self.module, "config"):
                 kwargs.pop("labels", None)  # models of transformers would compute a loss that nobody reads
-        outputs = OutputRecorder(self.module, features=features, logits=logits) if features or logits else None
-        with contextlib.ExitStack() as stack:
-            if states:
-                stack.enter_context(self._recorder.recording(stop=outputs is None))
-            if outputs is not None:
-                stack.enter_context(outputs.recording(stop=not logits))
-            with contextlib.suppress(StopForward):
-                self.module(*args, **kwargs)
-        found = Observation(self._recorder.flat() if states else [], **(outputs.taken() if outputs is not None else {}))
-        if states:
-            self._recorder.clear()
-        return found
+        recorder = self._recorders.get(asked := (states, features, logits))
+        if recorder is None:
+            found = Recorder(self.module, states=states, features=features, logits=logits, **self._options)
+            recorder = self._recorders[asked] = found
+        with recorder.recording(stop=True), contextlib.suppress(StopForward):
+            self.module(*args, **kwargs)
+        return recorder.taken()
 
     @torch.no_grad()
     def features(self, x: Tensor | Mapping[str, Any]) -> Tensor:

@@ -96,23 +96,25 @@ _GROUP = "infssm.probes"
 
 
 def register_probe(
-    mixer: type[nn.Module] | str, *, parameters: ParametersFn | None = None, exact: bool = False
+    *mixers: type[nn.Module] | str, parameters: ParametersFn | None = None, exact: bool = False
 ) -> Callable[[ProbeFn], ProbeFn]:
-    """Register a probe for a mixer class: ``(mixer, inputs) -> list[StateSpace]``, one entry per scan direction.
+    """Register a probe for mixer classes: ``(mixer, inputs) -> list[StateSpace]``, one entry per scan direction.
 
-    ``mixer``: the class, or its qualified name (``"package.module.Class"``; ``*`` matches anything) so that its library
-    need not be imported. Subclasses are covered. ``inputs`` is a :class:`MixerInputs`; a probe must be differentiable.
+    ``mixers``: classes, or their qualified names (``"package.module.Class"``; ``*`` matches anything) so that their
+    library need not be imported. Subclasses are covered. ``inputs`` is a :class:`MixerInputs`; a probe must be
+    differentiable.
     ``parameters``: ``(mixer, which) -> [(parameter, row slice or None)]`` for methods that regularize parameters.
     ``exact``: see :class:`Probe`; it is shown by ``infssm list probes``.
     Installed packages add probes through the entry-point group ``infssm.probes`` (name: qualified class name).
     """
-    name = mixer if isinstance(mixer, str) else qualified_name(mixer)
 
     def add(fn: ProbeFn) -> ProbeFn:
-        known = _PROBES.get(name)
-        if known is not None and _identity(known.states) != _identity(fn):
-            raise ConfigError(f"a probe for {name!r} is registered already")
-        _PROBES[name] = Probe(fn, parameters, exact)
+        for mixer in mixers:
+            name = mixer if isinstance(mixer, str) else qualified_name(mixer)
+            known = _PROBES.get(name)
+            if known is not None and _identity(known.states) != _identity(fn):
+                raise ConfigError(f"a probe for {name!r} is registered already")
+            _PROBES[name] = Probe(fn, parameters, exact)
         return fn
 
     return add

@@ -29,13 +29,16 @@ class StopForward(BaseException):
 
 
 class Recorder:
-    """Records the states of a model's forward passes inside ``with recorder.recording():``.
+    """Records what a model's forward passes compute inside ``with recorder.recording():``: states, features, logits.
 
-    Outside of it nothing is installed on the model. ``states`` belong to the last forward: the next forward starts a
-    new record. A new forward is recognised by the first mixer running again, so of a first mixer that runs several
-    times in one forward only the last run is kept. The recomputation of a gradient checkpoint during backward is not
-    recorded. States are part of the autograd graph of their forward, and float32 (float64 for float64 models) under
+    Outside of it nothing is installed on the model. What is recorded belongs to the last forward: the next forward
+    starts a new record. A new forward is recognised by the first mixer running again, so of a first mixer that runs
+    several times in one forward only the last run is kept. The recomputation of a gradient checkpoint during backward
+    is not recorded. All is part of the autograd graph of its forward, and float32 (float64 for float64 models) under
     any autocast.
+
+    ``layers`` to ``h``: of states, see :func:`record_states`. Features are the input of the output layer; recording
+    them and logits alone needs no state space layers.
     """
 
     def __init__(
@@ -46,17 +49,22 @@ class Recorder:
         b_mode: BMode = "raw",
         layers: Layers = "all",
         h: bool = False,
+        states: bool = True,
+        features: bool = False,
+        logits: bool = False,
     ) -> None:
+        self._model, self._features, self._logits = model, features, logits
+        self._outputs: dict[str, Tensor] = {}
+        self._stop_at_features = self.stop = False
+        """``stop``: whether forwards end once the last mixer's states are known."""
         self.options = StateOptions(include_dt_bias, b_mode)
         self.h = h
         self.hidden: dict[str, list[Tensor]] = {}
         """Hidden states of the last forward, where they are recorded."""
         self.finished: set[str] = set()
         """Mixers whose states of a forward are complete."""
-        self.mixers = find_mixers(model, layers)
+        self.mixers = find_mixers(model, layers) if states else {}
         self.record: dict[str, list[StateSpace]] = {}
-        self.stop = False
-        """Whether forwards end once the last mixer's states are known."""
         self.with_gradient = True
         """Whether gradients were enabled in the recorded forward."""
 
@@ -81,9 +89,17 @@ class Recorder:
             spaces += self.record.get(name, ())
         return spaces
 
+    def taken(self) -> Observation:
+        """All that was recorded of the last forward, which the recorder forgets."""
+        if len(self._outputs) < self._features + self._logits:
+            raise ConfigError(_NOTHING)
+        found = Observation(self.flat() if self.mixers else [], **self._outputs)
+        self.clear()
+        return found
+
     def clear(self) -> None:
         """Drop the last record, and with it the autograd graph it keeps alive."""
-        self.record, self.hidden = {}, {}
+        self.record, self.hidden, self._outputs = {}, {}, {}
 
     def _check_hidden(self) -> None:
         """Raise unless every layer is one whose scan can be seen."""
@@ -96,13 +112,16 @@ class Recorder:
 
     @contextmanager
     def recording(self, *, stop: bool = False) -> Iterator[Recorder]:
-        """Record the forward passes of the block; with ``stop``, end each one after the last mixer's projections."""
-        from infssm.ssm.taps import HiddenTap, ProbeHook, Tap  # imports torch's compiler, which takes a second
+        """Record the forward passes of the block; with ``stop``, end each one once everything asked for is known."""
+        if self.mixers:
+            from infssm.ssm.taps import HiddenTap, ProbeHook, Tap  # imports torch's compiler, which takes a second
 
         for mixer in self.mixers.values():
             if mixer in _RECORDED:
                 raise ConfigError("this model is being recorded already; leave the other recording first")
-        self.record, self.stop = {}, stop
+        self.record, self._outputs = {}, {}
+        self.stop = stop and not (self._features or self._logits)
+        self._stop_at_features = stop and not self._logits
         if self.h:
             self._check_hidden()
         handles: list[RemovableHandle] = []
@@ -115,6 +134,10 @@ class Recorder:
                         mixer.scan_hook = HiddenTap(self, name)
                 else:
                     handles.append(mixer.register_forward_pre_hook(ProbeHook(self, name, mixer), with_kwargs=True))
+            if self._features:
+                handles.append(output_layer(unwrap(self._model)).register_forward_pre_hook(self._take_features))
+            if self._logits:
+                handles.append(self._model.register_forward_hook(self._take_logits))
             yield self
         finally:
             for mixer in self.mixers.values():
@@ -125,6 +148,16 @@ class Recorder:
                         object.__setattr__(mixer, "scan_hook", None)
             for handle in handles:
                 handle.remove()
+
+    def _take_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG002
+        self._outputs["features"] = at_least_float32(args[0])
+        self.with_gradient = torch.is_grad_enabled()
+        if self._stop_at_features:
+            raise StopForward
+
+    def _take_logits(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
+        self._outputs["logits"] = at_least_float32(logits_of(output))
+        self.with_gradient = torch.is_grad_enabled()
 
 
 class StateRecord(Mapping[str, list[StateSpace]]):
@@ -204,53 +237,6 @@ class Observation(NamedTuple):
 
         features, logits = (None if t is None else take(t) for t in (self.features, self.logits))
         return Observation([space.map_batch(take) for space in self.states], features, logits)
-
-
-class OutputRecorder:
-    """Records features (the input of the output layer) and logits inside ``with recorder.recording():``."""
-
-    def __init__(self, model: nn.Module, *, features: bool, logits: bool) -> None:
-        self._model = model
-        self._features, self._logits = features, logits
-        self._stop = False
-        self._record: dict[str, Tensor] = {}
-        self.with_gradient = True
-        """Whether gradients were enabled in the recorded forward."""
-
-    @contextmanager
-    def recording(self, *, stop: bool = False) -> Iterator[OutputRecorder]:
-        """Record the forwards of the block; with ``stop``, end each one where its features are known."""
-        self._record, self._stop = {}, stop
-        handles = []
-        if self._features:
-            handles.append(output_layer(unwrap(self._model)).register_forward_pre_hook(self._take_features))
-        if self._logits:
-            handles.append(self._model.register_forward_hook(self._take_logits))
-        try:
-            yield self
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def taken(self) -> dict[str, Tensor]:
-        """``features`` and ``logits`` of the last forward, those that are recorded."""
-        if len(self._record) < self._features + self._logits:
-            raise ConfigError(_NOTHING)
-        return dict(self._record)
-
-    def clear(self) -> None:
-        """Drop the last record, and with it the autograd graph it keeps alive."""
-        self._record = {}
-
-    def _take_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG002
-        self._record["features"] = at_least_float32(args[0])
-        self.with_gradient = torch.is_grad_enabled()
-        if self._stop:
-            raise StopForward
-
-    def _take_logits(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
-        self._record["logits"] = at_least_float32(logits_of(output))
-        self.with_gradient = torch.is_grad_enabled()
 
 
 def logits_of(output: Any) -> Tensor:

@@ -25,12 +25,25 @@ from infssm.ssm.space import StateSpace
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Tap:
-    """Hands the states of one mixer to a recorder. Copies of a model that is being recorded get None instead."""
+class _Attached:
+    """What a recorder attaches to one mixer. Copies of a model that is being recorded get None instead."""
 
     def __init__(self, recorder: Recorder, name: str) -> None:
         self.recorder = recorder
         self.name = name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(None), ())
+
+
+class Tap(_Attached):
+    """Hands the states of one mixer to a recorder."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        super().__init__(recorder, name)
         self.zoh = recorder.options.b_mode == "zoh"
         self.include_dt_bias = recorder.options.include_dt_bias
 
@@ -66,19 +79,9 @@ class Tap:
         if stop:
             raise StopForward
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(None), ())
-
-
-class HiddenTap:
-    """Computes the hidden states of one mixer's scans. Copies of a model that is being recorded get None instead."""
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self.recorder = recorder
-        self.name = name
+class HiddenTap(_Attached):
+    """Computes the hidden states of one mixer's scans."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, inputs: ScanInputs) -> None:
@@ -89,12 +92,6 @@ class HiddenTap:
             self.recorder.finished.discard(self.name)
             self.recorder.hidden[self.name] = []
         self.recorder.hidden.setdefault(self.name, []).append(hidden_states(inputs))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(None), ())
 
 
 class ProbeHook(Tap):

@@ -7,7 +7,6 @@ implementations shuffle both into one data set, which makes more steps of the sa
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -133,6 +132,7 @@ class LUCIR(Replay):
     own_first_task = True
     config: LUCIRConfig
     own_classifier = True
+    needs_old = True
     buffer: BalancedBuffer
     saved = (*Replay.saved, "task_images", "position", "order")
 
@@ -141,7 +141,6 @@ class LUCIR(Replay):
         head = find_classifier(context.module).module
         assert isinstance(head, CosineClassifier)
         self.head = head
-        self.reference: nn.Module | None = None
         self.task_images = 0
         self.position = 0
         self.order = torch.zeros(0, dtype=torch.int64)
@@ -193,11 +192,10 @@ class LUCIR(Replay):
         return {"ce": F.cross_entropy(logits, y)} | self._constraints(x, y, seen[0])
 
     def _constraints(self, x: Tensor, y: Tensor, features: Tensor) -> Terms:
-        task = self.context.current.index
-        if self.reference is None or task == 0:
+        task, reference = self.context.current.index, self.context.old
+        if reference is None or task == 0:
             return {}
-        with torch.no_grad():
-            old = features_of(self.reference, x)
+        old = reference.features(x)
         classes = self.context.classes(self.name)
         weight = less_forget_weight(self.config.lambda_base, task, self.config.lambda_rule, classes)
         return {"less_forget": weight * less_forget(features, old), "margin": self._margin_term(features, y)}
@@ -227,11 +225,10 @@ class LUCIR(Replay):
         return process_slice(due)
 
     def finish(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Freeze the reference, herd the task's exemplars, fine-tune the classifier on the balanced buffer."""
+        """Herd the task's exemplars, and fine-tune the classifier on the balanced buffer."""
         loader = require_loader(loader, self.name, "herds exemplars of the task")
         if not self.trained:
             self._measure(loader, imprint=True)
-        self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
         batch_size = self._store(loader, self.context.classes(self.name), task)
         self._finetune(self.config.finetune_batch or batch_size)
 
@@ -298,17 +295,8 @@ class LUCIR(Replay):
             for slots in torch.split(self.buffer.sample(len(self.buffer)), batch_size):
                 train_step(partial(loss, slots), optimizer, after_update=schedule.step)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Buffer, reference model, and the place in the epoch."""
-        reference = None if self.reference is None else copy.deepcopy(self.reference.state_dict())
-        return super().state_dict() | {"reference": reference}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the buffer and the place in the epoch, and train the block that was trained."""
         super().load_state_dict(state)
-        if state["reference"] is not None:
-            self.reference = copy.deepcopy(unwrap(self.context.module)).eval().requires_grad_(False)
-            assert self.reference is not None
-            self.reference.load_state_dict(state["reference"])
         if self.context.task is not None:
             self.head.train_block(self.context.task.index)

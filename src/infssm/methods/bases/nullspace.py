@@ -70,23 +70,13 @@ class Direction:
         }
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A mixer with one or two scans and one output projection."""
+def find_layers(model: nn.Module, layers: Any) -> tuple[list[Direction], dict[str, nn.Linear]]:
+    """The scans of the selective layers that ``layers`` chooses, and the layers' output projections by name.
 
-    name: str
-    directions: list[Direction]
-    out_proj: nn.Linear
-
-    def matrices(self) -> list[Matrix]:
-        """All matrices whose steps are projected."""
-        own = [matrix for direction in self.directions for matrix in direction.matrices()]
-        return [*own, Matrix(self.out_proj.weight, slice(None), f"{self.name}.out_proj")]
-
-
-def find_layers(model: nn.Module, layers: Any) -> list[Layer]:
-    """The selective layers of a model, of those that ``layers`` chooses; ConfigError where there are others."""
-    found = []
+    ConfigError where there are layers of other kinds.
+    """
+    directions: list[Direction] = []
+    outputs: dict[str, nn.Linear] = {}
     for name, mixer in find_mixers(unwrap(model), layers).items():
         present = [names for names in _DIRECTIONS if all(hasattr(mixer, one) for one in names)]
         parts = [Direction(f"{name}.{names[0]}", *(getattr(mixer, one) for one in names)) for names in present]
@@ -98,8 +88,9 @@ def find_layers(model: nn.Module, layers: Any) -> list[Layer]:
                 f"nullspace projects x_proj, A_log and out_proj of Mamba's and Vim's layers, and {name} "
                 f"({type(mixer).__name__}) is of another kind or has adapters; use another method, or choose layers"
             )
-        found.append(Layer(name, parts, out))
-    return found
+        directions += parts
+        outputs[f"{name}.out_proj"] = out
+    return directions, outputs
 
 
 Projection = Literal["projector", "released", "rate"]
@@ -137,8 +128,9 @@ class Nullspace(Seq):
 
     def __init__(self, config: NullspaceConfig, context: Context) -> None:
         super().__init__(config, context)
-        self.layers = find_layers(context.module, context.layers)
-        self.matrices = [matrix for layer in self.layers for matrix in layer.matrices()]
+        self.directions, self.outputs = find_layers(context.module, context.layers)
+        self.matrices = [matrix for direction in self.directions for matrix in direction.matrices()]
+        self.matrices += [Matrix(layer.weight, slice(None), name) for name, layer in self.outputs.items()]
         self.moments: dict[str, Tensor] = {}
         """Second moments by name, summed over all tasks so far: float64 ``[D, D]``."""
         self.projections: dict[str, Tensor] = {}
@@ -175,20 +167,16 @@ class Nullspace(Seq):
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
         """Add the second moments of this task's data, and project onto what they leave of the null space."""
         loader = require_loader(loader, self.name, "measures second moments of features on the task's data")
-        inputs: dict[str, nn.Module] = {d.name: d.x_proj for layer in self.layers for d in layer.directions}
-        inputs |= {f"{layer.name}.out_proj": layer.out_proj for layer in self.layers}
+        inputs = {direction.name: direction.x_proj for direction in self.directions} | self.outputs
         new = sum_moments(self.context, loader, inputs, self._widths(), self._moments)
         self.moments = {name: self.moments[name] + moment if self.moments else moment for name, moment in new.items()}
         self._project()
 
     def _moments(self, inputs: Mapping[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
         """Those of a forward in which layers were given ``inputs``; ``mask: [b, tokens]`` leaves out padding."""
-        found: dict[str, Tensor] = {}
-        for layer in self.layers:
-            for direction in layer.directions:
-                found |= direction.moments(inputs[direction.name], mask)
-            out = f"{layer.name}.out_proj"
-            found[out] = second_moment(inputs[out].double(), mask)
+        found = {name: second_moment(inputs[name].double(), mask) for name in self.outputs}
+        for direction in self.directions:
+            found |= direction.moments(inputs[direction.name], mask)
         return found
 
     def _widths(self) -> dict[str, int]:

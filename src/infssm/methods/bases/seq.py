@@ -43,18 +43,14 @@ class Seq(Base):
 
 
 @register_method
-class Joint(Base):
+class Joint(Seq):
     """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
 
     name = "joint"
-    supported_data = ALL_DATA
+    online = False
+    Config = ComponentConfig
     joint = True
 
     def columns(self, task: TaskInfo) -> slice:
         """All seen classes."""
         return task.seen
-
-    def loss(self, batch: BatchLike) -> Terms:
-        """One term: the cross-entropy over all seen classes."""
-        logits = self.context.forward(model_input(batch))
-        return data_loss(logits, batch, self.columns(self.context.current))

@@ -185,13 +185,11 @@ def build_method(
 
 
 def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
-    """Raise for a method that cannot work on a stream, with those that can.
+    """Raise for a method that does not support a stream; the error names those that do.
 
-    ``data_kind``: ``images``, ``series``, ``tokens`` (with classes), ``language`` or
-    ``regression``. ``domains``: whether
-    tasks are new domains.
+    ``data_kind``: ``images``, ``series``, ``tokens`` (with classes), ``language`` or ``regression``. ``domains``:
+    whether tasks are new domains of the same classes.
     """
-
     modality = modality_named(data_kind)
 
     def suits(component: type[Component]) -> bool:

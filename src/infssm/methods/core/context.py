@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from infssm._batch import run_model
 from infssm._modality import IMAGES, Modality
 from infssm.errors import ConfigError
 from infssm.methods.core.tasks import Input, TaskInfo
-from infssm.ssm import Observation, OldModel, OutputRecorder, Recorder, logits_of
+from infssm.ssm import Observation, OldModel, Recorder, logits_of
 
 ImageTransform = Callable[[Tensor, torch.Generator], Tensor]
 """From raw images ``[b, c, h, w]`` uint8 to model input ``[b, c, h', w']`` float, random numbers from the generator."""
@@ -123,9 +123,7 @@ class Context:
         # Away from the seeds of replay buffers, whose draws would otherwise be correlated with these.
         self.generator = torch.Generator().manual_seed(2**32 + seed)
         """Draws the rows of regularizers that compare a fraction of each batch."""
-        self._recorders: list[Recorder | OutputRecorder] = []
-        self._states: Recorder | None = None
-        self._outputs: OutputRecorder | None = None
+        self._recorder: Recorder | None = None
         self.compares_logits_alone = False
         """Whether the regularizers compare logits, and neither states nor features."""
         self._recording = contextlib.ExitStack()
@@ -192,11 +190,9 @@ class Context:
 
     def record(self, *, states: bool, features: bool, logits: bool) -> None:
         """Record these of the module's forwards from the second task on: what the regularizers compare."""
-        if states:
-            self._states = Recorder(self.module, **self.states_options)
-        if features or logits:
-            self._outputs = OutputRecorder(self.module, features=features, logits=logits)
-        self._recorders = [recorder for recorder in (self._states, self._outputs) if recorder is not None]
+        if states or features or logits:
+            options = self.states_options
+            self._recorder = Recorder(self.module, states=states, features=features, logits=logits, **options)
         self.compares_logits_alone = logits and not (states or features)
 
     def begin_task(self, task: TaskInfo, *, needs_old: bool) -> None:
@@ -229,8 +225,8 @@ class Context:
         """Stop recording; drop the observed forward, and with it the batch and the graph it keeps alive."""
         self._recording.close()
         self._observed = None
-        for recorder in self._recorders:
-            recorder.clear()
+        if self._recorder is not None:
+            self._recorder.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The task, the old model and the random generator."""
@@ -260,7 +256,7 @@ class Context:
         of the current task (all by default): the regularizers compare old and new on those. ``kwargs`` go to the
         module; the old model gets them too.
         """
-        if self.old is None or not self._recorders:
+        if self.old is None or self._recorder is None:
             return logits_of(run_model(self.module, x, **kwargs))
         if self.supply is not None:
             return self._forward_with_supplied(x, kwargs)
@@ -308,7 +304,7 @@ class Context:
 
     def observe(self, x: Input) -> None:
         """Take what was recorded of the forward that the user's loop ran on ``x``."""
-        if self.old is None or not self._recorders or self.supply is not None:
+        if self.old is None or self._recorder is None or self.supply is not None:
             return
         try:
             new = self._take_record()
@@ -317,7 +313,7 @@ class Context:
                 "the model has run no forward since the last penalty: call penalty(x) once after each model(x)"
             ) from None
         self._observed = _Observed(new, x, {})
-        if torch.is_grad_enabled() and not all(recorder.with_gradient for recorder in self._recorders):
+        if torch.is_grad_enabled() and not self._recorder.with_gradient:
             raise ConfigError(
                 "the model's last forward ran under torch.no_grad(), so the penalty would have no gradient: call "
                 "penalty(x) right after model(x), before any forward under no_grad (to measure the penalty without "
@@ -356,7 +352,7 @@ class Context:
         else:
             old = self.old.observe(
                 x,
-                states=self._states is not None,
+                states=len(new.states) > 0,
                 features=new.features is not None,
                 logits=new.logits is not None,
                 **kwargs,
@@ -364,20 +360,12 @@ class Context:
         mask = x.get("attention_mask", x.get("mask")) if isinstance(x, Mapping) else None
         return ModelPair(old, new, mask, order, count)
 
-    @contextlib.contextmanager
-    def _record_forward(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for recorder in self._recorders:
-                stack.enter_context(recorder.recording())
-            yield
+    def _record_forward(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._recorder is None else self._recorder.recording()
 
     def _take_record(self) -> Observation:
-        """What was recorded of the last forward, which the recorders forget."""
-        states = [] if self._states is None else self._states.flat()
-        outputs = {} if self._outputs is None else self._outputs.taken()
-        for recorder in self._recorders:
-            recorder.clear()
-        return Observation(states, **outputs)
+        assert self._recorder is not None
+        return self._recorder.taken()
 
 
 def count_rows(x: Input) -> int:

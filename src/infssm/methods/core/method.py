@@ -62,7 +62,7 @@ class Method:
     def needs_old(self) -> bool:
         """Whether a frozen old model is kept. Heads follow moving features with it, and frozen ones do not move."""
         follows = self.head.needs_old and not self.base.freezes
-        return follows or any(regularizer.compares for regularizer in self.regularizers)
+        return follows or self.base.needs_old or any(regularizer.compares for regularizer in self.regularizers)
 
     def trains(self, task: int) -> bool:
         """Whether steps on a task make a difference; with frozen features and a fitted head only the first do."""

@@ -78,7 +78,6 @@ class InfSSM(Regularizer):
 
     def penalty(self, pair: ModelPair) -> Terms:
         """The term ``distance``."""
-
         equality = self.config.equality
 
         def simplified(old: StateSpace, new: StateSpace) -> Tensor:

@@ -22,29 +22,34 @@ PairFn = Callable[[Pair], Tensor]
 def in_pieces(fn: PairFn) -> PairFn:
     """Let a formula whose systems do not see each other take any number of them in little memory.
 
-    ``fn`` maps a pair with tensors ``[..., n]`` to ``[...]``. Above the cache size it runs piece by piece, and the
-    gradient of each piece is taken at once, so that ``[systems, n]`` is all that waits for the backward pass (which
-    then has no second derivative).
+    ``fn`` maps a pair with tensors ``[..., n]`` to ``[...]``, with temporaries of n x n elements for each system.
     """
 
     @wraps(fn)
     def evaluate(pair: Pair) -> Tensor:
-        lead, n = pair.old_c.shape[:-1], pair.order
-        limit = CPU_ELEMENTS if pair.old_c.device.type == "cpu" else DEVICE_ELEMENTS
-        size = max(1, limit // (n * n))
-        if torch.compiler.is_compiling() or lead.numel() <= size:
-            return fn(pair)
-        flat = pair.map(lambda x: x.reshape(-1, x.shape[-1]))
-        if not torch.is_grad_enabled():  # or the gradients of the pieces would be computed for nothing
-            flat = flat.map(Tensor.detach)
-
-        def piece(*tensors: Tensor | None) -> Tensor:
+        def formula(*tensors: Tensor | None) -> Tensor:
             return fn(Pair(*tensors, soft=pair.soft))  # type: ignore[arg-type]
 
-        value: Tensor = Pieces.apply(piece, size, *flat.tensors)  # type: ignore[no-untyped-call]
-        return value.reshape(lead)
+        return piecewise(formula, pair.tensors, pair.old_c.shape[:-1], pair.order**2)
 
     return evaluate
+
+
+def piecewise(fn: Callable[..., Tensor], tensors: Sequence[Tensor | None], lead: torch.Size, elements: int) -> Tensor:
+    """``fn(*tensors)`` of tensors ``[*lead, ...]``, which needs temporaries of so many elements for each system.
+
+    Above the cache size it runs piece by piece, and the gradient of each piece is taken at once, so that no more than
+    the tensors' own size waits for the backward pass (which then has no second derivative).
+    """
+    device = next(x.device.type for x in tensors if x is not None)
+    size = max(1, (CPU_ELEMENTS if device == "cpu" else DEVICE_ELEMENTS) // elements)
+    if torch.compiler.is_compiling() or lead.numel() <= size:
+        return fn(*tensors)
+    flat = [None if x is None else x.reshape(-1, *x.shape[len(lead) :]) for x in tensors]
+    if not torch.is_grad_enabled():  # or the gradients of the pieces would be computed for nothing
+        flat = [None if x is None else x.detach() for x in flat]
+    value: Tensor = Pieces.apply(fn, size, *flat)  # type: ignore[no-untyped-call]
+    return value.reshape(lead)
 
 
 class Pieces(torch.autograd.Function):

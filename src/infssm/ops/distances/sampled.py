@@ -26,7 +26,7 @@ from infssm.errors import ConfigError
 from infssm.ops.checks import compute_dtype
 from infssm.ops.distances._matrices import abs2, real
 from infssm.ops.distances._pair import in_float64
-from infssm.ops.distances.pieces import CPU_ELEMENTS, DEVICE_ELEMENTS, Pieces
+from infssm.ops.distances.pieces import piecewise
 
 
 class System(NamedTuple):
@@ -49,21 +49,14 @@ def sampled_output(old: System, new: System, *, frequencies: int = 128) -> Tenso
         raise ConfigError(f"distance: frequencies={frequencies}; give an even number of at least 2")
     tensors: list[Tensor | None] = [*old, *new]
     dtype = compute_dtype(*tensors)
-    lead, limit = old.c.shape[:-1], CPU_ELEMENTS if old.c.device.type == "cpu" else DEVICE_ELEMENTS
     # Many systems at once, as most operations are on a few values for each of them.
-    size = max(1, 32 * limit // (frequencies * max(old.c.shape[-1], new.c.shape[-1])))
+    elements = max(1, frequencies * max(old.c.shape[-1], new.c.shape[-1]) // 32)
 
     def energy(*parts: Tensor | None) -> Tensor:
         return _energy(System(*parts[:5]), System(*parts[5:]), frequencies)  # type: ignore[arg-type]
 
     with torch.autocast(old.c.device.type, enabled=False):
-        if torch.compiler.is_compiling() or lead.numel() <= size:
-            value = energy(*tensors)
-        else:
-            flat = [None if x is None else x.reshape(-1, *x.shape[len(lead) :]) for x in tensors]
-            if not torch.is_grad_enabled():
-                flat = [None if x is None else x.detach() for x in flat]
-            value = Pieces.apply(energy, size, *flat).reshape(lead)  # type: ignore[no-untyped-call]
+        value = piecewise(energy, tensors, old.c.shape[:-1], elements)
     return value.to(dtype.to_real() if dtype.is_complex else dtype)
 
 

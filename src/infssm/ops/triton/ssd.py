@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from infssm.ops.library import new
-from infssm.ops.triton._launch import arranged, power_of_two, run, strides
+from infssm.ops.triton._launch import power_of_two, run, scan_arguments, strides
 
 if TYPE_CHECKING:
     from infssm.ops.scan import ScanInputs
@@ -35,40 +35,30 @@ def _tile(count: int, most: int) -> int:
 
 
 class _Launch:
-    """The inputs by the names of the kernels' parameters, how they are cut, and the kernels' constants."""
+    """What the kernels take by the names of their parameters, and how the work is cut."""
 
     def __init__(self, x: ScanInputs) -> None:
         self.shape = saved_shape(x)
         batch, chunks, heads, n, size = self.shape
         self.groups, self.like = x.B.shape[2], x.u
-        sizes = {"tokens": x.u.shape[1], "chunks": chunks, "heads": heads, "groups": self.groups, "size": size, "n": n}
-        self.inputs = x._asdict() | sizes | {"elements": n * size}
-        for name in ("u", "delta", "z", "B", "C"):
-            self.inputs |= strides(name, x.u if self.inputs[name] is None else self.inputs[name])
         # bfloat16 and float16 fit into tf32 without loss, so only what was computed from them is rounded to it.
         narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in (x.u, x.B, x.C))
-        self.constants: dict[str, Any] = {
-            "SOFTPLUS": x.delta_softplus,
-            "PRECISION": "tf32" if narrow else "ieee",
-            "ROWS": rows(x.u.shape[1]),
-            "STATES": _tile(n, _STATES),
-            "COLS": _tile(size, _COLS),
-        }
-        self.columns, self.blocks = -(-size // self.constants["COLS"]), -(-n // self.constants["STATES"])
+        cols, states = _tile(size, _COLS), _tile(n, _STATES)
+        sizes = {"tokens": x.u.shape[1], "chunks": chunks, "heads": heads, "groups": self.groups, "size": size, "n": n}
+        tiles = {"elements": n * size, "ROWS": rows(x.u.shape[1]), "STATES": states, "COLS": cols}
+        self.inputs = scan_arguments(x) | sizes | tiles | {"PRECISION": "tf32" if narrow else "ieee"}
+        self.columns, self.blocks = -(-size // cols), -(-n // states)
         self.units = batch * chunks
 
     def run(self, kernel: Any, programs: int, **others: Any) -> None:
-        """Run a kernel on what it names of the inputs, the constants (in capitals) and `others`."""
-        tensors = {name: value for name, value in others.items() if not name.isupper()}
-        known = self.constants | {name: value for name, value in others.items() if name.isupper()}
-        constants = {name: value for name, value in known.items() if name in kernel.arg_names}
-        run(kernel, programs, self.like, *arranged(kernel, self.inputs, tensors), **constants, warps=_WARPS)
+        """Run a kernel on what it names of the inputs, sizes and constants, and of `others`, which come first."""
+        run(kernel, programs, self.like, self.inputs, others, warps=_WARPS)
 
     def similarities(self) -> Tensor:
         """C_i . B_j within the chunks."""
         from infssm.ops.triton.kernels.ssd import similarities as kernel
 
-        tokens = self.constants["ROWS"]
+        tokens = self.inputs["ROWS"]
         similar = new(self.like, *self.shape[:2], self.groups, tokens, tokens)
         self.run(kernel, self.units * self.groups, similar=similar)
         return similar

@@ -20,7 +20,7 @@ from infssm.ssm.probe import MixerInputs, ProbeFn, as_mask, check_options, refus
 from infssm.ssm.probes.gated_delta import two_states, unit
 from infssm.ssm.probes.kimi_delta import delta_rule
 from infssm.ssm.probes.rotary import rotated
-from infssm.ssm.probes.selective import convolve, masked, packing, project
+from infssm.ssm.probes.selective import convolve, every_row, masked, packing, project
 from infssm.ssm.space import StateSpace
 
 _LIMIT = 1 - 1e-6
@@ -31,13 +31,7 @@ def fla_probe(name: str, *modules: str) -> Callable[[ProbeFn], ProbeFn]:
     """Register an exact probe of ``fla.layers.<name>``; modules: layers and parameters that form its states."""
 
     def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - A, B and C are made of the same ones
-        found = (getattr(mixer, module, None) for module in modules)
-        return [
-            (p, None)
-            for part in found
-            if part is not None
-            for p in ([part] if isinstance(part, Tensor) else part.parameters())
-        ]
+        return every_row(mixer, *modules)
 
     return register_probe(f"fla.layers.{name}", parameters=parameters, exact=True)
 

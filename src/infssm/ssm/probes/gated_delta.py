@@ -18,8 +18,7 @@ from infssm.errors import ConfigError
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ssm.probe import MixerInputs, as_mask, register_probe
-from infssm.ssm.probes.selective import convolve, project
-from infssm.ssm.probes.transformers_mamba import mixer_input
+from infssm.ssm.probes.selective import convolve, every_row, project, transformers_input
 from infssm.ssm.space import StateSpace
 
 
@@ -56,31 +55,26 @@ def _projections(mixer: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - A, B and C are made of the same ones
     """Parameters that form the states: the same for all sets, for A, B and C all come from k, q, alpha and beta."""
-    rows: list[StateRows] = [(mixer.A_log, None), (mixer.dt_bias, None)]
-    rows.append((mixer.conv1d.weight, slice(0, 2 * mixer.key_dim)))
+    qk = slice(0, 2 * mixer.key_dim)
+    rows = [*every_row(mixer, "A_log", "dt_bias"), (mixer.conv1d.weight, qk)]
     if hasattr(mixer, "in_proj_qkvz"):
         step = len(mixer.in_proj_qkvz.weight) // mixer.num_k_heads
         starts = range(0, step * mixer.num_k_heads, step)
         rows += [(mixer.in_proj_qkvz.weight, slice(first, first + 2 * mixer.head_k_dim)) for first in starts]
-        return [*rows, (mixer.in_proj_ba.weight, None)]
+        return rows + every_row(mixer, "in_proj_ba")
     if hasattr(mixer, "in_proj_qkv"):
-        rows.append((mixer.in_proj_qkv.weight, slice(0, 2 * mixer.key_dim)))
-        return [*rows, (mixer.in_proj_b.weight, None), (mixer.in_proj_a.weight, None)]
-    return rows + [(getattr(mixer, f"{name}_proj").weight, None) for name in "qkba"]
+        return [*rows, (mixer.in_proj_qkv.weight, qk), *every_row(mixer, "in_proj_b", "in_proj_a")]
+    return rows + every_row(mixer, "q_proj", "k_proj", "b_proj", "a_proj")
 
 
 @register_probe(
-    "transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet", parameters=parameters, exact=True
-)
-@register_probe("transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet", parameters=parameters, exact=True)
-@register_probe(
-    "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe.Qwen3_5MoeGatedDeltaNet", parameters=parameters, exact=True
-)
-@register_probe(
-    "transformers.models.qwen4_exp.modeling_qwen4_exp.Qwen4ExpTextGatedDeltaNet", parameters=parameters, exact=True
-)
-@register_probe(
-    "transformers.models.olmo_hybrid.modeling_olmo_hybrid.OlmoHybridGatedDeltaNet", parameters=parameters, exact=True
+    "transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet",
+    "transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet",
+    "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe.Qwen3_5MoeGatedDeltaNet",
+    "transformers.models.qwen4_exp.modeling_qwen4_exp.Qwen4ExpTextGatedDeltaNet",
+    "transformers.models.olmo_hybrid.modeling_olmo_hybrid.OlmoHybridGatedDeltaNet",
+    parameters=parameters,
+    exact=True,
 )
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """Two states per head: a, b, c: [batch, tokens, heads, 2]."""
@@ -88,7 +82,7 @@ def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
         raise ConfigError(
             f"the gated delta rule has no step size for b_mode={inputs.options.b_mode!r}; use b_mode='raw'"
         )
-    hidden, mask, seq_idx = mixer_input(mixer, inputs)
+    hidden, mask, seq_idx = transformers_input(mixer, inputs)
     qk, b, a = _projections(mixer, hidden)
     qk = convolve(mixer.conv1d, qk, rows=slice(0, 2 * mixer.key_dim), act=mixer.activation, seq_idx=seq_idx)
     q, k = (torch.unflatten(part, -1, (-1, mixer.head_k_dim)) for part in qk.chunk(2, dim=-1))

@@ -15,8 +15,7 @@ from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ssm.probe import MixerInputs, as_mask, check_options, register_probe
 from infssm.ssm.probes.gated_delta import unit
-from infssm.ssm.probes.selective import convolve, project
-from infssm.ssm.probes.transformers_mamba import mixer_input
+from infssm.ssm.probes.selective import convolve, every_row, project, transformers_input
 from infssm.ssm.space import StateSpace
 
 
@@ -29,18 +28,13 @@ def delta_rule(
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - A, B and C are made of the same ones
     """Parameters that form the states: the same for all sets."""
-    rows: list[StateRows] = [(mixer.conv1d.weight, slice(0, 2 * mixer.qkv_dim))]
-    modules = (mixer.q_proj, mixer.k_proj, mixer.b_proj, mixer.forget_gate)
-    return rows + [(p, None) for module in modules for p in module.parameters()]
+    rows = every_row(mixer, "q_proj", "k_proj", "b_proj", "forget_gate")
+    return [(mixer.conv1d.weight, slice(0, 2 * mixer.qkv_dim)), *rows]
 
 
 @register_probe(
-    "transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearDeltaAttention", parameters=parameters, exact=True
-)
-@register_probe(
-    "transformers.models.glm5_next.modeling_glm5_next.Glm5NextTextLinearAttention", parameters=parameters, exact=True
-)
-@register_probe(
+    "transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearDeltaAttention",
+    "transformers.models.glm5_next.modeling_glm5_next.Glm5NextTextLinearAttention",
     "transformers.models.bailing_hybrid.modeling_bailing_hybrid.BailingHybridDeltaAttention",
     parameters=parameters,
     exact=True,
@@ -48,7 +42,7 @@ def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - A, 
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """head_dim states per head, diagonal plus rank one: a, b, c: [batch, tokens, heads, head_dim]."""
     check_options(inputs, "Kimi delta attention")
-    hidden, mask, seq_idx = mixer_input(mixer, inputs)
+    hidden, mask, seq_idx = transformers_input(mixer, inputs)
     qk = torch.cat([project(mixer.q_proj, hidden), project(mixer.k_proj, hidden)], dim=-1)
     qk = convolve(mixer.conv1d, qk, rows=slice(0, 2 * mixer.qkv_dim), act=mixer.activation, seq_idx=seq_idx)
     q, k = (unit(torch.unflatten(part, -1, (-1, mixer.head_dim))) for part in qk.chunk(2, dim=-1))

@@ -20,7 +20,7 @@ from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ssm.probe import MixerInputs, as_mask, refuse_generation, register_probe
 from infssm.ssm.probes.rotary import rotated
-from infssm.ssm.probes.selective import project
+from infssm.ssm.probes.selective import every_row, project, rows_of
 from infssm.ssm.space import StateSpace
 
 
@@ -49,13 +49,11 @@ def _decay_rate(mixer: Any, x: Tensor) -> Tensor:
 def parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001 - step size and angles are in A, B and C
     """Parameters that form the states: all rows of in_proj after z and x, biases and norms of B and C."""
     after = slice(2 * _sizes(mixer).inner, None)
-    rows: list[StateRows] = [(p, after) for p in (mixer.in_proj.weight, mixer.in_proj.bias) if p is not None]
-    rows += [(p, None) for p in (mixer.dt_bias, mixer.B_bias, mixer.C_bias)]
-    return rows + [(p, None) for norm in (mixer.B_norm, mixer.C_norm) for p in norm.parameters()]
+    rows = rows_of(mixer.in_proj, after)
+    return rows + every_row(mixer, "dt_bias", "B_bias", "C_bias", "B_norm", "C_norm")
 
 
-@register_probe("mamba_ssm.modules.mamba3.Mamba3", parameters=parameters, exact=True)
-@register_probe("fla.layers.mamba3.Mamba3", parameters=parameters, exact=True)
+@register_probe("mamba_ssm.modules.mamba3.Mamba3", "fla.layers.mamba3.Mamba3", parameters=parameters, exact=True)
 def probe(mixer: Any, inputs: MixerInputs) -> list[StateSpace]:
     """Complex poles for pairs of channels that turn, and two real ones: [batch, tokens, heads(, rank^2), n].
 

@@ -13,16 +13,14 @@ import torch
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ssm.probe import MixerInputs, check_options, refuse_generation, register_probe
-from infssm.ssm.probes.selective import project
+from infssm.ssm.probes.selective import every_row, project
 from infssm.ssm.space import StateSpace
 
 
 def rwkv4_parameters(mixer: Any, which: str) -> list[StateRows]:
     """Parameters that form the states; the output row is constant, so "AC-direct" has the decay alone."""
-    decay: list[StateRows] = [(mixer.time_decay, None)]
-    if which == "AC-direct":
-        return decay
-    return [*decay, (mixer.time_first, None), (mixer.time_mix_key, None), (mixer.key.weight, None)]
+    names = () if which == "AC-direct" else ("time_first", "time_mix_key", "key")
+    return every_row(mixer, "time_decay", *names)
 
 
 @register_probe("transformers.models.rwkv.modeling_rwkv.RwkvSelfAttention", parameters=rwkv4_parameters, exact=True)
@@ -48,9 +46,8 @@ def mlstm_parameters(mixer: Any, which: str) -> list[StateRows]:  # noqa: ARG001
     """Parameters that form the states: those of q, k and the two gates."""
     if mixer.config.weight_mode == "fused":
         rows: list[StateRows] = [(p, slice(0, 2 * mixer.qk_dim)) for p in mixer.qkv_opreact.parameters()]
-        return rows + [(p, None) for p in mixer.ifgate_preact.parameters()]
-    modules = (mixer.q, mixer.k, mixer.igate_preact, mixer.fgate_preact)
-    return [(p, None) for module in modules for p in module.parameters()]
+        return rows + every_row(mixer, "ifgate_preact")
+    return every_row(mixer, "q", "k", "igate_preact", "fgate_preact")
 
 
 @register_probe("transformers.models.xlstm.modeling_xlstm.xLSTMLayer", parameters=mlstm_parameters, exact=True)

@@ -11,14 +11,14 @@ from torch import Tensor
 from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ssm.probe import MixerInputs, check_options, refuse_generation, register_probe
+from infssm.ssm.probes.selective import every_row
 from infssm.ssm.space import StateSpace
 
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:
     """Parameters that form the states; c is 1, so "AC-direct" has those of the transition alone."""
-    names = ["recurrent_param", "recurrent_gate_weight", "recurrent_gate_bias"]
-    names += [] if which == "AC-direct" else ["input_gate_weight", "input_gate_bias"]
-    return [(getattr(mixer, name), None) for name in names]
+    names = () if which == "AC-direct" else ("input_gate_weight", "input_gate_bias")
+    return every_row(mixer, "recurrent_param", "recurrent_gate_weight", "recurrent_gate_bias", *names)
 
 
 @register_probe(

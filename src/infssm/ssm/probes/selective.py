@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from infssm.errors import ConfigError
 from infssm.models import RawStates, StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ops import ScanInputs, causal_conv1d, mean_states, seq_idx_from_cu_seqlens, seq_idx_from_position_ids
-from infssm.ssm.probe import StateOptions, as_mask
+from infssm.ssm.probe import MixerInputs, StateOptions, as_mask, refuse_generation
 from infssm.ssm.space import StateSpace
 
 
@@ -48,13 +48,30 @@ def convolve(
 
 
 def activation(mixer: Any) -> Any:
-    """The activation after a transformers mixer's convolution: a name that `convolve` fuses, or a function."""
-    return mixer.activation if mixer.activation in ("silu", "swish") else mixer.act
+    """The activation after a mixer's convolution: a name that `convolve` fuses, or a function."""
+    name = getattr(mixer, "activation", "silu")
+    return name if name in ("silu", "swish") else mixer.act
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the padding tokens. x: [batch, tokens, channels]; mask: [batch, tokens] or None."""
     return x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)
+
+
+def mamba_ssm_input(inputs: MixerInputs, name: str) -> Tensor:
+    """The hidden states that a mamba_ssm mixer was called with; refused while generating."""
+    cache = inputs.kwargs.get("inference_params")
+    refuse_generation(cache is not None and cache.seqlen_offset > 0)
+    hidden: Tensor = inputs.get(0, name)
+    return hidden
+
+
+def transformers_input(mixer: Any, inputs: MixerInputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The hidden states [batch, tokens, width], padding mask and packing a transformers mixer was called with."""
+    cache = inputs.get(1, "cache_params")
+    refuse_generation(cache is not None and cache.has_previous_state(mixer.layer_idx))
+    hidden, mask = inputs.get(0, "hidden_states"), inputs.get(2, "attention_mask")
+    return masked(hidden, mask), mask, packing(hidden, inputs.kwargs)
 
 
 def packing(hidden: Tensor, arguments: Mapping[str, Any]) -> Tensor | None:
@@ -78,34 +95,6 @@ def packing(hidden: Tensor, arguments: Mapping[str, Any]) -> Tensor | None:
         return None  # an exported model takes no position_ids, so its own are those of one sequence per row
     restarts = seq_idx_from_position_ids(positions)
     return restarts if bool(restarts[:, -1].any()) else None
-
-
-Norm = Callable[[Tensor], Tensor]
-
-
-def selective_inputs(
-    u: Tensor,
-    x_proj: nn.Module,
-    dt_proj: Any,
-    A_log: Tensor,
-    *,
-    norms: tuple[Norm | None, Norm | None, Norm | None] = (None, None, None),
-) -> ScanInputs:
-    """Mamba's projections of the convolved input u: [batch, tokens, channels]; norms act on dt, B and C."""
-    n = A_log.shape[-1]
-    projected = project(x_proj, u)
-    parts = torch.split(projected, [projected.shape[-1] - 2 * n, n, n], dim=-1)
-    dt, B, C = (part if norm is None else norm(part) for part, norm in zip(parts, norms, strict=True))
-    delta = F.linear(at_least_float32(dt), at_least_float32(dt_proj.weight))
-    bias = None if dt_proj.bias is None else at_least_float32(dt_proj.bias)
-    return ScanInputs(u, delta, -torch.exp(at_least_float32(A_log)), B, C, delta_bias=bias, delta_softplus=True)
-
-
-def ssd_inputs(bc: Tensor, dt: Tensor, A_log: Tensor, dt_bias: Tensor, groups: int) -> ScanInputs:
-    """Inputs of Mamba-2's scan, without u: bc: [batch, tokens, 2 groups n]; dt: [batch, tokens, heads]."""
-    B, C = (torch.unflatten(part, -1, (groups, -1)) if groups > 1 else part for part in bc.chunk(2, dim=-1))
-    A = -torch.exp(at_least_float32(A_log)).unsqueeze(-1)
-    return ScanInputs(dt, dt, A, B, C, delta_bias=at_least_float32(dt_bias), delta_softplus=True)
 
 
 def state_space(
@@ -134,47 +123,13 @@ def raw_states(
     return RawStates(a=means.a, c=inputs.C, b=inputs.B, delta=means.delta, zoh=means.zoh)
 
 
-def selective_parameters(
-    which: str,
-    *,
-    in_proj: Any,
-    directions: list[tuple[Any, Any, Any, nn.Parameter]],
-    norms: tuple[Any, Any, Any] = (None, None, None),
-) -> list[StateRows]:
-    """Parameters that form Mamba's states; a direction is (conv1d, x_proj, dt_proj, A_log); norms of dt, B and C."""
-    rows: list[StateRows] = []
-    for conv, x_proj, dt_proj, A_log in directions:
-        n, weight = A_log.shape[-1], x_proj.weight
-        rank = len(weight) - 2 * n
-        rows += [(A_log, None), *_rows(dt_proj)]
-        rows += (
-            [(weight, slice(0, rank)), (weight, slice(rank + n, None))] if which == "AC-direct" else [(weight, None)]
-        )
-        if which == "ABC-full":
-            rows += _rows(conv)
-    rows += [row for norm in (norms[::2] if which == "AC-direct" else norms) if norm is not None for row in _rows(norm)]
-    if which == "ABC-full":
-        rows += _rows(in_proj, slice(0, len(in_proj.weight) // 2))
-    return rows
+def every_row(mixer: Any, *names: str) -> list[StateRows]:
+    """All rows of the parameters and of the layers' parameters of these names; those a mixer lacks are left out."""
+    found = (getattr(mixer, name, None) for name in names)
+    tensors = ([part] if isinstance(part, Tensor) else part.parameters() for part in found if part is not None)
+    return [(parameter, None) for several in tensors for parameter in several]
 
 
-def ssd_rows(in_proj: Any, groups: int, n: int, heads: int) -> tuple[slice, slice]:
-    """Mamba-2's rows of in_proj for (B, C, dt), and of the convolution for (B, C): the last of each."""
-    return slice(len(in_proj.weight) - 2 * groups * n - heads, None), slice(-2 * groups * n, None)
-
-
-def ssd_parameters(which: str, mixer: Any, groups: int, n: int) -> list[StateRows]:
-    """Parameters that form Mamba-2's states: rows of in_proj and of the convolution.
-
-    B and C do not pass through x, so "ABC-full" has no more members than "ABC-direct".
-    """
-    heads, total, channels = len(mixer.A_log), len(mixer.in_proj.weight), len(mixer.conv1d.weight)
-    width = groups * n * (1 if which == "AC-direct" else 2)
-    rows: list[StateRows] = [(mixer.A_log, None), (mixer.dt_bias, None)]
-    rows += _rows(mixer.in_proj, slice(total - heads - width, total))
-    return rows + _rows(mixer.conv1d, slice(channels - width, channels))
-
-
-def _rows(module: Any, rows: slice | None = None) -> list[StateRows]:
+def rows_of(layer: Any, rows: slice | None = None) -> list[StateRows]:
     """Those rows of a layer's weight and bias, as far as it has them."""
-    return [(p, rows) for p in (module.weight, getattr(module, "bias", None)) if isinstance(p, nn.Parameter)]
+    return [(p, rows) for p in (layer.weight, getattr(layer, "bias", None)) if isinstance(p, nn.Parameter)]

@@ -13,7 +13,7 @@ from infssm.models import StateRows
 from infssm.models.mixer import at_least_float32
 from infssm.ops import ScanInputs
 from infssm.ssm.probe import MixerInputs, register_probe
-from infssm.ssm.probes.selective import state_space
+from infssm.ssm.probes.selective import every_row, rows_of, state_space
 from infssm.ssm.space import StateSpace
 
 DIRECTIONS = 4
@@ -40,13 +40,10 @@ def _projections(mixer: Any) -> Projections:
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:
     """Parameters that form the states; directions share tensors, so no set cuts the projections into rows."""
-    tensors = [mixer.A_logs, mixer.dt_projs_bias, *(p for p in _projections(mixer) if p is not None)]
-    rows: list[StateRows] = [(p, None) for p in tensors]
+    rows: list[StateRows] = [*every_row(mixer, "A_logs", "dt_projs_bias")]
+    rows += [(p, None) for p in _projections(mixer) if p is not None]
     if which == "ABC-full":
-        if (conv := getattr(mixer, "conv2d", None)) is not None:
-            rows += [(p, None) for p in (conv.weight, conv.bias) if p is not None]
-        width = len(mixer.A_logs) // DIRECTIONS
-        rows += [(p, slice(0, width)) for p in (mixer.in_proj.weight, mixer.in_proj.bias) if p is not None]
+        rows += every_row(mixer, "conv2d") + rows_of(mixer.in_proj, slice(0, len(mixer.A_logs) // DIRECTIONS))
     return rows
 
 
