@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.pages import machine, markdown_table, spread, write_json
 from benchmarks.results.common import (
-    LEGEND,
     SEEDS,
     Bench,
     Candidate,
@@ -41,8 +40,7 @@ REGIMES = {
     "lr 1e-3, best epoch": {"select_best": True},
 }
 
-ANSWER = """# Digits
-
+ANSWER = """\
 Without stored images, penalties on states keep more than penalties on weights: `inf-ssm-exact` with its best weight
 ends with an AA of {exact} %, `lwf-ac` with {lwf} %, `ewc` with {ewc} % and plain sequential training with {seq} %.
 With three seeds the lead over `lwf-ac` ({gain} points, paired) is not certain, and joint training on all data, the
@@ -58,17 +56,6 @@ SHOWN = {
     "inf-ssm-exact, output": "`inf-ssm-exact`, best weight of the search",
     "joint": "joint training on all data",
 }
-
-CONDITIONS = """Percent, mean ± sample standard deviation over seeds 0, 10 and 100; scikit-learn's digits in five tasks
-of two classes. The automatic weight is an earlier rule; [today's](auto.md) has its own page."""
-
-METHOD = """The model is a Vim-nano (8 x 8 pixels, patch 2, depth 4, width 64). All methods start from the task-0
-model that seq trained with the same seed, except si, ucl and joint, which train task 0 themselves. Every
-method had the same search for its weight: five values two decades apart, then both neighbours of the
-best, by AA on validation images averaged over the three seeds. Test images played no part in it, although
-an earlier protocol, with best-epoch selection, had been evaluated on test images. Made by `python -m
-benchmarks.results digits --out RUNS`; all numbers, and every weight that was tried, are in `digits.json`
-beside this page."""
 
 
 def write(bench: Bench, folder: Path) -> None:
@@ -134,25 +121,17 @@ def _simplified(bench: Bench, regime: str) -> list[dict[str, Any]]:
     return [{"regime": regime, "method": k, "runs": [o._asdict() for o in v]} for k, v in found.items()]
 
 
-def page(data: Mapping[str, Any]) -> str:
-    """The page as Markdown, from what the JSON file holds."""
+def page(data: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What of the page is computed, from what the JSON file holds."""
     rows = outcomes(data["rows"])
-    numbers = {
-        "exact": spread([o.aa for o in rows["inf-ssm-exact, output"]]),
-        "gain": gain(rows["inf-ssm-exact, output"], rows["lwf-ac"], "aa"),
-        **{key: spread([o.aa for o in rows[label]]) for key, label in _ANSWERED.items()},
-    }
-    lines = [ANSWER.format(**numbers), "", *short_table(rows, SHOWN), "", CONDITIONS, "", "## Details", "", METHOD, ""]
-    lines += [*table(rows, data["weights"]), "", LEGEND, "", "### Paired differences to seq and lwf-ac"]
-    lines += ["", "Difference over the seeds, mean ± standard error.", ""]
-    header = ["method", "AA - seq", "task-inc. AA - seq", "AA - lwf-ac", "task-inc. AA - lwf-ac"]
+    exact = rows["inf-ssm-exact, output"]
+    answered = {"exact": exact, "lwf": rows["lwf-ac"], **{name: rows[name] for name in ("ewc", "seq", "joint")}}
+    numbers = {name: spread([o.aa for o in runs]) for name, runs in answered.items()}
     gains = [
         [label, *(gain(row, rows[other], key) for other in ("seq", "lwf-ac") for key in ("aa", "ti"))]
         for label, row in rows.items()
         if label not in ("seq", "joint")
     ]
-    lines += [*markdown_table(header, gains), "", "### The automatic weight and the best of the search", ""]
-    header = ["distance", "auto, by seed", "best of search", "AA with auto", "with best"]
     weights = []
     for kind, auto in outcomes(data["auto"]).items():
         weight, best = max(
@@ -160,26 +139,22 @@ def page(data: Mapping[str, Any]) -> str:
         )
         by_seed = ", ".join(f"{o.weight:.2g}" for o in auto)
         weights.append([kind, by_seed, weight, *spreads(("aa", "ti"), auto, best)])
-    lines += markdown_table([*header, "task-inc. AA with auto", "with best"], weights)
-    lines += ["", "### Last epoch or best epoch", "", _EPOCHS, ""]
-    header = ["method", *(f"{name}, {end}" for name in ("AA", "task-inc. AA", "FM") for end in ("last", "best"))]
-    epochs = outcomes(data["epochs"]).items()
-    lines += markdown_table(
-        header, [[label, *spreads(("aa", "ti", "fm"), rows[label], best)] for label, best in epochs]
-    )
-    lines += ["", "### The paper's simplified distance, in every regime tried", ""]
+    epochs = [
+        [label, *spreads(("aa", "ti", "fm"), rows[label], best)] for label, best in outcomes(data["epochs"]).items()
+    ]
     regimes = [
         [row["regime"], row["method"], *(spread([run[k] for run in row["runs"]]) for k in ("aa", "fm", "ti"))]
         for row in data["simplified"]
     ]
-    lines += markdown_table(["regime", "method", "AA", "FM", "task-inc. AA"], regimes)
-    return "\n".join(lines) + "\n"
-
-
-_ANSWERED = {"lwf": "lwf-ac", "ewc": "ewc", "seq": "seq", "joint": "joint"}
-
-_EPOCHS = """The paper's release ends each task with the epoch of best validation accuracy on the new task
-(`train.select_best: true`, as in the presets). That favours the new task: on tasks this easy the first or
-second epoch wins, before the penalty has pulled the states back. Forgetting rises for every method, and
-`inf-ssm-exact` loses much of its gain. Elsewhere tasks end with their last epoch. Weights as in the table
-above."""
+    ends = [f"{name}, {end}" for name in ("AA", "task-inc. AA", "FM") for end in ("last", "best")]
+    of_weights = ["distance", "auto, by seed", "best of search", "AA with auto", "with best", "task-inc. AA with auto"]
+    paired = ["AA - seq", "task-inc. AA - seq", "AA - lwf-ac", "task-inc. AA - lwf-ac"]
+    return {
+        "answer": [ANSWER.format(gain=gain(exact, rows["lwf-ac"], "aa"), **numbers)],
+        "short": short_table(rows, SHOWN),
+        "table": table(rows, data["weights"]),
+        "paired": markdown_table(["method", *paired], gains),
+        "auto": markdown_table([*of_weights, "with best"], weights),
+        "epochs": markdown_table(["method", *ends], epochs),
+        "simplified": markdown_table(["regime", "method", "AA", "FM", "task-inc. AA"], regimes),
+    }
