@@ -24,7 +24,6 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write values as JSON."""
     text = json.dumps(values, indent=1, default=str) + "\n"
     write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
 

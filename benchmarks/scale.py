@@ -43,7 +43,6 @@ class Line(NamedTuple):
 
 
 def step_time(repeats: int, **changes: int) -> float:
-    """Milliseconds of one step."""
     options = BASE | changes
     shape = (options.pop("batch"), 3, options["img_size"], options["img_size"])
     trained = Trained({"name": "vim_nano", "options": options, "shape": shape}, "inf-ssm-exact")

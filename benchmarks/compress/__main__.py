@@ -62,7 +62,6 @@ def times(job: Job, models: dict[int, nn.Module]) -> dict[int, dict[str, float]]
 
 
 def run(job: Job) -> dict[str, Any]:
-    """All figures of one task."""
     model = job.fit(job.make(FULL))
     sized: dict[int, nn.Module] = {FULL: model}
     scores: dict[str, dict[str, float]] = {str(FULL): {"full": job.score(model)}}

@@ -214,6 +214,5 @@ def features(setup: Setup, model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def pooled(model: Any, images: Tensor) -> Tensor:
-    """What the classifier is given: ``[b, d]``."""
     result: Tensor = model.forward_head(model.forward_features(images), pre_logits=True)
     return result

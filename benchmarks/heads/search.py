@@ -69,7 +69,6 @@ class Work:
         self.place, self.jobs = place, jobs
 
     def go(self, specs: Sequence[Spec]) -> None:
-        """Train those that are missing."""
         missing = [spec for spec in {s.label: s for s in specs}.values() if not self.place.file(spec).exists()]
         began = time.monotonic()
         with multiprocessing.get_context("spawn").Pool(min(self.jobs, len(missing)) or 1, maxtasksperchild=20) as pool:

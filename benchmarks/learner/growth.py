@@ -40,12 +40,10 @@ def measure(root: Path, head: str) -> dict[str, Any]:
 
 
 def run(data_root: Path, out: Path) -> dict[str, Any]:
-    """Both heads."""
     return {head: remembered(out / f"{head}.json", lambda head=head: measure(data_root, head)) for head in HEADS}
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Markdown."""
     growth, totals = [], []
     for head, one in found.items():
         calls = [next(call for call in one["calls"] if call["classes"] == shown) for shown in SHOWN]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.pages import markdown_table, paired_gain, remembered, spread
-
-SEEDS = (0, 10, 100)
+from benchmarks.presets import SEEDS
 
 Run = tuple[str, dict[str, Any], int]
 """Method name, its options, seed."""
@@ -180,7 +179,6 @@ def short_table(rows: Mapping[str, Sequence[Outcome]], shown: Mapping[str, str])
 
 
 def table(rows: Mapping[str, Sequence[Outcome]], weights: Mapping[str, str]) -> list[str]:
-    """All rows and measures."""
     cells = []
     for label, outcomes in rows.items():
         seconds = statistics.mean(o.seconds for o in outcomes)

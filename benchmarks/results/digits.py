@@ -59,7 +59,6 @@ SHOWN = {
 
 
 def write(bench: Bench, folder: Path) -> None:
-    """Measure everything and store it."""
     data = {"environment": machine(), "seeds": SEEDS, **_measure(bench)}
     write_json(folder / "digits.json", data)
 
