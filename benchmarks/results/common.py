@@ -5,13 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.pages import markdown_table, paired_gain, remembered, spread
 from benchmarks.presets import SEEDS
 
+TRAIN_TASK0 = ("lucir", "clfd", "joint", "si", "ucl")
+"""Methods whose heads, encoders or measurements must be there from task 0 on."""
+
 Run = tuple[str, dict[str, Any], int]
 """Method name, its options, seed."""
+
+
+K = TypeVar("K")
 
 
 class Outcome(NamedTuple):
@@ -51,7 +57,7 @@ class Bench:
         start = str(run_path(first) / "checkpoints" / "task_00.safetensors")
         if method.startswith("l2p-r"):  # its queries need a trained model
             values = merge(values, {"model": {"weights": start}})
-        elif not _trains_task0(method):
+        elif method.split("+")[0] not in TRAIN_TASK0:
             values = merge(values, {"train": {"task0": start}})
         return load_config(values)
 
@@ -64,6 +70,11 @@ class Bench:
         self._carry_out([("seq", {}, seed) for seed in {seed for *_, seed in runs}])  # their task 0 serves the others
         results = self._carry_out(runs)
         return [self._outcome(run, result) for run, result in zip(runs, results, strict=True)]
+
+    def every_seed(self, methods: Mapping[K, tuple[str, dict[str, Any]]]) -> dict[K, list[Outcome]]:
+        """Outcomes of each method with its options, by seed."""
+        found = self.go((name, options, seed) for name, options in methods.values() for seed in SEEDS)
+        return {label: found[len(SEEDS) * i :][: len(SEEDS)] for i, label in enumerate(methods)}
 
     def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
         from infssm.bench.executors import Experiment, LocalProcesses, gather, results
@@ -91,11 +102,6 @@ class Bench:
             return outcome
 
         return Outcome(*remembered(result.path / "outcome.json", measure))
-
-
-def _trains_task0(method: str) -> bool:
-    """Methods whose heads, encoders or measurements must be there from task 0 on."""
-    return method.split("+")[0] in ("lucir", "clfd", "joint", "si", "ucl")
 
 
 def _validation_aa(path: Path) -> float:
@@ -138,11 +144,12 @@ def search(bench: Bench, candidates: Mapping[str, Candidate]) -> dict[str, Found
     grids: dict[str, dict[float, list[Outcome]]] = {label: {} for label in candidates}
 
     def measure(wanted: Mapping[str, Sequence[float]]) -> None:
-        pairs = [(label, weight) for label, weights in wanted.items() for weight in weights]
-        runs = [_with_weight(candidates[label], weight, seed) for label, weight in pairs for seed in SEEDS]
-        outcomes = bench.go(runs)
-        for i, (label, weight) in enumerate(pairs):
-            grids[label][weight] = outcomes[len(SEEDS) * i :][: len(SEEDS)]
+        runs = {}
+        for label, weights in wanted.items():
+            method, options, key, _ = candidates[label]
+            runs |= {(label, weight): (method, {**options, key: weight}) for weight in weights}
+        for (label, weight), found in bench.every_seed(runs).items():
+            grids[label][weight] = found
 
     def best(label: str) -> float:
         grid = grids[label]
@@ -151,11 +158,6 @@ def search(bench: Bench, candidates: Mapping[str, Candidate]) -> dict[str, Found
     measure({label: [scale * weight for weight in COARSE] for label, (*_, scale) in candidates.items()})
     measure({label: [best(label) / 10, best(label) * 10] for label in candidates})
     return {label: Found(best(label), dict(sorted(grid.items()))) for label, grid in grids.items()}
-
-
-def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
-    method, options, key, _ = candidate
-    return method, {**options, key: weight}, seed
 
 
 COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task": "new", "new, task-inc.": "new_ti"}

@@ -102,10 +102,7 @@ def _with_train(bench: Bench, train: Mapping[str, Any]) -> Bench:
 
 
 def _every_seed(bench: Bench, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Outcome]]:
-    bench.go([("seq", {}, seed) for seed in SEEDS])  # the others start from its task-0 weights
-    runs = [(m["name"], {k: v for k, v in m.items() if k != "name"}, seed) for m in methods.values() for seed in SEEDS]
-    outcomes = bench.go(runs)
-    return {label: outcomes[len(SEEDS) * i :][: len(SEEDS)] for i, label in enumerate(methods)}
+    return bench.every_seed({k: (m["name"], {o: v for o, v in m.items() if o != "name"}) for k, m in methods.items()})
 
 
 def _simplified(bench: Bench, regime: str) -> list[dict[str, Any]]:

@@ -78,7 +78,6 @@ def _half_of_each_task(root: Path) -> Path:
 
 def write(bench: Bench, folder: Path) -> None:
     stream, buffer = bench.name, BUFFER[bench.name]
-    bench.go([("seq", {}, seed) for seed in SEEDS])
     weight = float(read_json(folder / "digits.json")["weights"]["inf-ssm"])
     plus: dict[str, dict[str, Any]] = {"": {}, "+inf-ssm": {"weight": weight}, "+inf-ssm-exact": {}}
     methods: dict[str, tuple[str, dict[str, Any]]] = {"seq": ("seq", {})}
@@ -88,8 +87,7 @@ def write(bench: Bench, folder: Path) -> None:
     for label, (base, options) in bases.items():
         for name, more in plus.items() if label not in ALONE else [("", {})]:
             methods[f"{label}{name}"] = (f"{base}{name}", {**options, "buffer_size": buffer, **more})
-    outcomes = bench.go([(method, options, seed) for method, options in methods.values() for seed in SEEDS])
-    rows = {label: outcomes[len(SEEDS) * i :][: len(SEEDS)] for i, label in enumerate(methods)}
+    rows = bench.every_seed(methods)
     data = {
         "environment": machine(),
         "seeds": SEEDS,
