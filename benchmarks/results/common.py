@@ -7,8 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
 from benchmarks.pages import markdown_table, paired_gain, remembered, spread
 from benchmarks.presets import SEEDS
+from infssm.bench.executors import Experiment, LocalProcesses, gather, results
+from infssm.bench.running import run_path
+from infssm.bench.studies.study import TrainedRun, _fabric
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.evaluate import evaluate
+from infssm.learner.modeling import load_weights
+from infssm.learner.saving import load_newest
 
 TRAIN_TASK0 = ("lucir", "clfd", "joint", "si", "ucl")
 """Methods whose heads, encoders or measurements must be there from task 0 on."""
@@ -44,10 +53,11 @@ class Bench:
     def __init__(self, name: str, base: Mapping[str, Any], out: Path, workers: int) -> None:
         self.name, self.base, self.out, self.workers = name, base, out, workers
 
-    def config(self, run: Run) -> Any:
-        from infssm.bench.running import run_path
-        from infssm.learner.config.load import load_config, merge
+    def trained(self, train: Mapping[str, Any]) -> Bench:
+        """The same stream with other settings of training."""
+        return Bench(self.name, merge(self.base, {"train": train}), self.out, self.workers)
 
+    def config(self, run: Run) -> Any:
         method, options, seed = run
         common = {"seed": seed, "out": str(self.out), "train": {"threads": 1}}
         first = load_config(merge(merge(self.base, common), {"method": "seq"}))
@@ -63,8 +73,6 @@ class Bench:
 
     def go(self, runs: Iterable[Run]) -> list[Outcome]:
         """Carry all out, ``workers`` at once; outcomes in order."""
-        import torch
-
         torch.set_num_threads(1)
         runs = list(runs)
         self._carry_out([("seq", {}, seed) for seed in {seed for *_, seed in runs}])  # their task 0 serves the others
@@ -77,9 +85,6 @@ class Bench:
         return {label: found[len(SEEDS) * i :][: len(SEEDS)] for i, label in enumerate(methods)}
 
     def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
-        from infssm.bench.executors import Experiment, LocalProcesses, gather, results
-        from infssm.bench.running import run_path
-
         configs = [self.config(run) for run in runs]
         jobs = {run_path(config): Experiment.of(config) for config in configs}
         found = dict(zip(jobs, results(gather(LocalProcesses(self.workers), jobs.values(), quiet=True)), strict=True))
@@ -105,10 +110,6 @@ class Bench:
 
 
 def _validation_aa(path: Path) -> float:
-    from infssm.bench.studies.study import TrainedRun, _fabric
-    from infssm.learner.evaluate import evaluate
-    from infssm.learner.modeling import load_weights
-
     run = TrainedRun.open(path)
     load_weights(run.setup.method, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")
     stream = run.setup.stream
@@ -118,8 +119,6 @@ def _validation_aa(path: Path) -> float:
 
 
 def _auto_weight(path: Path) -> float | None:
-    from infssm.learner.saving import load_newest
-
     state, _ = load_newest(path / "checkpoints" / "last.ckpt")
     components = state["method"]["components"]
     weights = [c["weight"] for c in components.values() if isinstance(c, dict) and "weight" in c]

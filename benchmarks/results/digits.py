@@ -21,7 +21,6 @@ from benchmarks.results.common import (
     table,
 )
 from infssm.bench.presets import main_job
-from infssm.learner.config.load import merge
 from infssm.ssm import list_distances
 
 BASE, _ = main_job({"model": {}})  # from scratch
@@ -64,10 +63,10 @@ def write(bench: Bench, folder: Path) -> None:
 
 
 def _measure(bench: Bench) -> dict[str, Any]:
-    plain = _every_seed(bench, {"seq": {"name": "seq"}, "joint": {"name": "joint"}})
+    plain = bench.every_seed({name: (name, {}) for name in ("seq", "joint")})
     found = search(bench, METHODS)
-    autos = _every_seed(bench, {kind: {"name": "inf-ssm-exact", "distance": kind} for kind in KINDS})
-    regimes = [row for label, train in REGIMES.items() for row in _simplified(_with_train(bench, train), label)]
+    autos = bench.every_seed({kind: (method, options) for kind, (method, options, *_) in EXACT.items()})
+    regimes = [row for label, train in REGIMES.items() for row in _simplified(bench.trained(train), label)]
     exact = search(bench, EXACT)
     rows = plain | {label: f.grid[f.weight] for label, f in found.items()}
     rows |= {f"inf-ssm-exact, {kind}": f.grid[f.weight] for kind, f in exact.items()}
@@ -77,12 +76,12 @@ def _measure(bench: Bench) -> dict[str, Any]:
     weights["ucl"] = f"β {weights['ucl']}"
     weights["inf-ssm-exact, auto"] = ", ".join(f"{o.weight:.2g}" for o in autos["output"])
     compared = {
-        "seq": {"name": "seq"},
-        **{name: {"name": name, "weight": found[name].weight} for name in ("lwf-ac", "inf-ssm")},
-        "inf-ssm-exact, output": {"name": "inf-ssm-exact", "weight": exact["output"].weight},
-        "inf-ssm-exact, auto": {"name": "inf-ssm-exact"},
+        "seq": ("seq", {}),
+        **{name: (name, {"weight": found[name].weight}) for name in ("lwf-ac", "inf-ssm")},
+        "inf-ssm-exact, output": ("inf-ssm-exact", {"weight": exact["output"].weight}),
+        "inf-ssm-exact, auto": ("inf-ssm-exact", {}),
     }
-    epochs = _every_seed(_with_train(bench, {"select_best": True}), compared)
+    epochs = bench.trained({"select_best": True}).every_seed(compared)
     return {
         "rows": _plain(rows),
         "weights": weights,
@@ -97,24 +96,15 @@ def _plain(rows: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
     return {label: [outcome._asdict() for outcome in runs] for label, runs in rows.items()}
 
 
-def _with_train(bench: Bench, train: Mapping[str, Any]) -> Bench:
-    return Bench(bench.name, merge(BASE, {"train": train}), bench.out, bench.workers)
-
-
-def _every_seed(bench: Bench, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Outcome]]:
-    return bench.every_seed({k: (m["name"], {o: v for o, v in m.items() if o != "name"}) for k, m in methods.items()})
-
-
 def _simplified(bench: Bench, regime: str) -> list[dict[str, Any]]:
     """Seq, the paper's distance and ours in one regime."""
-    methods: dict[str, dict[str, Any]] = {"seq": {"name": "seq"}}
+    methods: dict[str, tuple[str, dict[str, Any]]] = {"seq": ("seq", {})}
     for bias in (True, False) if regime in ("lr 1e-3", "lr 1e-4") else (True,):
         for weight in (1e0, 1e2, 1e4):
             label = f"inf-ssm, weight {weight:g}{'' if bias else ', no dt bias'}"
-            methods[label] = {"name": "inf-ssm", "weight": weight, "states": {"include_dt_bias": bias}}
-    methods["inf-ssm-exact, auto"] = {"name": "inf-ssm-exact"}
-    found = _every_seed(bench, methods)
-    return [{"regime": regime, "method": k, "runs": [o._asdict() for o in v]} for k, v in found.items()]
+            methods[label] = ("inf-ssm", {"weight": weight, "states": {"include_dt_bias": bias}})
+    methods["inf-ssm-exact, auto"] = ("inf-ssm-exact", {})
+    return [{"regime": regime, "method": k, "runs": v} for k, v in _plain(bench.every_seed(methods)).items()]
 
 
 def page(data: Mapping[str, Any]) -> dict[str, list[str]]:
