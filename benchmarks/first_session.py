@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pages import markdown_table, remembered, spread
+from benchmarks.pages import markdown_table, remembered, remembered_tensors, spread
 from benchmarks.presets import SEEDS, configuration, make_page, result
 from infssm.data import TaskStream, load_dataset
 from infssm.learner.config.load import merge
@@ -102,10 +102,7 @@ class Measured:
         """Of the images of every task, by part; kept in a file."""
         words = [self.name, *(model.options or {}).values(), model.rate, seed if model.rate else 0]
         path = self.out / "features" / ("-".join(map(str, words)).replace(" ", "") + ".pt")
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(self._compute(model, seed), path)
-        found: dict[str, list[Part]] = torch.load(path, weights_only=True)
+        found: dict[str, list[Part]] = remembered_tensors(path, lambda: self._compute(model, seed))
         return found
 
     def _compute(self, model: Model, seed: int) -> dict[str, list[Part]]:

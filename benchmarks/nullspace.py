@@ -67,7 +67,6 @@ def outcome(stream: Stream, out: Path, arm: dict[str, Any], rate: float | None, 
 
 
 def measure(name: str, out: Path) -> dict[str, Any]:
-    """Every arm on one stream."""
     stream, rows = STREAMS[name], {}
     for title, arm in ARMS.items():
         rate, search = None, {}

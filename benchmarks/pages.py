@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,25 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write a file as a whole: a process that is stopped leaves the old one."""
+    text = json.dumps(values, indent=1, default=str) + "\n"
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Have a file written under another name first: a process that is stopped leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(values, indent=1, default=str) + "\n", encoding="utf-8")
+    write(part)
     os.replace(part, path)
+
+
+def remembered_tensors(path: Path, compute: Callable[[], Any]) -> Any:
+    """What ``compute`` returned when it was first asked, tensors in lists and dictionaries; the file holds it."""
+    import torch
+
+    if not path.exists():
+        write_whole(path, lambda part: torch.save(compute(), part))
+    return torch.load(path, weights_only=True)
 
 
 def remembered(path: Path, measure: Callable[[], Any], key: str | None = None) -> Any:
@@ -51,6 +65,12 @@ def write_table(page: Path, lines: Iterable[str], name: str = "table") -> None:
     before, _, rest = text.partition(start)
     content = "\n".join(lines)
     page.write_text(f"{before}{start}{content}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+def write_tables(page: Path, tables: Mapping[str, Iterable[str]]) -> None:
+    """Write several tables, or other lines that are computed, by their names."""
+    for name, lines in tables.items():
+        write_table(page, lines, name)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> list[str]:

@@ -208,7 +208,6 @@ def table(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure what is missing, then write the page's figures and table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/paper-regime"), help="folder of the runs")
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from benchmarks.pages import write_whole
 from infssm.data import load_dataset, make_recipe, make_split
 from infssm.data.recipes import DIGITS
 from infssm.models import create_model
@@ -223,9 +223,8 @@ def _resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> i
 
 
 def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    part = path.with_suffix(".part")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, part)
-    os.replace(part, path)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    write_whole(path, lambda part: torch.save(state, part))
 
 
 def export(model: nn.Module, plan: Plan, path: Path) -> Path:

@@ -12,15 +12,14 @@ import argparse
 import math
 import tempfile
 import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 import infssm
+from benchmarks.kernels.measure import Method, interleaved
+from benchmarks.kernels.steps import Trained
 from benchmarks.pages import write_json
 
 BASE: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_classes": 10, "batch": 8}
@@ -44,36 +43,10 @@ class Line(NamedTuple):
 
 
 def step_time(repeats: int, **changes: int) -> float:
-    """Milliseconds of one step."""
     options = BASE | changes
-    batch = options.pop("batch")
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = infssm.create_model("vim_nano", **options)
-        method = infssm.attach(model, "inf-ssm-exact", weight=1.0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    x, y = torch.randn(batch, 3, options["img_size"], options["img_size"]), torch.zeros(batch, dtype=torch.long)
-    method.begin_task(0)
-    method.end_task(0)
-    method.begin_task(1)
-
-    def step() -> None:
-        (F.cross_entropy(model(x), y) + method.penalty(x)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return best_time(step, repeats)
-
-
-def best_time(work: Callable[[], Any], repeats: int) -> float:
-    work()
-    times = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        work()
-        times.append(1e3 * (time.process_time() - begun))
-    return min(times)
+    shape = (options.pop("batch"), 3, options["img_size"], options["img_size"])
+    trained = Trained({"name": "vim_nano", "options": options, "shape": shape}, "inf-ssm-exact")
+    return interleaved({"step": Method(trained.step)}, repeats, time.process_time)["step"].best
 
 
 def slope(quantities: list[int], times: list[float]) -> float:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.auto.language import language
-from benchmarks.auto.page import page, pairs_of
+from benchmarks.auto.page import pairs_of, write
 from benchmarks.auto.regimes import GROUPS, NAME, Places
 from benchmarks.pages import RESULTS, machine, read_json, remembered, write_json
 
@@ -50,7 +50,7 @@ def main() -> None:
             write_json(path, known)
     known["sequences"] = known.get("sequences", {}) | pairs_of(read_json(args.sequences))
     write_json(path, known)
-    (RESULTS / "auto.md").write_text(page(known), encoding="utf-8")
+    write(known)
 
 
 def _measured(places: Places, only: list[str], seeds: list[int] | None) -> Iterator[tuple[tuple[str, str], int, Any]]:

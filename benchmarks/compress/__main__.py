@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import nn
 
 from benchmarks.compress.jobs import JOBS, Job
 from benchmarks.compress.page import write
+from benchmarks.kernels.measure import Method, interleaved
 from benchmarks.pages import RESULTS, read_json, remembered
 from infssm import compress
 from infssm.models import CausalBackbone
@@ -48,27 +48,20 @@ def variants(job: Job, model: nn.Module, n: int) -> dict[str, nn.Module]:
 @torch.no_grad()
 def times(job: Job, models: dict[int, nn.Module]) -> dict[int, dict[str, float]]:
     """Milliseconds of processor time, medians of interleaved calls: a forward of 32 samples, and one decoding step."""
-    calls: dict[tuple[int, str], Callable[[], Any]] = {}
+    calls: dict[tuple[int, str], Method] = {}
     x = job.test[0][:32]
     for n, model in models.items():
-        calls[n, "forward"] = lambda model=model: model(x)
+        calls[n, "forward"] = Method(partial(model, x))
         if isinstance(model, CausalBackbone):
             _, state = model(x[:1], return_state=True)
-            calls[n, "step"] = lambda model=model, state=state: model(x[:1, :1], state=state, return_state=True)
-    taken: dict[tuple[int, str], list[float]] = {key: [] for key in calls}
-    for _ in range(30):
-        for key, call in calls.items():
-            begin = time.process_time()
-            call()
-            taken[key].append(1e3 * (time.process_time() - begin))
+            calls[n, "step"] = Method(partial(model, x[:1, :1], state=state, return_state=True))
     medians: dict[int, dict[str, float]] = {n: {} for n in models}
-    for (n, what), values in taken.items():
-        medians[n][what] = median(values)
+    for (n, what), timing in interleaved(calls, 30, time.process_time).items():
+        medians[n][what] = timing.median
     return medians
 
 
 def run(job: Job) -> dict[str, Any]:
-    """All figures of one task."""
     model = job.fit(job.make(FULL))
     sized: dict[int, nn.Module] = {FULL: model}
     scores: dict[str, dict[str, float]] = {str(FULL): {"full": job.score(model)}}

@@ -1,4 +1,4 @@
-"""The page docs/results/compress.md, from the figures."""
+"""What is computed of the page docs/results/compress.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.compress.jobs import JOBS
-from benchmarks.pages import markdown_table, spread
+from benchmarks.pages import markdown_table, spread, write_tables
 
 ARMS = ("output", "LAST's score", "magnitude", "output, no training", "from scratch")
 LIMITS = {"%": (0.5, "points"), "bits per byte": (1.0, "% of the bits")}
@@ -58,7 +58,7 @@ def misses(tasks: dict[str, Seeds]) -> str:
 
 
 def write(found: dict[str, Any], path: Path) -> None:
-    """Write the page; keys of the figures are `task, seed`."""
+    """Write into the page; keys of the figures are `task, seed`."""
     tasks = {name: [of for key, of in found.items() if key.rpartition(", ")[0] == name] for name in JOBS}
     tasks = {name: of for name, of in tasks.items() if of}
     rows = []
@@ -73,34 +73,7 @@ def write(found: dict[str, Any], path: Path) -> None:
             step = f"{mean(one['step'] for one in ms):.2f}" if "step" in ms[0] else "-"
             times = [f"{mean(one['forward'] for one in ms):.1f}", step, f"{seeds[0]['state bytes'][n]:,}"]
             rows.append([f"{name}, {seeds[0]['measure']}", n, *cells, *times])
+    header = ["task", "states", *ARMS, "forward, ms", "decoding step, ms", "state, bytes"]
     counts = sorted({len(seeds) for seeds in tasks.values()})
-    lines = [
-        "# Fewer states",
-        "",
-        answer(tasks),
-        "",
-        *markdown_table(["task", "states", *ARMS, "forward, ms", "decoding step, ms", "state, bytes"], rows),
-        "",
-        "## Details",
-        "",
-        misses(tasks),
-        "",
-        "`infssm.compress` prunes states by a score and trains the small model back towards the large one, without "
-        "labels. The first four columns start from the full model; the first three get 80 steps on 40 batches, the "
-        "fourth none: with half of the states, pruning and the least-squares refit alone are as good as with training. "
-        "*From scratch* has all the steps and labels that the full model had. *output* is the closed-form energy "
-        "`|c b|^2 / (1 - |a|^2)`, *LAST's score* `|c b|^2 / (1 - |a|)^2` (Gwak et al. 2024), taken within each layer, "
-        "*magnitude* the size of the weights of B and C.",
-        "",
-        "Written digits: a Vim (3 layers, width 48) on 8x8 images, accuracy on 597. Spoken digits: a Mamba (2 layers, "
-        "width 48) on FSDD, 64 steps of 24 bands, accuracy on 300. Text: a Mamba language model (3 layers, width 64) "
-        "of Python's help topics, bits per byte (lower is better).",
-        "",
-        f"Seeds: {' to '.join(map(str, counts))}; they change the first weights and the batches, not the data. One "
-        "test sample is 0.17 points on written digits and 0.33 on spoken ones. Times are means over seeds of medians "
-        "of processor time on one thread, 32 samples a forward, the sizes in turn, on a machine with other work.",
-        "",
-        "Made by `python -m benchmarks.compress --data DIR`, DIR with `fsdd.tar.gz`.",
-        "",
-    ]
-    path.write_text("\n".join(lines))
+    tables = {"answer": [answer(tasks)], "table": markdown_table(header, rows), "misses": [misses(tasks)]}
+    write_tables(path, tables | {"seeds": [f"Seeds: {' to '.join(map(str, counts))}."]})

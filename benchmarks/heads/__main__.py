@@ -20,7 +20,7 @@ import torch
 from benchmarks.heads import views
 from benchmarks.heads.cost import costs
 from benchmarks.heads.fit import choose, fitted, load
-from benchmarks.heads.page import figure, page
+from benchmarks.heads.page import write
 from benchmarks.heads.runs import SEARCHED, Place, Spec
 from benchmarks.heads.search import ARMS, PROTOCOLS, REPLAY, Protocol, Work, chosen, replay_of, search
 from benchmarks.pages import RESULTS, machine, read_json, write_json
@@ -118,8 +118,7 @@ def main() -> None:
             work = Work(place_of(name, args.data_root, args.out), args.jobs)
             known[name] = measure(work, protocol, args.arms) | {"environment": machine()}
             write_json(path, known)
-    (RESULTS / "heads.md").write_text(page(known), encoding="utf-8")
-    figure(known, RESULTS / "heads.svg")
+    write(known)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 
 from benchmarks.heads.runs import SEARCHED, Place, Spec, setup_of
 from benchmarks.heads.search import ARMS, REPLAY
+from benchmarks.kernels.measure import Method, interleaved
 from infssm.learner.optim import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import train_step
 
@@ -17,14 +17,9 @@ STEPS = 20
 
 def costs(place: Place, arms: list[str]) -> dict[str, float]:
     """Processor time of a step on b50-5's second task, divided by plain training's: medians, the arms in turn."""
-    steps = {name: _stepper(name, place) for name in dict.fromkeys(["plain", *arms])}
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for _, (name, step) in itertools.product(range(STEPS), steps.items()):
-        began = time.process_time()
-        step()
-        taken[name].append(time.process_time() - began)
-    middle = {name: statistics.median(values[2:]) for name, values in taken.items()}
-    return {name: value / middle["plain"] for name, value in middle.items()}
+    steps = {name: Method(_stepper(name, place)) for name in dict.fromkeys(["plain", *arms])}
+    found = interleaved(steps, STEPS, time.process_time)
+    return {name: timing.median / found["plain"].median for name, timing in found.items()}
 
 
 def _stepper(name: str, place: Place) -> Callable[[], object]:

@@ -41,12 +41,10 @@ class Kept(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """Classes seen."""
         return int(self.labels[-1].max()) + 1
 
 
 def load(path: Path) -> Kept:
-    """Read a run's file."""
     data: dict[str, Any] = torch.load(path, weights_only=True)
     parts = {
         name: [(x.double(), y) for x, y in zip(data[name], data[f"{name}_labels"], strict=True)]
@@ -125,14 +123,12 @@ def log_prior(kept: Kept, prior: str) -> Tensor:
 
 
 def lda(kept: Kept, found: ClassStatistics, alpha: float, prior: str) -> Classify:
-    """Linear discriminants."""
     weight, bias = lda_classifier([found], alpha)
     bias = bias + log_prior(kept, prior)
     return lambda x: x @ weight.T + bias
 
 
 def gda(kept: Kept, found: ClassStatistics, chosen: Gaussian) -> Classify:
-    """Gaussian classes."""
     mean, whiten, offset = gaussian_classifier(found, chosen.alpha, chosen.beta)
     offset = offset + log_prior(kept, chosen.prior)
     return lambda x: Quadratic(x).scores(mean, whiten, offset)

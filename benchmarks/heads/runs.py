@@ -8,15 +8,16 @@ features are taken under the last model; runs that search get no test features a
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.pages import remembered_tensors, write_whole
 from benchmarks.results.digits import BASE
 from infssm._seeding import seed_all
 from infssm.data import Task
@@ -108,22 +109,14 @@ def _task0_weights(place: Place, seed: int) -> Path:
     if not path.exists():
         options = B50["model"]["options"]
         model = create_model("vim_nano", num_classes=100, img_size=32, in_chans=3, weights=place.bases[seed], **options)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, part)
-        os.replace(part, path)
+        write_whole(path, partial(save_file, {k: v.contiguous() for k, v in model.state_dict().items()}))
     return path
 
 
 def train(spec: Spec, place: Place) -> str:
     """Train a run unless its file is there; its label."""
-    path = place.file(spec)
-    if not path.exists():
-        torch.set_num_threads(1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        torch.save(_trained(spec, place), part)
-        os.replace(part, path)
+    torch.set_num_threads(1)
+    remembered_tensors(place.file(spec), lambda: _trained(spec, place))
     return spec.label
 
 
@@ -144,7 +137,9 @@ def _trained(spec: Spec, place: Place) -> dict[str, Any]:
         if task.index > 0 and spec.arm != "frozen":
             _epochs(setup, task, spec.epochs or setup.config.train.epochs, clock)
         seed_all(spec.seed, task.index, "end")
-        method.end_task(task, _statistics(setup, task))
+        measured = setup.statistics_loader(task)
+        # Base images count twice, as those of two epochs do, so that buffers balance.
+        method.end_task(task, _Twice(measured) if method.base.stores_data and task.index == 0 else measured)
         found["new"].append(_base_features(setup, spec, place) if task.index == 0 else features(setup, model, rows))
         found["models"].append({k: v.half() for k, v in model.state_dict().items()})
     for part in ("val",) if spec.seed == SEARCHED else ("test",):
@@ -177,40 +172,29 @@ def _epochs(setup: Setup, task: Task, epochs: int, clock: list[float]) -> None:
 
 def _first_task(setup: Setup, spec: Spec, place: Place) -> None:
     """Task 0 of digits, trained plainly once for all arms of a seed."""
-    path = place.out / spec.protocol / f"task0-{spec.seed}.pt"
-    if not path.exists():
+
+    def trained() -> dict[str, Tensor]:
         plain = Spec(spec.protocol, spec.seed, "plain", {"name": "seq"}, TASK0_RATES[spec.protocol])
         first = setup_of(plain, place)
         first.method.begin_task(first.stream[0], lr=plain.rate)
         _epochs(first, first.stream[0], first.epochs(0), [0.0, 0])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        torch.save(first.method.module.state_dict(), part)
-        os.replace(part, path)
-    setup.method.module.load_state_dict(torch.load(path, weights_only=True))
+        return first.method.module.state_dict()
+
+    path = place.out / spec.protocol / f"task0-{spec.seed}.pt"
+    setup.method.module.load_state_dict(remembered_tensors(path, trained))
 
 
 def _base_features(setup: Setup, spec: Spec, place: Place) -> Tensor:
     """Features of the first task's images, the same for all arms of a seed."""
     path = place.out / spec.protocol / f"features0-{spec.seed}.pt"
-    if not path.exists():
-        found = features(setup, setup.method.module, torch.from_numpy(setup.stream[0].train.indices))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        torch.save(found, part)
-        os.replace(part, path)
-    known: Tensor = torch.load(path, weights_only=True)
+    rows = torch.from_numpy(setup.stream[0].train.indices)
+    known: Tensor = remembered_tensors(path, lambda: features(setup, setup.method.module, rows))
     return known
 
 
-def _statistics(setup: Setup, task: Task) -> Iterable[Any]:
-    """What methods measure a task on; base images count twice, as those of two epochs do, so that buffers balance."""
-    loader = setup.statistics_loader(task)
-    twice = setup.method.base.stores_data and task.index == 0
-    return _Twice(loader) if twice else loader
-
-
 class _Twice:
+    """The batches of a loader, twice."""
+
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
 
@@ -230,6 +214,5 @@ def features(setup: Setup, model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def pooled(model: Any, images: Tensor) -> Tensor:
-    """What the classifier is given: ``[b, d]``."""
     result: Tensor = model.forward_head(model.forward_features(images), pre_logits=True)
     return result

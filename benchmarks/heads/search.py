@@ -69,11 +69,10 @@ class Work:
         self.place, self.jobs = place, jobs
 
     def go(self, specs: Sequence[Spec]) -> None:
-        """Train those that are missing."""
-        missing = [spec for spec in dict.fromkeys(map(_hashable, specs)) if not self.place.file(_spec(spec)).exists()]
+        missing = [spec for spec in {s.label: s for s in specs}.values() if not self.place.file(spec).exists()]
         began = time.monotonic()
         with multiprocessing.get_context("spawn").Pool(min(self.jobs, len(missing)) or 1, maxtasksperchild=20) as pool:
-            for done, label in enumerate(pool.imap_unordered(_job, [(_spec(s), self.place) for s in missing]), 1):
+            for done, label in enumerate(pool.imap_unordered(_job, [(spec, self.place) for spec in missing]), 1):
                 left = (time.monotonic() - began) / done * (len(missing) - done) / 60
                 print(f"{time.strftime('%H:%M')} {done}/{len(missing)}, {left:.0f} min left: {label}", flush=True)
 
@@ -81,14 +80,6 @@ class Work:
 def _job(arguments: tuple[Spec, Place]) -> str:
     os.environ["OMP_NUM_THREADS"] = "1"
     return train(*arguments)
-
-
-def _hashable(spec: Spec) -> tuple[Any, ...]:
-    return (*spec[:3], tuple(spec.options.items()), *spec[4:])
-
-
-def _spec(key: tuple[Any, ...]) -> Spec:
-    return Spec(*key[:3], dict(key[3]), *key[4:])
 
 
 def search(work: Work, protocol: Protocol, arms: dict[str, Arm]) -> Grid:

@@ -7,9 +7,7 @@ are classified; and scores of the frozen backbone's Gaussian classes are average
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.heads.fit import PRIORS, Gaussian, Kept, Score, log_prior, score, statistics
 from benchmarks.heads.runs import SEARCHED, Place, Spec, setup_of
-from benchmarks.pages import remembered
+from benchmarks.pages import remembered, remembered_tensors
 from infssm.learner.setup import Setup
 from infssm.methods.heads.gaussians import Gaussians, gaussian_classifier
 
@@ -52,10 +50,10 @@ def _looks(setup: Setup, model: Any, rows: Tensor) -> Tensor:
 
 def looks(spec: Spec, place: Place) -> dict[str, Any]:
     """All views of the images of a run under its models, from its file; kept beside it."""
-    path = place.file(spec).with_suffix(".looks")
-    if path.exists():
-        known: dict[str, Any] = torch.load(path, weights_only=True)
-        return known
+    return cast(dict[str, Any], remembered_tensors(place.file(spec).with_suffix(".looks"), lambda: _all(spec, place)))
+
+
+def _all(spec: Spec, place: Place) -> dict[str, Any]:
     run = torch.load(place.file(spec), weights_only=True)
     setup = setup_of(spec, place)
     model, tasks = setup.method.module, list(setup.stream)[: spec.tasks]
@@ -74,14 +72,7 @@ def looks(spec: Spec, place: Place) -> dict[str, Any]:
     parts = [getattr(task, part) for task in tasks]
     found[part] = [_looks(setup, model, torch.from_numpy(p.indices)) for p in parts]
     found[f"{part}_labels"] = [p.labels for p in parts]
-    _save(found, path)
     return found
-
-
-def _save(found: dict[str, Any], path: Path) -> None:
-    part = path.with_suffix(f".{os.getpid()}")
-    torch.save(found, part)
-    os.replace(part, path)
 
 
 def seen(found: dict[str, Any], view: View) -> Kept:

@@ -25,11 +25,9 @@ class DistanceProblem:
 
     def sampled(self, frequencies: int) -> None:
         """`output` of the same systems by samples of the transfer functions, in float64."""
-        old, new = ((*(torch.tanh(x / 2) for x in (*side, b)),) for side, b in self._sides())
-        self._backward(sampled_output(System(*old), System(*new), frequencies=frequencies))
-
-    def _sides(self) -> tuple[tuple[tuple[Tensor, Tensor], Tensor], ...]:
-        return (self.old, self.inputs["old_b"]), (self.new, self.inputs["new_b"])
+        sides = (*self.old, self.inputs["old_b"]), (*self.new, self.inputs["new_b"])
+        old, new = (System(*(torch.tanh(x / 2) for x in side)) for side in sides)
+        self._backward(sampled_output(old, new, frequencies=frequencies))
 
     def formula(self, function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> None:
         self._backward(function(*(torch.tanh(tensor / 2) for tensor in (*self.old, *self.new))))

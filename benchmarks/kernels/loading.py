@@ -62,7 +62,6 @@ def decode(folder: Path, at_least: int | None) -> float:
 
 
 def show(label: str, rate: float) -> None:
-    """One row."""
     print(f"{label:36} {rate:8.1f} images/s", flush=True)
 
 
@@ -79,7 +78,6 @@ def step(name: str, batch: int) -> float:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--batch", type=int, default=16)

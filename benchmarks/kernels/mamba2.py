@@ -7,8 +7,6 @@ projections alone, which all methods share. Then the peak memory of a layer, eac
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -22,7 +20,16 @@ from torch import Tensor, nn
 
 import infssm.models.mamba2
 import infssm.ops.ssd
-from benchmarks.kernels.measure import Aim, Clock, Method, add_clock, interleaved, machine, with_raised_malloc
+from benchmarks.kernels.measure import (
+    Aim,
+    Clock,
+    Method,
+    add_clock,
+    interleaved,
+    machine,
+    peak_memory,
+    with_raised_malloc,
+)
 from benchmarks.kernels.memory import resident
 from benchmarks.pages import write_json
 from infssm._torchvision import torchvision
@@ -82,13 +89,6 @@ class Problem:
         return {"ours": self.ours, "scan": self.by_scan, "transformers": self.theirs}
 
 
-def memory(job: str, n: int) -> float:
-    """MiB that forward and backward of a layer hold at most above what exists before; in a process of its own."""
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "benchmarks.kernels.mamba2", "--memory", job, str(n)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
-
-
 def print_memory(job: str, n: int) -> None:
     warm = Problem(n, whole=False, tokens=16)
     warm.run(warm.calls()[job])  # load everything
@@ -120,7 +120,7 @@ def report(n: int, repeats: int, clock: Clock) -> dict[str, Any]:
     for name, (median, best) in ratios.items():
         aim = AIMS.get(name.partition(": ")[2])
         print(f"{name:34}{median:11.2f}{best:11.2f}   {aim.verdict(best) if aim else ''}".rstrip())
-    peaks = {job: memory(job, n) for job in JOBS}
+    peaks = {job: peak_memory("--memory", job, str(n), module="benchmarks.kernels.mamba2") for job in JOBS}
     print("layer: peak MiB: " + ", ".join(f"{job} {peak:.1f}" for job, peak in peaks.items()))
     share = peaks["ours"] / peaks["scan"]
     print(f"{'memory: ours / scan':34}{'':11}{share:11.2f}   {AIMS['memory: ours / scan'].verdict(share)}")

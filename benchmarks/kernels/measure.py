@@ -8,8 +8,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ RAISED_MALLOC = {
 
 
 Clock = Callable[[], float]
+K = TypeVar("K", bound=Hashable)
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +77,9 @@ class Method:
     repeats: int = 1_000_000
 
 
-def interleaved(methods: Mapping[str, Method], repeats: int, clock: Clock) -> dict[str, Timing]:
+def interleaved(methods: Mapping[K, Method], repeats: int, clock: Clock) -> dict[K, Timing]:
     """Time all methods in turn, `repeats` rounds after one warm-up round."""
-    samples: dict[str, list[float]] = {name: [] for name in methods}
+    samples: dict[K, list[float]] = {name: [] for name in methods}
     for round_ in range(repeats + 1):
         for name, method in methods.items():
             if round_ > method.repeats:
@@ -90,10 +92,10 @@ def interleaved(methods: Mapping[str, Method], repeats: int, clock: Clock) -> di
     return {name: Timing(statistics.median(times), min(times), len(times)) for name, times in samples.items()}
 
 
-def peak_memory(job: str) -> float:
-    """MiB a job of `benchmarks.kernels.memory` holds at most, above what exists before it; in a process of its own."""
+def peak_memory(*arguments: str, module: str = "benchmarks.kernels.memory") -> float:
+    """MiB a job holds at most, above what exists before it, as `python -m module` prints; in a process of its own."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "benchmarks.kernels.memory", job]
+    command = [sys.executable, "-m", module, *arguments]
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 

@@ -50,7 +50,7 @@ class Trained:
         torch.manual_seed(0)
         self.model: nn.Module = infssm.create_model(case["name"], **case["options"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
-        self.x, self.y = torch.randn(case["shape"]), torch.randint(0, 100, case["shape"][:1])
+        self.x, self.y = torch.randn(case["shape"]), torch.randint(0, case["options"]["num_classes"], case["shape"][:1])
         self.method = None
         if method is not None:
             with warnings.catch_warnings():

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.learner.data import Samples, cifar100, digits
-from benchmarks.pages import markdown_table, remembered, spread
-from benchmarks.results.common import SEEDS
+from benchmarks.learner.data import Samples, by_seed, cifar100, digits
+from benchmarks.pages import markdown_table, spread
 from infssm import Learner
 from infssm.models import create_model
 from infssm.models.features import features
@@ -127,24 +126,13 @@ def _fit(model: nn.Module, x: Tensor, y: Tensor, arm: str, first: int, stop: int
 
 
 def run(data_root: Path, out: Path) -> dict[str, Any]:
-    """All arms on all streams with all seeds."""
-    return {
-        name: {
-            label: {
-                str(seed): remembered(
-                    out / f"{name} {arm} {seed}.json",
-                    lambda make=make, arm=arm, seed=seed: measure(make(data_root, seed), arm, seed),
-                )
-                for seed in SEEDS
-            }
-            for label, arm in ARMS.items()
-        }
-        for name, make in STREAMS.items()
-    }
+    def measured(name: str, arm: str) -> dict[str, Any]:
+        return by_seed(out, f"{name} {arm}", lambda seed: measure(STREAMS[name](data_root, seed), arm, seed))
+
+    return {name: {label: measured(name, arm) for label, arm in ARMS.items()} for name in STREAMS}
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Markdown."""
     header = ["", "old images"]
     for name in found:
         header += [f"{name}: accuracy", "seconds per class"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.pages import remembered
+from benchmarks.presets import SEEDS
 from benchmarks.pretrain import _bent, _ink_boxes
 from infssm.data import load_dataset
 from infssm.data.recipes import DIGITS
+
+
+def by_seed(out: Path, name: str, measure: Callable[[int], Any]) -> dict[str, Any]:
+    """What is measured with every seed; a file for each."""
+    return {str(seed): remembered(out / f"{name} {seed}.json", partial(measure, seed)) for seed in SEEDS}
 
 
 @dataclass(frozen=True)
@@ -29,11 +37,9 @@ class Samples:
     y: NDArray[np.int64]
 
     def of(self, classes: Sequence[int]) -> Samples:
-        """Those of some classes."""
         return self.at(np.flatnonzero(np.isin(self.y, classes)))
 
     def at(self, rows: NDArray[np.int64]) -> Samples:
-        """Those of some rows."""
         return Samples(self.x[rows], self.y[rows])
 
     @property

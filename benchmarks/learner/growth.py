@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.learner.data import omniglot
 from benchmarks.pages import markdown_table, remembered
 from infssm import Learner
@@ -42,12 +40,10 @@ def measure(root: Path, head: str) -> dict[str, Any]:
 
 
 def run(data_root: Path, out: Path) -> dict[str, Any]:
-    """Both heads."""
     return {head: remembered(out / f"{head}.json", lambda head=head: measure(data_root, head)) for head in HEADS}
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Markdown."""
     growth, totals = [], []
     for head, one in found.items():
         calls = [next(call for call in one["calls"] if call["classes"] == shown) for shown in SHOWN]
@@ -63,10 +59,3 @@ def table(found: dict[str, Any]) -> list[str]:
         "",
         *markdown_table(ends, totals, numbers=4),
     ]
-
-
-def slope(found: dict[str, Any], head: str) -> tuple[float, float]:
-    """Seconds of a call: a constant, and what every class known adds; by least squares, the first call left out."""
-    calls = found[head]["calls"][1:]
-    gradient, constant = np.polyfit([call["classes"] for call in calls], [call["seconds"] for call in calls], 1)
-    return float(constant), float(gradient)

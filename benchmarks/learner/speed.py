@@ -63,12 +63,10 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def run(data_root: Path, out: Path) -> dict[str, Any]:  # noqa: ARG001 - generated images
-    """The figures."""
     return cast(dict[str, Any], remembered(out / "speed.json", measure))
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Markdown."""
     own, folder = found["class_bytes"], found["folder_bytes"]
     rest = found["version_bytes"] - own
     added = [f"{size / 1024:.0f} KiB, {100 * size / folder:.1f} %" for size in (own, rest)]

@@ -31,7 +31,6 @@ PAGE = RESULTS / "streams.md"
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Figures of one model."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = create_model(name, in_dim=1, num_classes=10).eval()

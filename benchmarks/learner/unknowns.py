@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.learner.data import Samples, cifar100, digits, speech
-from benchmarks.pages import markdown_table, remembered, spread
-from benchmarks.results.common import SEEDS
+from benchmarks.learner.data import Samples, by_seed, cifar100, digits, speech
+from benchmarks.pages import markdown_table, spread
 from infssm import Learner
 from infssm.learner.metrics import auroc, expected_calibration_error
 
@@ -62,7 +61,6 @@ PROBLEMS: dict[str, Callable[[Path, int], Problem]] = {
 
 
 def measure(problem: Problem) -> dict[str, float]:
-    """Figures of one problem."""
     learner = problem.learner()
     learner.learn(*problem.train.of(problem.known).given)
     (logits, distances), (other_logits, other_distances) = (
@@ -96,26 +94,16 @@ def _scores(learner: Learner, samples: Samples) -> tuple[Tensor, Tensor]:
 
 
 def run(data_root: Path, out: Path) -> dict[str, Any]:
-    """All problems with all seeds."""
-    return {
-        name: {
-            str(seed): remembered(
-                out / f"{name} {seed}.json", lambda make=make, seed=seed: measure(make(data_root, seed))
-            )
-            for seed in SEEDS
-        }
-        for name, make in PROBLEMS.items()
-    }
+    return {n: by_seed(out, n, lambda seed, make=make: measure(make(data_root, seed))) for n, make in PROBLEMS.items()}
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Markdown."""
     header = ["taught", "AUROC", "by softmax", "known called unknown", "unknown called unknown", "accuracy"]
     header += ["calibration error before", "after"]
     percent = ("known_called_unknown", "unknown_called_unknown", "accuracy", "ece_before", "ece_after")
     rows = []
-    for name, by_seed in found.items():
-        runs = list(by_seed.values())
+    for name, runs_of in found.items():
+        runs = list(runs_of.values())
         own, softmax = ([run[key] for run in runs] for key in ("auroc", "auroc_softmax"))
         cells = [f"{np.mean(own):.3f} (least {min(own):.3f})", f"{np.mean(softmax):.3f}"]
         rows.append([name, *cells, *(f"{spread([100 * run[key] for run in runs])} %" for key in percent)])

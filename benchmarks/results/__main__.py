@@ -16,15 +16,14 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks.pages import RESULTS, read_json
+from benchmarks.pages import RESULTS, read_json, write_tables
 from benchmarks.results import digits, replay
 from benchmarks.results.common import Bench
 
 
 def write_page(stream: str) -> None:
     data = read_json(RESULTS / f"{stream}.json")
-    text = digits.page(data) if stream == "digits" else replay.page(stream, data)
-    (RESULTS / f"{stream}.md").write_text(text, encoding="utf-8")
+    write_tables(RESULTS / f"{stream}.md", digits.page(data) if stream == "digits" else replay.page(stream, data))
 
 
 def main() -> None:

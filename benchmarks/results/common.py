@@ -5,14 +5,28 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from benchmarks.pages import markdown_table, paired_gain, remembered, spread
+from benchmarks.presets import SEEDS
+from infssm.bench.executors import Experiment, LocalProcesses, gather, results
+from infssm.bench.running import run_path
+from infssm.bench.studies.study import TrainedRun, _fabric
+from infssm.learner.config.load import load_config, merge
+from infssm.learner.evaluate import evaluate
+from infssm.learner.modeling import load_weights
+from infssm.learner.saving import load_newest
 
-SEEDS = (0, 10, 100)
+TRAIN_TASK0 = ("lucir", "clfd", "joint", "si", "ucl")
+"""Methods whose heads, encoders or measurements must be there from task 0 on."""
 
 Run = tuple[str, dict[str, Any], int]
 """Method name, its options, seed."""
+
+
+K = TypeVar("K")
 
 
 class Outcome(NamedTuple):
@@ -39,10 +53,11 @@ class Bench:
     def __init__(self, name: str, base: Mapping[str, Any], out: Path, workers: int) -> None:
         self.name, self.base, self.out, self.workers = name, base, out, workers
 
-    def config(self, run: Run) -> Any:
-        from infssm.bench.running import run_path
-        from infssm.learner.config.load import load_config, merge
+    def trained(self, train: Mapping[str, Any]) -> Bench:
+        """The same stream with other settings of training."""
+        return Bench(self.name, merge(self.base, {"train": train}), self.out, self.workers)
 
+    def config(self, run: Run) -> Any:
         method, options, seed = run
         common = {"seed": seed, "out": str(self.out), "train": {"threads": 1}}
         first = load_config(merge(merge(self.base, common), {"method": "seq"}))
@@ -52,24 +67,24 @@ class Bench:
         start = str(run_path(first) / "checkpoints" / "task_00.safetensors")
         if method.startswith("l2p-r"):  # its queries need a trained model
             values = merge(values, {"model": {"weights": start}})
-        elif not _trains_task0(method):
+        elif method.split("+")[0] not in TRAIN_TASK0:
             values = merge(values, {"train": {"task0": start}})
         return load_config(values)
 
     def go(self, runs: Iterable[Run]) -> list[Outcome]:
         """Carry all out, ``workers`` at once; outcomes in order."""
-        import torch
-
         torch.set_num_threads(1)
         runs = list(runs)
         self._carry_out([("seq", {}, seed) for seed in {seed for *_, seed in runs}])  # their task 0 serves the others
         results = self._carry_out(runs)
         return [self._outcome(run, result) for run, result in zip(runs, results, strict=True)]
 
-    def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
-        from infssm.bench.executors import Experiment, LocalProcesses, gather, results
-        from infssm.bench.running import run_path
+    def every_seed(self, methods: Mapping[K, tuple[str, dict[str, Any]]]) -> dict[K, list[Outcome]]:
+        """Outcomes of each method with its options, by seed."""
+        found = self.go((name, options, seed) for name, options in methods.values() for seed in SEEDS)
+        return {label: found[len(SEEDS) * i :][: len(SEEDS)] for i, label in enumerate(methods)}
 
+    def _carry_out(self, runs: Sequence[Run]) -> list[Any]:
         configs = [self.config(run) for run in runs]
         jobs = {run_path(config): Experiment.of(config) for config in configs}
         found = dict(zip(jobs, results(gather(LocalProcesses(self.workers), jobs.values(), quiet=True)), strict=True))
@@ -94,16 +109,7 @@ class Bench:
         return Outcome(*remembered(result.path / "outcome.json", measure))
 
 
-def _trains_task0(method: str) -> bool:
-    """Methods whose heads, encoders or measurements must be there from task 0 on."""
-    return method.split("+")[0] in ("lucir", "clfd", "joint", "si", "ucl")
-
-
 def _validation_aa(path: Path) -> float:
-    from infssm.bench.studies.study import TrainedRun, _fabric
-    from infssm.learner.evaluate import evaluate
-    from infssm.learner.modeling import load_weights
-
     run = TrainedRun.open(path)
     load_weights(run.setup.method, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")
     stream = run.setup.stream
@@ -113,8 +119,6 @@ def _validation_aa(path: Path) -> float:
 
 
 def _auto_weight(path: Path) -> float | None:
-    from infssm.learner.saving import load_newest
-
     state, _ = load_newest(path / "checkpoints" / "last.ckpt")
     components = state["method"]["components"]
     weights = [c["weight"] for c in components.values() if isinstance(c, dict) and "weight" in c]
@@ -139,11 +143,12 @@ def search(bench: Bench, candidates: Mapping[str, Candidate]) -> dict[str, Found
     grids: dict[str, dict[float, list[Outcome]]] = {label: {} for label in candidates}
 
     def measure(wanted: Mapping[str, Sequence[float]]) -> None:
-        pairs = [(label, weight) for label, weights in wanted.items() for weight in weights]
-        runs = [_with_weight(candidates[label], weight, seed) for label, weight in pairs for seed in SEEDS]
-        outcomes = bench.go(runs)
-        for i, (label, weight) in enumerate(pairs):
-            grids[label][weight] = outcomes[len(SEEDS) * i :][: len(SEEDS)]
+        runs = {}
+        for label, weights in wanted.items():
+            method, options, key, _ = candidates[label]
+            runs |= {(label, weight): (method, {**options, key: weight}) for weight in weights}
+        for (label, weight), found in bench.every_seed(runs).items():
+            grids[label][weight] = found
 
     def best(label: str) -> float:
         grid = grids[label]
@@ -154,18 +159,7 @@ def search(bench: Bench, candidates: Mapping[str, Candidate]) -> dict[str, Found
     return {label: Found(best(label), dict(sorted(grid.items()))) for label, grid in grids.items()}
 
 
-def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
-    method, options, key, _ = candidate
-    return method, {**options, key: weight}, seed
-
-
 COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task": "new", "new, task-inc.": "new_ti"}
-
-LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads, because a low learning rate or a very large
-weight lowers it too. Read it beside task-incremental AA (accuracy inside a task's own classes: what the
-features still know) and beside the accuracy on each later task right after it was learned ("new task":
-what plasticity is left). Seconds are wall time with two runs at a time on a machine that was also doing
-other things."""
 
 
 def outcomes(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Outcome]]:
@@ -186,7 +180,6 @@ def short_table(rows: Mapping[str, Sequence[Outcome]], shown: Mapping[str, str])
 
 
 def table(rows: Mapping[str, Sequence[Outcome]], weights: Mapping[str, str]) -> list[str]:
-    """All rows and measures."""
     cells = []
     for label, outcomes in rows.items():
         seconds = statistics.mean(o.seconds for o in outcomes)

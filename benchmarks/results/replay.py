@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pages import machine, markdown_table, read_json, spread, write_json
-from benchmarks.results.common import LEGEND, SEEDS, Bench, Outcome, gain, outcomes, short_table, table
+from benchmarks.results.common import SEEDS, Bench, Outcome, gain, outcomes, short_table, table
 
 BUFFER = {"digits-replay": 60, "cifar": 250}
 REPLAY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,14 +26,12 @@ UNMASKED = "seq, mask full"
 """What replay methods with a softmax over all classes are to be measured against."""
 
 ANSWER = {
-    "digits-replay": """# Digits, with replay
-
+    "digits-replay": """\
 A buffer of 60 images raises AA from {seq} % (plain sequential training) to {er} % with `er` and {xder} % with
 `x-der`. On top of a buffer neither state penalty helps: `er+inf-ssm-exact` ends at {both} %. A softmax over all
 classes without a buffer costs {mask} points, because the logits of old classes sink while none of their images is
 seen.""",
-    "cifar": """# A part of CIFAR-100
-
+    "cifar": """\
 A buffer of 250 images raises AA from {seq} % (plain sequential training) to {er} % with `er` and {xder} % with
 `x-der`. Without a buffer `inf-ssm-exact` gains {exact} points; on top of one neither state penalty helps
 (`er+inf-ssm-exact`: {both} %). A softmax over all classes without a buffer costs {mask} points.""",
@@ -49,24 +47,6 @@ SHOWN = {
     f"{ER}+inf-ssm-exact": "`er+inf-ssm-exact`",
     "x-der": "`x-der`",
 }
-CONDITIONS = """Percent, mean ± sample standard deviation over seeds 0, 10 and 100; `er` with the softmax
-`current+seen`. The automatic weight is an earlier rule; [today's](auto.md) has its own page."""
-STREAM = {
-    "digits-replay": "The stream, model and training are those of [digits](digits.md).",
-    "cifar": "The first ten of each twenty classes of CIFAR-100 in five tasks, 100 training and 50 test images per "
-    "class, a Vim-nano\n(patch 8, depth 4, width 64) from scratch, 6 epochs on task 0 and 3 on the others.",
-}
-METHOD = """Replay, prompt and frequency methods alone and with a state penalty on top: `+inf-ssm` (the paper's) and
-`+inf-ssm-exact` (ours). Buffer: {buffer} images. The weight of inf-ssm is the best on
-[digits](digits.md), that of inf-ssm-exact is automatic. Nothing else was tuned, except that lucir is also
-shown with fine-tuning batches of 8 at rate 0.1, chosen on one seed, because the published 128 at 0.01
-take few small steps on such a buffer. seq, er, der, der++ and x-der start from seq's task-0 model of the
-same seed; l2p-r, whose queries need a trained model, trains its prompts on task 0 from there; lucir and
-clfd train task 0 with their own head and encoder. The softmax of seq is over the current task's classes
-and that of er as named: `full` is over all classes, `seen` over those met so far, `current+seen` over the
-current task's for new images and over those met so far for replayed ones. der, der++, lucir and clfd use
-all classes, so `seq, mask full` is what they are to be compared with. Made by `python -m
-benchmarks.results {stream}`; all numbers are in `{stream}.json` beside this page."""
 
 
 def cifar_base(data_root: str | None) -> Mapping[str, Any]:
@@ -98,7 +78,6 @@ def _half_of_each_task(root: Path) -> Path:
 
 def write(bench: Bench, folder: Path) -> None:
     stream, buffer = bench.name, BUFFER[bench.name]
-    bench.go([("seq", {}, seed) for seed in SEEDS])
     weight = float(read_json(folder / "digits.json")["weights"]["inf-ssm"])
     plus: dict[str, dict[str, Any]] = {"": {}, "+inf-ssm": {"weight": weight}, "+inf-ssm-exact": {}}
     methods: dict[str, tuple[str, dict[str, Any]]] = {"seq": ("seq", {})}
@@ -108,8 +87,7 @@ def write(bench: Bench, folder: Path) -> None:
     for label, (base, options) in bases.items():
         for name, more in plus.items() if label not in ALONE else [("", {})]:
             methods[f"{label}{name}"] = (f"{base}{name}", {**options, "buffer_size": buffer, **more})
-    outcomes = bench.go([(method, options, seed) for method, options in methods.values() for seed in SEEDS])
-    rows = {label: outcomes[len(SEEDS) * i :][: len(SEEDS)] for i, label in enumerate(methods)}
+    rows = bench.every_seed(methods)
     data = {
         "environment": machine(),
         "seeds": SEEDS,
@@ -119,8 +97,8 @@ def write(bench: Bench, folder: Path) -> None:
     write_json(folder / f"{stream}.json", data)
 
 
-def page(stream: str, data: Mapping[str, Any]) -> str:
-    """The page as Markdown, from what the JSON file holds."""
+def page(stream: str, data: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What of the page is computed, from what the JSON file holds."""
     rows = outcomes(data["rows"])
     weights = {k: f"{options['weight']:g}" for k, (_, options) in data["methods"].items() if "weight" in options}
     weights |= {k: ", ".join(f"{o.weight:.2g}" for o in v) for k, v in rows.items() if v[0].weight is not None}
@@ -130,13 +108,16 @@ def page(stream: str, data: Mapping[str, Any]) -> str:
         exact=gain(rows["inf-ssm-exact"], rows["seq"], "aa").removeprefix("+"),
         mask=gain(rows["seq"], rows[UNMASKED], "aa").removeprefix("+"),
     )
-    method = METHOD.format(buffer=BUFFER[stream], stream=stream)
-    lines = [answer, "", *short_table(rows, SHOWN), "", CONDITIONS, "", "## Details", "", STREAM[stream], method, ""]
-    return "\n".join([*lines, *table(rows, weights), "", LEGEND, "", *_gains(rows)]) + "\n"
+    return {
+        "answer": [answer],
+        "short": short_table(rows, SHOWN),
+        "table": table(rows, weights),
+        "gains": _gains(rows),
+    }
 
 
 def _gains(rows: Mapping[str, list[Outcome]]) -> list[str]:
-    lines = ["### What each method adds", "", "Difference over the seeds, mean ± standard error.", ""]
+    """What each method adds."""
     header = ["base", "AA - seq", "- seq, mask full"]
     for name in PLUS:
         header += [f"+{name}: AA", "task-inc. AA"]
@@ -150,4 +131,4 @@ def _gains(rows: Mapping[str, list[Outcome]]) -> list[str]:
             cells += [gain(other, base, key) for key in ("aa", "ti")]
         cells += ["-"] * (2 + 2 * len(PLUS) - len(cells))
         gains.append([label, *cells])
-    return [*lines, *markdown_table(header, gains)]
+    return markdown_table(header, gains)

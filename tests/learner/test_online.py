@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from infssm.bench.reports.tables import columns, write_comparison
+from infssm.bench.reports.metrics import columns
+from infssm.bench.reports.tables import write_comparison
 from infssm.bench.running import resume, run
 from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig

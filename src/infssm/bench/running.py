@@ -179,8 +179,8 @@ def _train(
         if log is not None:
             log.close()
     if fabric.is_global_zero and not experiment.task0_only:
-        measures = progress.matrix.summary()
-        values: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in measures.items()}
+        metrics = progress.matrix.summary()
+        values: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in metrics.items()}
         values |= {"seconds": progress.position.seconds, "matrix": progress.matrix.to_json()}
         run.seal_metrics()
         run.write_json(layout.RESULT, values)  # which marks the run as complete

@@ -119,7 +119,8 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     from rich.markup import escape
     from rich.table import Table
 
-    from infssm.bench.reports.tables import best_cells, columns
+    from infssm.bench.reports.metrics import columns
+    from infssm.bench.reports.tables import best_cells
     from infssm.learner.metrics import ACCURACY
 
     console = console or Console()
@@ -137,7 +138,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         spread = any(len(row.seeds) > 1 for row in rows)  # takes the place of the last digit
         digits = measure.digits - spread
         for i, row in enumerate(rows):
-            cells = [_spelled(row.measures[key].format(scale=measure.scale, digits=digits), console) for key in shown]
+            cells = [_spelled(row.metrics[key].format(scale=measure.scale, digits=digits), console) for key in shown]
             marked = [f"[bold]{cell}[/]" if (i, j) in best else cell for j, cell in enumerate(cells, start=2)]
             table.add_row(escape(row.label), str(len(row.seeds)), *marked)
         console.print(table)

@@ -89,8 +89,8 @@ def _conclude(sweep: Sweep, start: list[str]) -> None:
     table.add_column("trial", justify="right")
     table.add_column(name, justify="right", no_wrap=True)
     table.add_column("settings", overflow="fold")
-    for row in rows:
-        table.add_row(str(row.number), row.outcome, escape(" ".join(row.settings)))
+    for number, outcome, settings in rows:
+        table.add_row(number, outcome, escape(settings))
     Console().print(table)
     best = sweep.winners_command(start)
     if best is not None:

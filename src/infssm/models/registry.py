@@ -23,20 +23,12 @@ from infssm.errors import ConfigError
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model", group="infssm.models")
 
-
-def register_model(name: str) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
-    """Register the decorated function, which builds a model from keyword options, under ``name``."""
-    return MODELS.register(name)
+register_model, describe_model = MODELS.register, MODELS.describe
 
 
 def list_models(pattern: str = "*") -> list[str]:
     """Return the names of all registered models that match a shell pattern such as ``"vim*"``."""
     return [name for name in MODELS if fnmatch(name, pattern)]
-
-
-def describe_model(name: str) -> str:
-    """What a registered model is, in a line."""
-    return MODELS.describe(name)
 
 
 def build(name: str, options: dict[str, Any]) -> nn.Module:

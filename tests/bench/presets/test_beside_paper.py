@@ -43,7 +43,7 @@ def test_runs_of_a_preset_fill_its_cells(tmp_path):
     cell = cells["Table 11", name]
     assert cell.measured.seeds == (0, 10)
     assert cell.measured.differences == ()
-    assert cell.measured.measures["aa"].mean == pytest.approx(0.51)
+    assert cell.measured.metrics["aa"].mean == pytest.approx(0.51)
     row = next(line for line in PAPER_FORMATS["md"](list(cells.values())).splitlines() if "| 49.34 ± 3.36 |" in line)
     assert "| 51.00 ± 1.41 (+1.66) |" in row
 
@@ -80,7 +80,7 @@ def test_changed_settings_are_marked_and_faithful_runs_preferred(tmp_path):
     faithful = make_run(tmp_path / "full", name, overrides=["data.root=/elsewhere", "train.num_workers=2"])
     measured = filled(compare_with_paper([short, faithful]))["Table 1", name].measured
     assert measured.differences == ()
-    assert measured.measures["aa"].mean == 0.5
+    assert measured.metrics["aa"].mean == 0.5
 
 
 def test_a_start_from_random_weights_is_a_difference_and_another_path_is_none(tmp_path):

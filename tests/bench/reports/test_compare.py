@@ -33,8 +33,8 @@ def test_rows_are_means_over_seeds(tmp_path: Path) -> None:
     row = next(row for row in comparison.rows if row.label == "inf-ssm-exact")
     assert sorted(row.seeds) == [0, 10]
     base = (0.3 + 0.6 + 0.7) / 3
-    assert row.measures["aa"].mean == pytest.approx(base + 0.05)
-    assert row.measures["aa"].std == pytest.approx(0.1 / 2**0.5)
+    assert row.metrics["aa"].mean == pytest.approx(base + 0.05)
+    assert row.metrics["aa"].std == pytest.approx(0.1 / 2**0.5)
     assert row.aa_curve == pytest.approx([95.0, 70.0, 100 * (base + 0.05)])
     assert row.forgetting == pytest.approx([60.0, 20.0])
 
@@ -168,7 +168,7 @@ def test_a_seed_is_counted_once(tmp_path: Path) -> None:
     comparison = compare(find_runs([tmp_path]))
     (row,) = comparison.rows
     assert row.seeds == (0, 10)
-    assert row.measures["aa"].mean == pytest.approx(1.6 / 3)
+    assert row.metrics["aa"].mean == pytest.approx(1.6 / 3)
     (reason,) = comparison.left_out
     assert f"left out {tmp_path / 'in-a-grid'}: seed 0 of er is counted already, by {tmp_path / 'alone'}" in reason
     assert "differs only in train.task0 (train, here seq/task_00.safetensors)" in reason

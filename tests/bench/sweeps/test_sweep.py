@@ -232,8 +232,8 @@ def test_fewer_bits_per_byte_are_better(tmp_path: Path) -> None:
     assert best is not None
     assert best.value == min(t.value for t in trials if t.state == "complete")
     found = sweep.rows()
-    assert found[0].number == best.number
-    assert found[0].outcome == f"{best.value:.3f}"  # bits, not percent
+    assert found[0][0] == str(best.number)
+    assert found[0][1] == f"{best.value:.3f}"  # bits, not percent
     assert sweep.settings(best)[0] in str(sweep.winners_command([]))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from infssm.bench.experiment import Experiment
@@ -64,12 +63,8 @@ class InProcess:
         watch: Watch | None = None,
     ) -> Iterator[Finished]:
         """See :class:`Executor`."""
-        renewed: set[Path | None] = set()
-        for experiment in experiments:
+        for experiment in renewed(experiments) if overwrite else experiments:
             try:
-                if overwrite and experiment.task0_weights not in renewed:
-                    renewed.add(experiment.task0_weights)
-                    forget_task0(experiment)
                 finished = Finished(experiment, self._run(experiment, watch, overwrite=overwrite, quiet=quiet))
             except Interrupted:
                 raise
@@ -94,6 +89,16 @@ class InProcess:
             if stopped:
                 raise StoppedError(f"stopped after task {stopped[0] + 1}") from None
             raise
+
+
+def renewed(experiments: Iterable[Experiment]) -> Iterator[Experiment]:
+    """The experiments, each after the shared task-0 model that it starts from was removed, once for all of them."""
+    seen = set()
+    for experiment in experiments:
+        if experiment.task0_weights not in seen:
+            seen.add(experiment.task0_weights)
+            forget_task0(experiment)
+        yield experiment
 
 
 def gather(

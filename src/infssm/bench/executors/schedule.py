@@ -6,14 +6,12 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from infssm.bench.executors.executor import Finished, Watch
+from infssm.bench.executors.executor import Finished, Watch, renewed
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
-from infssm.bench.running import forget_task0
 from infssm.data import Split
 from infssm.errors import InfssmError
 from infssm.learner.display import Display, Screen, choose_screen
@@ -88,10 +86,10 @@ class Schedule:
         self._running: dict[int, _Job] = {}
         self._received: list[tuple[int, Message]] = []
         self._numbers = itertools.count()
-        self._renewed: set[Path | None] = set()
 
     def run(self, experiments: Iterable[Experiment]) -> Iterator[Finished]:
         """Start experiments while slots are free and yield those that are over."""
+        experiments = renewed(experiments) if self._overwrite else experiments
         source = (_Job(experiment, self._screen.open(experiment.name)) for experiment in experiments)
         control = Control()
         with stop_on_signals(control):
@@ -126,9 +124,6 @@ class Schedule:
                 self._screen.note(f"{experiment.name}: already complete: {run.path} (repeat it with --overwrite)")
                 yield _completed(experiment)
                 continue
-            if self._overwrite and experiment.task0_weights not in self._renewed:
-                self._renewed.add(experiment.task0_weights)
-                forget_task0(experiment)
             number = next(self._numbers)
             self._running[number] = job
             self._pool.start(number, Order(experiment, overwrite, asks=self._watch is not None))

@@ -49,10 +49,10 @@ _HEADER = ["data set", "tasks", "method"] + [f"{m} {part}" for m in _MEASURES fo
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of a preset gave: measures over seeds, and in which settings the runs differ from the preset."""
+    """What runs of a preset gave: metrics over seeds, and in which settings the runs differ from the preset."""
 
     seeds: tuple[int, ...]
-    measures: Mapping[str, Summary]
+    metrics: Mapping[str, Summary]
     differences: tuple[str, ...]
 
 
@@ -112,8 +112,8 @@ def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
     for name, groups in by_preset.items():
         differing = min(groups, key=lambda d, groups=groups: (len(d), -len(groups[d])))  # type: ignore[misc]
         members = dict(sorted(groups[differing].items()))
-        measures = summarize([run.matrix() for run in members.values()])
-        measured[name] = Measured(tuple(members), measures, differing)
+        metrics = summarize([run.matrix() for run in members.values()])
+        measured[name] = Measured(tuple(members), metrics, differing)
     return [replace(cell, measured=measured.get(cell.preset)) for cell in paper_cells()]
 
 
@@ -201,7 +201,7 @@ def _cells(cell: Cell) -> list[str]:
     for published, measure in _MEASURES.items():
         paper = cell.paper[published]
         row.append(f"{paper['mean']:.2f} ± {paper['std']:.2f}")
-        mine = cell.measured.measures[measure] if cell.measured else None
+        mine = cell.measured.metrics[measure] if cell.measured else None
         if mine is None or math.isnan(mine.mean):
             row.append(_MISSING)
         else:

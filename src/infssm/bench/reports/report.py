@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from infssm.bench.reports.charts import Bars, Chart, HeatMap, Lines, Series
+from infssm.bench.reports.metrics import headline
 from infssm.bench.reports.text import render
 from infssm.data.files import shown
 from infssm.errors import InfssmError
-from infssm.learner.metrics import ACCURACY, BITS_PER_TOKEN, RMSE, AccuracyMatrix, Measure
+from infssm.learner.metrics import ACCURACY, Measure
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 
@@ -72,7 +72,7 @@ def render_report(run: RunDirectory) -> str:
         "run.html",
         title=config["method"]["name"],
         subtitle=subtitle,
-        tiles=_headline(matrix, run.metrics()),
+        tiles=headline(matrix, run.metrics()),
         charts=charts(run),
         classes=list(per_class),
         config=config,
@@ -156,33 +156,3 @@ def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Meas
     scaled = [[measure.scale * float(v) for v in row] for row in values]
     top = 100.0 if measure == ACCURACY else max((v for row in scaled for v in row if v == v), default=1.0)
     return HeatMap(scaled, f"{measure.title} on task", "after task", where, top=top, unit=measure.unit)
-
-
-def _headline(matrix: AccuracyMatrix, metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    values, measure = matrix.summary(), matrix.measure
-    if measure == ACCURACY:
-        tiles = [("AA, %", measure.show(values["aa"])), ("AIA, %", measure.show(values["aia"]))]
-        tiles.append(("FM, points", measure.show(values["fm"])))
-    elif measure == RMSE:
-        tiles = [("RMSE", measure.show(values["aa"])), ("forgetting, RMSE", measure.show(values["fm"]))]
-    else:
-        per_token = values["bits_per_token"]
-        tiles = [(measure.title, measure.show(values["aa"]))]
-        if measure != BITS_PER_TOKEN:
-            tiles.append((BITS_PER_TOKEN.title, measure.show(per_token)))
-        tiles.append(("perplexity per token", "–" if math.isnan(per_token) else f"{2**per_token:.2f}"))
-        tiles.append(("forgetting, bits", measure.show(values["fm"])))
-    if matrix.of_domains:
-        tiles.append((f"newest task, {measure.unit}", measure.show(values["newest"])))
-        tiles.append((f"backward transfer, {measure.change}", measure.show(values["bwt"])))
-        tiles.append((f"forward transfer, {measure.change}", measure.show(values["fwt"])))
-    else:
-        tiles.append(("task-incremental AA, %", measure.show(values["til_aa"])))
-    if "online" in values:
-        tiles = [tiles[0], ("along the stream, %", measure.show(values["online"]))]
-    speeds = [line["images_per_s"] for line in metrics if line["kind"] == "epoch"]
-    if speeds:
-        tiles.append(
-            (f"{'samples' if matrix.of_domains else 'images'}/s in training", f"{sum(speeds) / len(speeds):,.0f}")
-        )
-    return tiles

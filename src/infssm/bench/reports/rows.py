@@ -13,7 +13,7 @@ from infssm._registry import suggest
 from infssm.errors import ConfigError
 from infssm.learner.metrics import ACCURACY, AccuracyMatrix, Measure, Summary
 
-_MEASURES = ("aa", "fm")
+_TESTED = ("aa", "fm")
 _WILCOXON = 6
 """Seeds from which on Wilcoxon's test can reach p < 0.05: with five, its smallest two-sided p is 2/2⁵ = 0.0625."""
 
@@ -28,7 +28,7 @@ class Row:
         method: name of the method.
         label: the method, followed by the settings that distinguish set-ups of the same method.
         seeds: seeds of the runs, in increasing order.
-        measures: mean and standard deviation of every measure over the seeds; accuracies as fractions.
+        metrics: mean and standard deviation of every metric over the seeds; accuracies as fractions.
         matrices: one accuracy matrix per seed.
         names_per_task: class names of each task; empty where they were not recorded or differ between seeds.
     """
@@ -37,7 +37,7 @@ class Row:
     method: str
     label: str
     seeds: tuple[int, ...]
-    measures: dict[str, Summary]
+    metrics: dict[str, Summary]
     matrices: tuple[AccuracyMatrix, ...]
     names_per_task: tuple[tuple[str, ...], ...] = ()
 
@@ -65,7 +65,7 @@ class Row:
 
         None where it is unknown: one seed without image counts, or one seed of a measure other than accuracy.
         """
-        aa = self.measures["aa"]
+        aa = self.metrics["aa"]
         if aa.std is not None:
             return aa.std / math.sqrt(aa.runs)
         if self.measure != ACCURACY:
@@ -86,7 +86,7 @@ class Row:
 
 def verdict(rows: Sequence[Row]) -> str:
     """What the rows of one benchmark show, in one sentence; empty where there is nothing to compare."""
-    if len(rows) < 2 or any(math.isnan(row.measures["fm"].mean) for row in rows):
+    if len(rows) < 2 or any(math.isnan(row.metrics["fm"].mean) for row in rows):
         return ""
     # The baseline is plain sequential training in its best setting; there is none where all rows are of method seq.
     plain = [row for row in rows if row.method == "seq"]
@@ -118,15 +118,15 @@ def _of_errors(rows: Sequence[Row], base: Row | None) -> str:
     """The verdict where lower is better (bits, RMSE): the lowest row, compared with sequential training, ``base``."""
     best = min((row for row in rows if base is None or row.method != "seq"), key=_aa)
     seeds = "" if all(len(row.seeds) > 1 for row in rows) else "; one seed, so differences may be noise"
-    forgotten = best.measures["fm"].mean
-    reached = f"{best.label} has {best.measures['aa'].mean:.3f} {best.measure.title} and forgets {forgotten:.3f}"
+    forgotten = best.metrics["fm"].mean
+    reached = f"{best.label} has {best.metrics['aa'].mean:.3f} {best.measure.title} and forgets {forgotten:.3f}"
     if base is None:
         return f"{reached}{seeds}."
-    plain = base.measures["fm"].mean
-    newest = 100 * (best.measures["newest"].mean / base.measures["newest"].mean - 1)
+    plain = base.metrics["fm"].mean
+    newest = 100 * (best.metrics["newest"].mean / base.metrics["newest"].mean - 1)
     share = f" ({100 * forgotten / plain:.0f} % of it)" if plain > 0 else ""
     return (
-        f"{reached}; plain sequential training has {base.measures['aa'].mean:.3f} and forgets {plain:.3f}{share}. On "
+        f"{reached}; plain sequential training has {base.metrics['aa'].mean:.3f} and forgets {plain:.3f}{share}. On "
         f"the newest task it takes {newest:+.1f} % {best.measure.unit}{seeds}."
     )
 
@@ -146,7 +146,7 @@ def _within_noise(one: Row, other: Row) -> bool:
     """Whether the mean AA of two rows differ by less than two standard errors of the difference."""
     if one.aa_error is None or other.aa_error is None:
         return False
-    difference = abs(one.measures["aa"].mean - other.measures["aa"].mean)
+    difference = abs(one.metrics["aa"].mean - other.metrics["aa"].mean)
     return difference <= 2 * math.hypot(one.aa_error, other.aa_error)
 
 
@@ -156,11 +156,11 @@ def _listed(labels: list[str]) -> str:
 
 
 def _percent(row: Row, measure: str) -> float:
-    return 100 * row.measures[measure].mean
+    return 100 * row.metrics[measure].mean
 
 
 def _aa(row: Row) -> float:
-    return row.measures["aa"].mean
+    return row.metrics["aa"].mean
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def paired_tests(rows: Sequence[Row], first: str, second: str) -> list[PairedTes
         own = [row for row in rows if row.benchmark == benchmark]
         one, other = _named(own, first), _named(own, second)
         if one is not None and other is not None:
-            tests += filter(None, (_test(one, other, measure) for measure in _MEASURES))
+            tests += filter(None, (_test(one, other, metric) for metric in _TESTED))
     if not tests:
         for name in (first, second):
             labels = {known for row in rows for known in (row.label, row.method)}

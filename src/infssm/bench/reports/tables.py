@@ -15,59 +15,12 @@ import numpy as np
 from infssm._files import write_text
 from infssm.bench.reports.charts import Chart, Series
 from infssm.bench.reports.compare import Comparison, compare
+from infssm.bench.reports.metrics import columns, legend
 from infssm.bench.reports.report import accuracy_map, forgetting_chart, mean_chart, readable
 from infssm.bench.reports.rows import Row
 from infssm.bench.reports.text import latex_table, markdown, markdown_table, one_line, render
-from infssm.learner.metrics import ACCURACY, RMSE, Summary
+from infssm.learner.metrics import Summary
 from infssm.learner.store.directory import RunDirectory, find_runs
-
-Best = Callable[[Sequence[float]], float]
-
-
-def columns(rows: Sequence[Row]) -> dict[str, tuple[str, Best]]:
-    """The measures that the table of one benchmark shows: heading, and which value is the best one."""
-    measure = rows[0].measure
-    better: Best = max if measure.higher_is_better else min
-    aa, aia, fm = ("AA", "AIA", "FM") if measure == ACCURACY else (measure.unit, "all tasks", "forgets")
-    shown: dict[str, tuple[str, Best]] = {"aa": (aa, better), "aia": (aia, better), "fm": (fm, min)}
-    if measure == ACCURACY and not all("fwt" in row.measures for row in rows):
-        if all("online" in row.measures for row in rows):
-            return {"aa": shown["aa"], "online": ("along", max)}
-        return shown | {"til_aa": ("task-inc. AA", max)}
-    shown |= {"newest": ("newest", better), "fwt": ("FWT", max)}
-    # Where bytes are the tokens, bits per token are bits per byte.
-    if measure.unit == "bits" and any(row.measures["bits_per_token"].mean != row.measures["aa"].mean for row in rows):
-        shown["bits_per_token"] = ("per token", min)
-    return shown
-
-
-def note(rows: Sequence[Row]) -> str:
-    """The legend of a table."""
-    if rows[0].measure == RMSE:
-        return (
-            "Root mean squared error on test samples (lower is better), mean over the tasks after the last one; all "
-            "tasks: its mean over the tasks' ends; forgets: what a task lost since its best; newest: each task after "
-            "its own training; FWT: how much better than the mean of its targets a task is just before its own "
-            "training. Mean ± sample standard deviation over seeds."
-        )
-    if rows[0].measure != ACCURACY:
-        return (
-            f"{rows[0].measure.title.capitalize()} on held-out text (lower is better), mean over the tasks after the "
-            "last one; all tasks: its mean over the tasks' ends; forgets: bits that a task lost since its best; "
-            "newest: each task after its own training; FWT: bits better than guessing just before its own training; "
-            "per token: the same text in bits per token. Mean ± sample standard deviation over seeds."
-        )
-    if "online" in columns(rows):
-        return (
-            "Percent; mean ± sample standard deviation over seeds. AA: accuracy on the test samples of all classes "
-            "after the stream; along: accuracy on each batch before it was trained on, the area under that curve."
-        )
-    inside = "task-inc. AA: decided inside each image's own task."
-    domains = "newest: each task after its own training, FWT: points better than guessing just before it."
-    return (
-        "Percent; mean ± sample standard deviation over seeds. AA: average accuracy after the last task, AIA: its mean "
-        f"over all tasks, FM: forgetting (lower is better), {domains if 'fwt' in columns(rows) else inside}"
-    )
 
 
 def write_comparison(runs: Iterable[RunDirectory], folder: Path) -> tuple[Comparison, Path]:
@@ -93,18 +46,18 @@ def to_markdown(comparison: Comparison) -> str:
     for benchmark, rows in comparison.benchmarks.items():
         blocks += [f"### {markdown(benchmark)}", markdown_table(_header(rows), _cells(rows), best=best_cells(rows))]
         blocks += map(markdown, comparison.sentences(benchmark))
-    notes = dict.fromkeys(map(note, comparison.benchmarks.values()))
+    notes = dict.fromkeys(map(legend, comparison.benchmarks.values()))
     return "\n\n".join([*blocks, *notes, *map(markdown, comparison.left_out)]) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
-    """One line per set-up with mean and standard deviation of every measure; accuracies as fractions."""
+    """One line per set-up with mean and standard deviation of every metric; accuracies as fractions."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    measures = list(dict.fromkeys(m for row in comparison.rows for m in row.measures))
-    writer.writerow(["benchmark", "method", "seeds", *(f"{m}_{part}" for m in measures for part in ("mean", "std"))])
+    metrics = list(dict.fromkeys(m for row in comparison.rows for m in row.metrics))
+    writer.writerow(["benchmark", "method", "seeds", *(f"{m}_{part}" for m in metrics for part in ("mean", "std"))])
     for row in comparison.rows:
-        summaries = [row.measures.get(m) for m in measures]
+        summaries = [row.metrics.get(m) for m in metrics]
         numbers = [n for s in summaries for n in ((None, None) if s is None else (s.mean, s.std))]
         shown = ["" if n is None or math.isnan(n) else repr(n) for n in numbers]
         writer.writerow([one_line(row.benchmark), one_line(row.label), " ".join(map(str, row.seeds)), *shown])
@@ -122,13 +75,13 @@ def to_latex(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """All measures and curves as JSON; undefined values are null."""
+    """All metrics and curves as JSON; undefined values are null."""
     rows = [
         {
             "benchmark": row.benchmark,
             "method": row.label,
             "seeds": list(row.seeds),
-            "measures": {name: _plain(s) for name, s in row.measures.items()},
+            "measures": {name: _plain(s) for name, s in row.metrics.items()},
             "aa_curve": [v / row.measure.scale for v in row.aa_curve],
         }
         for row in comparison.rows
@@ -147,7 +100,7 @@ def to_html(comparison: Comparison) -> str:
         {
             "benchmark": benchmark,
             "sentences": comparison.sentences(benchmark),
-            "note": note(rows),
+            "note": legend(rows),
             "header": _header(rows),
             "rows": _cells(rows),
             "best": best_cells(rows),
@@ -188,10 +141,10 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 
 def best_cells(rows: Sequence[Row]) -> set[tuple[int, int]]:
-    """(row, column) of the best value of every measure, where there is something to choose from."""
+    """(row, column) of the best value of every metric, where there is something to choose from."""
     best: set[tuple[int, int]] = set()
-    for column, (measure, (_, choose)) in enumerate(columns(rows).items(), start=2):
-        means = [row.measures[measure].mean for row in rows]
+    for column, (metric, (_, choose)) in enumerate(columns(rows).items(), start=2):
+        means = [row.metrics[metric].mean for row in rows]
         if len(rows) > 1 and not any(math.isnan(m) for m in means):
             best |= {(i, column) for i, m in enumerate(means) if m == choose(means)}
     return best
@@ -203,7 +156,7 @@ def _header(rows: Sequence[Row]) -> list[str]:
 
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
     scale, digits = rows[0].measure.scale, rows[0].measure.digits
-    shown = [[row.measures[m].format(scale=scale, digits=digits) for m in columns(rows)] for row in rows]
+    shown = [[row.metrics[m].format(scale=scale, digits=digits) for m in columns(rows)] for row in rows]
     return [[row.label, str(len(row.seeds)), *cells] for row, cells in zip(rows, shown, strict=True)]
 
 

@@ -88,18 +88,13 @@ class TrainedRun:
         if path is None:
             raise ConfigError("this study needs a run: give its directory with --run (in Python: run=...)")
         directory = RunDirectory.open(path)
+        complete = directory.saved_task() + 1
+        if complete < tasks:
+            raise ConfigError(f"{directory.path} has {complete} complete task(s); this study needs {tasks}")
         changes = {} if data_root is None else {"data": {"root": data_root}}
         config = load_config(merge(directory.config(), changes))
         setup = build(config, torch.device("cpu"), Split.load(directory.split_path), weights=False)
-        last = directory.last_task
-        if last is None:
-            raise ConfigError(f"{path} has no saved model: no task of it is complete")
-        lost = sorted(set(range(last + 1)) - set(directory.saved_tasks))
-        if lost:
-            raise ConfigError(f"{path} has lost {directory.weights_path(lost[0])}: restore it, or run it again")
-        if last + 1 < tasks:
-            raise ConfigError(f"{directory.path} has {last + 1} complete task(s); this study needs {tasks}")
-        return cls(directory, setup, last + 1)
+        return cls(directory, setup, complete)
 
     @property
     def config(self) -> RunConfig:
@@ -109,7 +104,7 @@ class TrainedRun:
     def model(self, task: int) -> nn.Module:
         """A copy of the model as it was after a task, in evaluation mode, with the classifier that was trained."""
         method = self.setup.method
-        load_weights(method, self.directory.weights_path(task % self.tasks))
+        load_weights(method, self.directory.weights_path(self.directory.saved_task(task % self.tasks)))
         method.head.withdraw()  # a fitted one may run the model twice, and another beside it
         return copy.deepcopy(method.module).eval()
 

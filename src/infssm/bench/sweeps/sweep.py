@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from infssm._files import atomic_file, write_text
 from infssm.bench.executors import Executor, Experiment, Finished, StoppedError
@@ -26,14 +26,6 @@ from infssm.learner.store.directory import RunDirectory
 
 _PAUSE = 1.0
 """Seconds between two checks of what other processes have finished."""
-
-
-class Row(NamedTuple):
-    """A trial: its number, its objective on validation data or what became of it, and its settings."""
-
-    number: int
-    outcome: str
-    settings: tuple[str, ...]
 
 
 @dataclass
@@ -149,8 +141,8 @@ class Sweep:
         """The name of the objective in tables: ``AA``, or the measure's own for language."""
         return "AA" if self.measure == ACCURACY else self.measure.title
 
-    def rows(self) -> list[Row]:
-        """Complete trials, best first, then the others."""
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Complete trials, best first, then the others: number, objective or what became of it, settings."""
         measure = self.measure
 
         def outcome(trial: Trial) -> str:
@@ -164,7 +156,7 @@ class Sweep:
             return f"stopped at {measure.show(trial.reports[last])} after step {last + 1}"
 
         ordered = sorted(self.trials(), key=lambda t: (t.state != "complete", -measure.sign * (t.value or 0), t.number))
-        return [Row(trial.number, outcome(trial), tuple(self.settings(trial))) for trial in ordered]
+        return [(str(trial.number), outcome(trial), " ".join(self.settings(trial))) for trial in ordered]
 
     def winners_command(self, start: Sequence[str]) -> str | None:
         """The command that runs the winner on test data; ``start``: the options that say what the search began with."""
@@ -191,7 +183,7 @@ class Sweep:
             f"| trial | {name} | settings |",
             "|---|---|---|",
         ]
-        lines += [f"| {row.number} | {row.outcome} | `{' '.join(row.settings)}` |" for row in rows]
+        lines += [f"| {number} | {outcome} | `{settings}` |" for number, outcome, settings in rows]
         path = self.folder / "sweep.md"
         write_text(path, "\n".join(lines) + "\n")
         with atomic_file(self.folder / "sweep.png") as file:

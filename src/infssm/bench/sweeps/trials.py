@@ -7,13 +7,11 @@ taken up again. New trials are added under a lock on the folder.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -65,7 +63,7 @@ class Trials:
         self._claims: dict[int, ExitStack] = {}
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "sweep.json"
-        with self._exclusive():
+        with locked(folder, wait=True):
             if not path.exists():
                 write_text(path, json.dumps(identity, indent=2) + "\n")
             elif json.loads(path.read_text()) != identity:
@@ -80,7 +78,7 @@ class Trials:
 
         None where nothing is to be done: all are done, or others work on them.
         """
-        with self._exclusive():
+        with locked(self.folder, wait=True):
             trials = self.all()
             for trial in trials:
                 if trial.state == "running" and self._claim(trial.number):
@@ -146,18 +144,6 @@ class Trials:
             return False
         self._claims[number] = claim
         return True
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Wait until this is the only process that adds or takes trials."""
-        with ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(locked(self.folder))
-                    break
-                except InUseError:  # any other error means that the lock can never be taken
-                    time.sleep(0.05)
-            yield
 
 
 def hopeless(value: float, step: int, finished: Sequence[Trial], better: int = 1) -> bool:

@@ -180,13 +180,13 @@ class InUseError(ConfigError):
 
 
 @contextlib.contextmanager
-def locked(folder: Path, then: str | None = None) -> Iterator[None]:
+def locked(folder: Path, then: str | None = None, *, wait: bool = False) -> Iterator[None]:
     """Be the only process that works in ``folder``, which exists; InUseError where another one does.
 
-    ``then`` is what to do once that process is done; a run is resumed by default.
+    ``then`` is what to do once that process is done; a run is resumed by default. ``wait``: wait for it instead.
     """
-    path = folder.resolve() / LOCK
-    lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False)
+    path, timeout = folder.resolve() / LOCK, -1 if wait else 0
+    lock: BaseFileLock = FileLock(path, timeout=timeout, thread_local=False)
     with contextlib.ExitStack() as stack:
         try:
             try:
@@ -194,7 +194,7 @@ def locked(folder: Path, then: str | None = None) -> Iterator[None]:
             except OSError as error:
                 if error.errno not in _UNSUPPORTED:
                     raise
-                stack.enter_context(SoftFileLock(path.with_suffix(".held"), timeout=0, thread_local=False))
+                stack.enter_context(SoftFileLock(path.with_suffix(".held"), timeout=timeout, thread_local=False))
         except Timeout as refusal:
             then, holder = then or f"continue with `infssm resume {folder}`", "another process"
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
