@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from infssm.cli.options import AfterTask, AsJson, DataRoot, Folder, Import
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from infssm.data import ImageFacts, SequenceFacts
+    from infssm.data import SampleFacts
 
 
 def predict(
@@ -71,32 +71,27 @@ def predict(
         raise typer.Exit(DataError.exit_code)
 
 
-def _samples(facts: ImageFacts | SequenceFacts, paths: list[Path]) -> Iterator[tuple[str, Any]]:
+def _samples(facts: SampleFacts, paths: list[Path]) -> Iterator[tuple[str, Any]]:
     """Names and samples, file by file; in the place of a sample the error that names its file."""
-    from infssm.data import ImageFacts, audio, images
-    from infssm.learner.reading import read_series
-
-    series = not isinstance(facts, ImageFacts) and facts.rate is None
-    endings = images.SUFFIXES if isinstance(facts, ImageFacts) else audio.SUFFIXES
-    if series:
-        endings = frozenset({".npy", ".npz", ".csv"})
     for path in paths:
         if not path.exists():
             yield str(path), DataError(f"there is no file or folder {path}")
             continue
         files = [path]
         if path.is_dir():
-            files = sorted(f for f in path.rglob("*") if f.suffix.lower() in endings and f.is_file())
+            files = sorted(f for f in path.rglob("*") if f.suffix.lower() in facts.suffixes and f.is_file())
             if not files:
-                raise ConfigError(f"{path} holds no file that the model can read ({', '.join(sorted(endings))})")
+                endings = ", ".join(sorted(facts.suffixes))
+                raise ConfigError(f"{path} holds no file that the model can read ({endings})")
         for file in files:
-            if not series:
-                yield str(file), file
-                continue
-            try:
-                yield from read_series(file).items()
-            except DataError as error:
-                yield str(file), error
+            yield from _content(facts, file).items()
+
+
+def _content(facts: SampleFacts, file: Path) -> Mapping[str, Any]:
+    try:
+        return facts.samples_in(file)
+    except DataError as error:
+        return {str(file): error}
 
 
 def evaluate(

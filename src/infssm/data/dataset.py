@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infssm._modality import Modality, modality_of
-from infssm.data.facts import ImageFacts, SequenceFacts
+from infssm.data.facts import SampleFacts
 from infssm.data.files import Files, Progress, digest, shown
 from infssm.data.images import Images
 from infssm.data.sequences import Sequences
@@ -118,7 +118,7 @@ class Dataset:
         return modality_of(self.facts.kind, self.num_classes)
 
     @property
-    def facts(self) -> ImageFacts | SequenceFacts:
+    def facts(self) -> SampleFacts:
         """What the samples are like."""
         return self.samples.facts(self.name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,7 @@ from infssm._registry import suggest
 from infssm._seeding import seeded
 from infssm._torchvision import timm
 from infssm.data.dataset import Dataset
-from infssm.data.facts import ImageFacts
-from infssm.data.images import to_pil
+from infssm.data.images import ImageFacts, to_pil, to_raw
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,8 +60,10 @@ class Recipe(ABC):
         eval_stats: normalisation in evaluation.
         augment_val: whether validation images get the training transform, as in the paper's released code for
             CIFAR-100 and CUB-200.
+        by_image: whether images are transformed one by one, as PIL images.
     """
 
+    by_image: ClassVar[bool] = False
     size: int
     raw_size: int
     eval_stats: Stats
@@ -80,6 +81,10 @@ class Recipe(ABC):
     def eval(self, raw: Tensor) -> Tensor:
         """Evaluation transform: uint8 [n, channels, h, w] to float32 [n, channels, size, size]."""
 
+    def eval_image(self, image: Image) -> Tensor:
+        """Evaluation transform of a PIL image of any size: float32 [channels, size, size]."""
+        return self.eval(to_raw(image, self.raw_size)[None])[0]
+
     def train(self, raw: Tensor, rng: torch.Generator) -> Tensor:
         """Training transform with fresh randomness: uint8 [n, channels, h, w] to float32 [n, channels, size, size]."""
         return self.apply(raw, self.draw(len(raw), rng))
@@ -90,12 +95,14 @@ class PerImageRecipe(Recipe):
 
     Args:
         train: training transform of a PIL image, drawing from the global generators.
-        eval: evaluation transform of a PIL image to float32 [channels, size, size]; kept as ``eval_image``.
+        eval: evaluation transform of a PIL image to float32 [channels, size, size].
         size: height and width of the output.
         raw_size: height and width of raw images read from files.
         eval_stats: normalisation in evaluation, which ``eval`` applies.
         augment_val: see :class:`Recipe`.
     """
+
+    by_image = True
 
     def __init__(
         self,
@@ -107,7 +114,7 @@ class PerImageRecipe(Recipe):
         eval_stats: Stats = IMAGENET,
         augment_val: bool = False,
     ) -> None:
-        self._train, self.eval_image = train, eval
+        self._train, self._eval = train, eval
         self.size, self.raw_size = size, raw_size
         self.eval_stats, self.augment_val = eval_stats, augment_val
 
@@ -126,7 +133,11 @@ class PerImageRecipe(Recipe):
 
     def eval(self, raw: Tensor) -> Tensor:
         """See :class:`Recipe`."""
-        return torch.stack([self.eval_image(to_pil(r)) for r in raw])
+        return torch.stack([self._eval(to_pil(r)) for r in raw])
+
+    def eval_image(self, image: Image) -> Tensor:
+        """See :class:`Recipe`."""
+        return self._eval(image)
 
 
 class LightRecipe(Recipe):

@@ -2,76 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from infssm.data.facts import SequenceFacts
-from infssm.data.files import digest
-from infssm.data.sequences import Sequences, SoundFiles
 from infssm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from infssm.data.dataset import Dataset
 
 _STEP, _WINDOW = 0.01, 0.032
 """Seconds from one step to the next, and of sound that each step is made of."""
 _QUIET = 1e-6
 """Energy that counts as silence; the rounding error of 16-bit samples has about this energy."""
-
-
-class Spectra(Sequences):
-    """Log energies of sounds in ``bands`` frequency bands of equal width on the mel scale, read when asked for.
-
-    Args:
-        sounds: the waveforms.
-        bands: numbers per step.
-    """
-
-    kind: str = "series"
-
-    def __init__(self, sounds: SoundFiles, bands: int) -> None:
-        self.sounds, self.width = sounds, bands
-        self._bank = mel_bank(bands, sounds.rate)
-        self._known: dict[int, Tensor] = {}
-
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:  # type: ignore[override]
-        """See :class:`Sequences`."""
-        return 1 + (self.sounds.lengths - 1) // step_of(self.sounds.rate)
-
-    def sequence(self, index: int) -> Tensor:
-        """See :class:`Sequences`; computed once."""
-        if index not in self._known:
-            self._known[index] = log_energies(self.sounds.sequence(index)[:, 0], self.sounds.rate, self._bank)
-        return self._known[index]
-
-    @property
-    def contents(self) -> dict[str, str]:
-        """Digests of the files of the sounds."""
-        return self.sounds.contents
-
-    def facts(self, name: str) -> SequenceFacts:
-        """See :class:`Sequences`."""
-        return SequenceFacts(name, self.sounds.kind, self.width, self.sounds.rate, self.width)
-
-    def fingerprint(self) -> str:
-        """Digest of the sounds' own and the number of bands."""
-        return digest([f"{self.sounds.fingerprint()} {self.width}"])
-
-
-def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
-    """A data set of sounds with ``bands`` log energies in the place of the waveform; as it is where that is None."""
-    if bands is None:
-        return dataset
-    if not isinstance(dataset.samples, SoundFiles):
-        raise ConfigError(f"data.bands is for audio, and {dataset.name} holds none: leave it out")
-    return replace(dataset, samples=Spectra(dataset.samples, bands))
 
 
 def log_energies(sound: Tensor, rate: int, bank: Tensor) -> Tensor:

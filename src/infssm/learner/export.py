@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from infssm._files import atomic_file
 from infssm._optional import require
-from infssm.data import ImageFacts
+from infssm.data.facts import SampleLike
 from infssm.errors import ConfigError, InfssmError
-from infssm.learner.portable import LogEnergies, Normalize, Portable, Waveform, resizing_graph
+from infssm.learner.portable import Portable
 from infssm.learner.predict import TrainedClassifier
-from infssm.learner.reading import SampleLike, open_image, sequence_input, sound_input
 
 Form = Literal["onnx", "torch"]
 TOLERANCE = 1e-4
@@ -38,52 +36,6 @@ _LABEL = 'print(classes[session.run(None, {{"{name}": {name}[None]}})[0].argmax(
 _JUDGED = """logits, probabilities, known = session.run(None, {{"{name}": {name}[None]}})
 best = probabilities[0].argmax()
 print(classes[best], probabilities[0, best], "known" if known[0] else "unknown")"""
-_READ_IMAGE = 'image = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}"))'
-_READ_SOUND = """with wave.open("sound.wav") as file:
-    assert file.getparams()[:3] == (1, 2, {rate}), "convert it to one channel, 16 bits, {rate} samples per second"
-    sound = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768"""
-_READ_SERIES = '{name} = numpy.load("{name}.npy").astype(numpy.{dtype})  # {shape}'
-
-
-class _Plan:
-    """How a model becomes a file: names of input and outputs, the steps before the model, how to use the file."""
-
-    def __init__(self, classifier: TrainedClassifier) -> None:
-        facts, draw = classifier.samples, torch.Generator().manual_seed(0)
-        self.classifier = classifier
-        self.before: nn.Module | None = None
-        self.resize: str | None = None
-        self.metadata = {"classes": json.dumps(classifier.classes)}
-        imports = ""
-        if isinstance(facts, ImageFacts):
-            assert classifier.recipe is not None
-            size = classifier.recipe.size
-            self.name, mode = "image", "RGB" if facts.channels == 3 else "L"
-            self.before, self.resize = Normalize(classifier.recipe), resizing_graph(facts, classifier.recipe)
-            self.example = torch.randint(256, (2, facts.channels, size, size), dtype=torch.uint8, generator=draw)
-            self.metadata["input"] = json.dumps({"mode": mode, "size": size})
-            imports, reading = "\nfrom PIL import Image, ImageOps", _READ_IMAGE.format(mode=mode)
-        elif facts.rate is not None:
-            self.name, self.before = "sound", Waveform() if facts.bands is None else LogEnergies(facts)
-            self.example = torch.randn(2, facts.rate // 4, generator=draw)
-            self.metadata["input"] = json.dumps({"rate": facts.rate})
-            imports, reading = ", wave", _READ_SOUND.format(rate=facts.rate)
-        elif facts.kind == "tokens":
-            self.name, self.example = "tokens", torch.randint(facts.width, (2, 24), generator=draw)
-            reading = _READ_SERIES.format(name="tokens", dtype="int64", shape="[time]")
-        else:
-            self.name, self.example = "series", torch.randn(2, 24, facts.width, generator=draw)
-            reading = _READ_SERIES.format(name="series", dtype="float32", shape=f"[time, {facts.width}]")
-        self.outputs = ("logits",) if classifier.judge is None else ("logits", "probabilities", "known")
-        result = (_LABEL if classifier.judge is None else _JUDGED).format(name=self.name)
-        self.usage = _USE.format(imports=imports, reading=reading, result=result)
-
-    def raw(self, sample: SampleLike) -> Tensor:
-        """A file or other sample as the ONNX file takes it, a batch of one."""
-        facts = self.classifier.samples
-        if isinstance(facts, ImageFacts):
-            return torch.from_numpy(np.array(open_image(sample, facts)))[None]
-        return (sound_input(sample, facts) if facts.rate is not None else sequence_input(sample, facts))[None]
 
 
 def export_classifier(
@@ -113,33 +65,34 @@ def export_classifier(
         to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
         progress: called with a line of text before each stage.
     """
-    plan = _Plan(classifier)
-    model = Portable(classifier.model, plan.before, len(classifier.classes), classifier.judge)
+    given = classifier.samples.exported(classifier.recipe)
+    model = Portable(classifier.model, given.before, len(classifier.classes), classifier.judge)
+    metadata = {"classes": json.dumps(classifier.classes), "usage": usage(classifier, path)}
+    if given.about is not None:
+        metadata["input"] = json.dumps(given.about)
     difference = export_model(
         model,
-        plan.example,
+        given.example,
         path,
         to,
-        {**plan.metadata, "usage": usage(classifier, path)},
-        name=plan.name,
-        outputs=plan.outputs,
-        any_length=plan.resize is None,
-        resize=plan.resize if to == "onnx" else None,
+        metadata,
+        name=given.name,
+        outputs=("logits",) if classifier.judge is None else ("logits", "probabilities", "known"),
+        any_length=given.resize is None,
+        resize=given.resize if to == "onnx" else None,
         progress=progress,
     )
-    if plan.resize is not None and to == "onnx":
-        facts, size, colours = classifier.samples, plan.example.shape[-1], plan.example.shape[1]
-        assert isinstance(facts, ImageFacts)
-        draw = torch.Generator().manual_seed(1)
-        for shape in ((size, size), (size + 7, 2 * size + 3), (facts.height or 2 * size, facts.width or 2 * size)):
-            images = torch.randint(256, (3, *shape, colours), dtype=torch.uint8, generator=draw)
-            difference = max(difference, check_export(classifier, path, images, batched=True))
+    for batch in given.raw if to == "onnx" else ():
+        difference = max(difference, check_export(classifier, path, batch, batched=True))
     return difference
 
 
 def usage(classifier: TrainedClassifier, path: str | os.PathLike[str]) -> str:
     """Python lines that classify a file with an exported model and without infssm."""
-    return _Plan(classifier).usage.replace("model.onnx", Path(path).name)
+    given = classifier.samples.exported(classifier.recipe)
+    result = (_LABEL if classifier.judge is None else _JUDGED).format(name=given.name)
+    text = _USE.format(imports=given.imports, reading=given.reading, result=result)
+    return text.replace("model.onnx", Path(path).name)
 
 
 def check_export(
@@ -155,11 +108,11 @@ def check_export(
     Returns the largest difference of a logit, relative to the largest one; raises where that exceeds ``tolerance``,
     which allows for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
     """
-    plan, largest = _Plan(classifier), 0.0
-    run = _session(Path(path), plan.name)
+    facts, largest = classifier.samples, 0.0
+    run = _session(Path(path), facts.exported(classifier.recipe).name)
     for batch in [list(samples)] if batched else [[sample] for sample in samples]:
         expected = classifier.logits(classifier.transform(batch)).float().cpu()
-        raw = torch.cat([plan.raw(sample) for sample in batch])
+        raw = torch.stack([facts.raw(sample) for sample in batch])
         difference = _difference(run(raw), expected, path)
         if difference > tolerance:
             named = f" for {batch[0]}" if isinstance(batch[0], (str, os.PathLike)) else ""

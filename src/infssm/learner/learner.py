@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from infssm.data import ImageFacts, SequenceFacts, Task, in_bands
+from infssm.data import ImageFacts, SampleFacts, Task, TokenFacts, in_bands
+from infssm.data.facts import SampleLike
 from infssm.data.sets.text import open_tokenizer
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import held_out_scores
@@ -31,12 +32,11 @@ from infssm.learner.lessons import bits_of, examine, sample_counts, teach
 from infssm.learner.metrics import Confusion
 from infssm.learner.modeling import OWN, OwnModel
 from infssm.learner.predict import Prediction, Stream, TrainedClassifier, load_classifier
-from infssm.learner.reading import SampleLike, token_input
 from infssm.learner.setup import Setup
 from infssm.learner.shift import Shift, shift
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import POINTER, Versions
-from infssm.learner.teaching import TaughtTask, as_dataset, as_task, fitting, for_testing, from_stream
+from infssm.learner.teaching import TaughtTask, as_dataset, as_task, for_testing, from_stream
 from infssm.methods import parse_name
 from infssm.models.features import find_classifier
 from infssm.models.generate import generate
@@ -198,7 +198,7 @@ class Learner:
         return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe, self._now.judge)
 
     @property
-    def samples(self) -> ImageFacts | SequenceFacts:
+    def samples(self) -> SampleFacts:
         """What its images or sequences are like."""
         return self._now.taught()[1].samples
 
@@ -254,9 +254,9 @@ class Learner:
             given, pretrained = settings_for(dataset, self._given)
             samples = pretrained or samples
             config = resolve(load_config(given))
-            if isinstance(samples, SequenceFacts):
+            if config.data.bands is not None:
                 samples = in_bands(dataset, config.data.bands).facts
-        dataset = fitting(dataset, samples, self._now.recipe)
+        dataset = samples.fit(dataset, self._now.recipe)
         return as_task(dataset, facts, name, samples=samples), config, name
 
     # Using it.
@@ -294,7 +294,7 @@ class Learner:
         now, classifier = self._now, self.classifier
         bare = copy.copy(unwrap(classifier.model))  # shares all layers but the classifier, which lets features through
         place = find_classifier(bare)
-        if place.owner is bare and not isinstance(classifier.samples, ImageFacts):
+        if place.owner is bare:
             bare._modules = {**bare._modules, place.name: nn.Identity()}
         return Stream(bare, classifier.samples, lambda rows: now.predictions(rows.float())[0])
 
@@ -312,11 +312,11 @@ class Learner:
             seed: of the random draws; None draws differently every time.
         """
         method, facts = self._now.taught()
-        if self._now.has_classes or not isinstance(facts.samples, SequenceFacts):
+        if self._now.has_classes or not isinstance(facts.samples, TokenFacts):
             raise ConfigError(f"{self.modality} have classes: a language model generates, use predict")
         path = self.config.data.options.get("tokenizer") if isinstance(prompt, str) else None
         tokenizer = None if path is None else open_tokenizer(path)
-        ids = token_input(prompt, facts.samples, tokenizer)
+        ids = facts.samples.read_prompt(prompt, tokenizer)
         draws = None if seed is None else torch.Generator().manual_seed(seed)
         found = generate(unwrap(method.module), ids, length, temperature, top_p, draws).cpu()
         if tokenizer is not None:
@@ -331,7 +331,7 @@ class Learner:
         Of data with an official test part that part alone is used; of a language model, bits of text are measured.
         """
         method, facts = self._now.taught()
-        dataset = fitting(as_dataset(data, labels, self.config.data), facts.samples, self._now.recipe)
+        dataset = facts.samples.fit(as_dataset(data, labels, self.config.data), self._now.recipe)
         if self._now.has_classes and (unknown := sorted(set(dataset.classes) - set(facts.classes))):
             raise DataError(
                 f"the learner does not know the class {unknown[0]!r}: teach it, or leave it out of the test"

@@ -10,14 +10,13 @@ from typing import Generic, NamedTuple, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from infssm._batch import inputs_of
-from infssm._modality import pad
-from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
-from infssm.data.spectra import FrameStream
+from infssm._batch import model_input
+from infssm._modality import modality_of
+from infssm.data import Recipe, SampleFacts, SequenceFacts, StreamFacts
+from infssm.data.facts import SampleLike
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.modeling import build_method_and_recipe, known_facts, load_weights
-from infssm.learner.reading import SampleLike, model_input, sequence_input, sound_input
 from infssm.learner.scoring import SCORES
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
@@ -73,7 +72,7 @@ class TrainedClassifier:
 
     model: nn.Module
     classes: tuple[str, ...]
-    samples: ImageFacts | SequenceFacts
+    samples: SampleFacts
     recipe: Recipe | None
     judge: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
 
@@ -82,11 +81,9 @@ class TrainedClassifier:
 
         Sounds and series to ``[n, time, width]``; of different lengths to keyword arguments ``x`` and ``mask``.
         """
-        if isinstance(self.samples, SequenceFacts):
-            facts = self.samples
-            return inputs_of(*pad([sequence_input(sample, facts) for sample in images]))
-        assert self.recipe is not None
-        return torch.stack([model_input(image, self.samples, self.recipe) for image in images])
+        modality = modality_of(self.samples.kind, len(self.classes))
+        read = [self.samples.read(sample, self.recipe) for sample in images]
+        return model_input(modality.collate(read, torch.zeros(len(read))))
 
     @torch.no_grad()
     def logits(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
@@ -177,8 +174,8 @@ class Stream(Generic[P]):
         predict: from logits ``[1, classes]`` to a prediction.
     """
 
-    def __init__(self, model: nn.Module, samples: ImageFacts | SequenceFacts, predict: Callable[[Tensor], P]) -> None:
-        if isinstance(samples, ImageFacts):
+    def __init__(self, model: nn.Module, samples: SampleFacts, predict: Callable[[Tensor], P]) -> None:
+        if not isinstance(samples, SequenceFacts):
             raise ConfigError("an image is not a sequence that arrives in chunks: use predict")
         if not isinstance(model, Backbone):
             raise ConfigError(
@@ -189,9 +186,7 @@ class Stream(Generic[P]):
             raise ConfigError("a language model predicts the next token instead of a class: use generate")
         self.model, self.samples, self._predict = model, samples, predict
         self.state = model.initial_state(1)
-        self._frames = None
-        if samples.rate is not None and samples.bands is not None:
-            self._frames = FrameStream(samples.rate, samples.bands)
+        self._frames = samples.frames()
 
     @torch.no_grad()
     def push(self, chunk: SampleLike) -> P:
@@ -202,8 +197,8 @@ class Stream(Generic[P]):
                 ``[time]``; any number of them, at least one.
         """
         if self._frames is None:
-            return self._predict(self._advance(sequence_input(chunk, self.samples)))
-        complete, open_frames = self._frames.push(sound_input(chunk, self.samples))
+            return self._predict(self._advance(self.samples.read(chunk)))
+        complete, open_frames = self._frames.push(self.samples.raw(chunk))
         if len(complete):
             self._advance(complete)
         # Later samples will change the other frames, so the state after them is not kept.

@@ -18,12 +18,11 @@ from infssm.data import (
     Dataset,
     FileImages,
     ImageFacts,
-    Recipe,
-    SequenceFacts,
+    SampleFacts,
+    Sequences,
     SoundFiles,
     Task,
     audio,
-    in_bands,
     load_dataset,
     require_readable,
 )
@@ -34,7 +33,6 @@ from infssm.data.stream import TaskData, TaskStream
 from infssm.errors import ConfigError, DataError
 from infssm.learner.calibration import held_out_rows
 from infssm.learner.config.fields import DataConfig
-from infssm.learner.reading import open_image
 
 
 class TaughtTask(TaskStream):
@@ -70,7 +68,8 @@ def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None
     Args:
         data: a path or name as for ``infssm run data=``; or samples, where there are ``labels``: arrays uint8 ``[n,
             height, width]`` or ``[n, height, width, 3]``, series ``[n, time, width]``, or a list of files, PIL images
-            or arrays; or a map-style data set or a loader of torch that yields ``(x, label)``.
+            or arrays, or :class:`~infssm.data.Sequences`; or a map-style data set or a loader of torch that yields
+            ``(x, label)``.
         labels: names or numbers, one per sample, or one for all.
         settings: where data sets are, and the options with which text is read.
     """
@@ -115,6 +114,8 @@ def _collected(data: Any) -> tuple[list[Any], list[Any]]:
 
 def _samples(data: Any) -> Any:
     """Samples as the classes of :mod:`infssm.data` hold them."""
+    if isinstance(data, Sequences):
+        return data
     if isinstance(data, (np.ndarray, Tensor)):
         values = data.cpu().numpy() if isinstance(data, Tensor) else data
         return ArrayImages.from_numpy(values) if values.dtype == np.uint8 else ArraySequences(values)
@@ -135,41 +136,14 @@ def _samples(data: Any) -> Any:
         for row, item in zip(padded, series, strict=True):
             row[: len(item)] = item
         return ArraySequences(padded, lengths)
-    opened = [open_image(item, ImageFacts("samples", 3)) for item in data]
+    opened = [ImageFacts("samples", 3).open(item) for item in data]
     size = min(min(image.size) for image in opened)
     same = all(image.size == opened[0].size for image in opened)
     pixels = [torch.from_numpy(np.array(i)).permute(2, 0, 1) if same else to_raw(i, size) for i in opened]
     return ArrayImages(torch.stack(pixels).contiguous())
 
 
-def fitting(dataset: Dataset, facts: ImageFacts | SequenceFacts, recipe: Recipe | None) -> Dataset:
-    """A data set as samples of the kind that a learner knows: colours, sizes, sampling rates are converted.
-
-    Raises DataError where that cannot be: other kinds of data, series of another width, another vocabulary.
-    """
-    if isinstance(facts, ImageFacts):
-        if not isinstance(dataset.samples, (ArrayImages, FileImages)):
-            raise DataError(f"the learner knows images, and {dataset.name} holds {dataset.facts.kind}")
-        if dataset.facts == replace(facts, name=dataset.name):
-            return dataset
-        size = facts.height if recipe is None else recipe.raw_size
-        assert size is not None  # a recipe is missing at the first lesson alone, whose size is that of the weights
-        opened = [open_image(dataset.images.pil(index), facts) for index in range(len(dataset))]
-        return replace(dataset, samples=ArrayImages(torch.stack([to_raw(image, size) for image in opened])))
-    if isinstance(dataset.samples, SoundFiles) and facts.rate is not None:
-        dataset = in_bands(replace(dataset, samples=replace(dataset.samples, rate=facts.rate)), facts.bands)
-    found = dataset.facts
-    if not isinstance(found, SequenceFacts) or replace(found, name=facts.name) != facts:
-        width = f" of width {found.width}" if isinstance(found, SequenceFacts) else ""
-        raise DataError(
-            f"the learner knows {facts.kind} of width {facts.width}, and {dataset.name} holds {found.kind}{width}"
-        )
-    return dataset
-
-
-def as_task(
-    dataset: Dataset, facts: StreamFacts | None, name: str, *, samples: ImageFacts | SequenceFacts
-) -> TaughtTask:
+def as_task(dataset: Dataset, facts: StreamFacts | None, name: str, *, samples: SampleFacts) -> TaughtTask:
     """A data set as the next task of a learner that knows ``facts``; None where it knows nothing yet.
 
     ``samples`` is what its images or sequences are like. Of classes some samples of each are the validation part, of

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from infssm._optional import require
 from infssm.data.dataset import Dataset
-from infssm.data.facts import ImageFacts
 from infssm.data.files import digest
-from infssm.data.images import to_raw, to_rgb
+from infssm.data.images import ImageFacts, to_raw, to_rgb
 from infssm.data.sets.text import Text, one_line, text_dataset
 from infssm.errors import ConfigError, DataError, InfssmError
 
