@@ -146,7 +146,7 @@ def _train(
     for warning in filter(None, (setup.stream.warning, *setup.method.warnings())):
         listen(Note(f"warning: {warning}"))
     if saved is None:
-        progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
+        progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.quantity))
         if fabric.is_global_zero:
             run.write_json(layout.ENV, environment())
             run.write_json(layout.STREAM, setup.stream.facts.to_json())

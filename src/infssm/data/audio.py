@@ -19,7 +19,6 @@ from infssm.errors import ConfigError, DataError
 SUFFIXES = frozenset({".wav", ".flac"})
 """Endings of the files that are read as sounds."""
 FLAC = "pip install soundfile"
-"""How to install what reads flac."""
 
 _LONGEST = 1 << 28
 """Values (samples times channels) of the longest sound that is read: 2 GiB in float64."""

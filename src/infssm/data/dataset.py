@@ -61,9 +61,9 @@ class Dataset:
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(f"{self.name}: labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
         if len(labels) != len(self.samples):
-            raise DataError(f"{self.name}: {len(self.samples)} images but {len(labels)} labels")
+            raise DataError(f"{self.name}: {len(self.samples)} samples but {len(labels)} labels")
         if len(labels) == 0:
-            raise DataError(f"{self.name}: the data set holds no images")
+            raise DataError(f"{self.name}: the data set holds no samples")
         if labels.min() < 0 or labels.max() >= len(self.classes):
             raise DataError(
                 f"{self.name}: labels run from {labels.min()} to {labels.max()}, but {len(self.classes)} classes "
@@ -73,7 +73,7 @@ class Dataset:
         for role, part in self.splits.items():
             counts = np.bincount(self.labels[part.start : part.stop], minlength=len(self.classes))
             if empty := [self.classes[label] for label in np.flatnonzero(counts == 0)]:
-                raise DataError(f"{self.name}: {len(empty)} classes have no {role} images: {shown(empty)}")
+                raise DataError(f"{self.name}: {len(empty)} classes have no {role} samples: {shown(empty)}")
         if self.domain_of is not None:
             domain_of = np.asarray(self.domain_of)
             known = np.issubdtype(domain_of.dtype, np.integer) and domain_of.shape == self.labels.shape
@@ -97,7 +97,7 @@ class Dataset:
     def sequences(self) -> Sequences:
         """The samples, where they are sequences."""
         if not isinstance(self.samples, Sequences):
-            raise ConfigError(f"{self.name} holds images, not sequences")
+            raise ConfigError(f"{self.name} holds {self.facts.kind}, not sequences")
         return self.samples
 
     @property
@@ -146,15 +146,12 @@ def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[
     return dataset.samples.unreadable(progress) if isinstance(dataset.samples, Files) else {}
 
 
-def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progress: Progress | None = None) -> Dataset:
+def require_readable(dataset: Dataset, *, skip_unreadable: bool = False) -> Dataset:
     """The data set if every file of it can be read; DataError lists those that cannot.
 
-    Args:
-        dataset: the data.
-        skip_unreadable: return the data set without them instead, with a warning.
-        progress: see :data:`~infssm.data.files.Progress`.
+    ``skip_unreadable`` returns the data set without them instead, with a warning.
     """
-    bad = find_unreadable(dataset, progress)
+    bad = find_unreadable(dataset)
     if not bad:
         return dataset
     files = dataset.samples

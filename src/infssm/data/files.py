@@ -106,12 +106,9 @@ def digest(parts: Iterable[str | bytes | memoryview]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Files(ABC):
-    """Samples that are files below one folder.
+    """Samples that are files below the folder ``root``; messages call one of them a ``word``.
 
-    Attributes:
-        root: folder the paths start from.
-        paths: relative paths with forward slashes.
-        word: what one sample is called in messages.
+    Paths are relative to ``root``, with forward slashes.
     """
 
     word: ClassVar[str]

@@ -95,11 +95,7 @@ class PerImageRecipe(Recipe):
 
     Args:
         train: training transform of a PIL image, drawing from the global generators.
-        eval: evaluation transform of a PIL image to float32 [channels, size, size].
-        size: height and width of the output.
-        raw_size: height and width of raw images read from files.
-        eval_stats: normalisation in evaluation, which ``eval`` applies.
-        augment_val: see :class:`Recipe`.
+        eval: evaluation transform of a PIL image to float32 [channels, size, size], normalised by ``eval_stats``.
     """
 
     by_image = True
@@ -149,7 +145,6 @@ class LightRecipe(Recipe):
         eval_stats: normalisation in evaluation; the same unless given.
         pad: largest shift in pixels; what moves in from outside is black.
         flip: whether to flip at random. Not for digits or letters.
-        augment_val: see :class:`Recipe`.
     """
 
     def __init__(
@@ -230,7 +225,7 @@ def make_recipe(
     quirk = eval_normalization == "authors" and facts.name == "cifar100"
     eval_stats, augment_val = CIFAR100 if quirk else None, val_transform == "train"
     if name == "deit":
-        return deit_recipe(size=size or _LARGE, eval_stats=eval_stats, augment_val=augment_val)
+        return deit_recipe(size=size or _LARGE, eval_stats=eval_stats or IMAGENET, augment_val=augment_val)
     if size is None and facts.height != facts.width:
         raise ConfigError(
             f"{facts.name} has images of {facts.height}x{facts.width}; choose the size of the square input"
@@ -248,18 +243,10 @@ def make_recipe(
     )
 
 
-def deit_recipe(
-    *, size: int = _LARGE, stats: Stats = IMAGENET, eval_stats: Stats | None = None, augment_val: bool = False
-) -> PerImageRecipe:
+def deit_recipe(*, size: int = _LARGE, eval_stats: Stats = IMAGENET, augment_val: bool = False) -> PerImageRecipe:
     """The DeiT recipe through timm, with which the paper's released code trains.
 
     Random resized crop, flip, RandAugment, normalisation and random erasing; resize and centre crop to evaluate.
-
-    Args:
-        size: height and width of the output.
-        stats: normalisation in training, and fill colour of RandAugment.
-        eval_stats: normalisation in evaluation; the same unless given.
-        augment_val: see :class:`Recipe`.
     """
     create = timm("data").create_transform
     train = create(
@@ -270,21 +257,20 @@ def deit_recipe(
         re_prob=0.25,
         re_mode="pixel",
         re_count=1,
-        mean=stats.mean,
-        std=stats.std,
+        mean=IMAGENET.mean,  # the fill colour of RandAugment, too
+        std=IMAGENET.std,
     )
     for step in train.transforms:
         for operation in getattr(step, "ops", ()):
             if operation.name.startswith("Posterize"):
                 operation.aug_fn = _posterize
-    check = eval_stats or stats
-    evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=check.mean, std=check.std)
+    evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=eval_stats.mean, std=eval_stats.std)
     return PerImageRecipe(
         _ToRGB(train),
         _ToRGB(evaluate),
         size=size,
         raw_size=int(size / _CROP_SHARE),
-        eval_stats=check,
+        eval_stats=eval_stats,
         augment_val=augment_val,
     )
 

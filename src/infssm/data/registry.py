@@ -17,15 +17,10 @@ from infssm.errors import ConfigError, MissingDataError
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download and unpack.
+    """A file to download from ``url`` and unpack; digests in public use are checked, where they are known.
 
-    Attributes:
-        url: where it is published (http or https).
-        file: name of the downloaded file.
-        creates: the folder in it, at the top or one level below, that is moved to the data root.
-        md5: digest in public use; None where none is known.
-        sha256: likewise.
-        place: where the folder goes, relative to the data root; its own name unless given.
+    ``creates`` is the folder in it, at the top or one level below, that is moved to ``place`` below the data root, by
+    default under its own name.
     """
 
     url: str
@@ -43,15 +38,10 @@ class Archive:
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """What is known about a data set before it is loaded.
+    """What is known about a data set before ``load(root, **options)`` loads it.
 
-    Attributes:
-        name: its name.
-        load: ``load(root, **options) -> Dataset``.
-        summary: one line for lists.
-        classes: expected number of classes; None where it is the user's.
-        images: expected number of images; None where it is not fixed.
-        archives: what fetching downloads; empty when there is nothing to fetch.
+    ``summary`` is its line in lists, ``classes`` and ``images`` are the expected numbers, where they are fixed, and
+    ``archives`` are downloaded to fetch it.
     """
 
     name: str

@@ -24,11 +24,6 @@ class StrongRecipe(Recipe):
 
     Jitter changes brightness, contrast, saturation and hue, always in this order. Images of one channel get only crop,
     flip, brightness and contrast.
-
-    Args:
-        size: height and width of the output.
-        stats: normalisation.
-        flip: whether to flip at random.
     """
 
     def __init__(self, *, size: int, stats: Stats, flip: bool = True) -> None:

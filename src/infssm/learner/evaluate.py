@@ -29,16 +29,10 @@ if TYPE_CHECKING:
 
 
 class Prediction(NamedTuple):
-    """What a model predicted for one sample.
+    """What a model predicted for one sample, among all classes seen.
 
-    Attributes:
-        task: the sample's task, from 0.
-        sample: its index in the data set.
-        file: its path below the data's folder; empty where samples are not files.
-        true: name of its class.
-        predicted: name of the class with the highest score among all classes seen.
-        probability: of that class, after a softmax over the classes seen.
-        correct: whether the two are the same.
+    ``sample`` is its index in the data set, ``file`` its path below the data's folder, empty where samples are not
+    files.
     """
 
     task: int
@@ -94,7 +88,7 @@ def evaluate(
             logits = logits_of(run_model(module, model_input(batch)))
         if record is not None:
             record(task, batch, logits[:, :seen])
-        counts += score.counts(logits, batch, task, seen)
+        counts += score.counts(logits, batch, task, part, seen)
     module.train(was_training)
     return score.of(fabric.all_reduce(counts, reduce_op="sum").tolist())
 

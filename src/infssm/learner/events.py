@@ -41,14 +41,8 @@ class TaskBegan:
 class StepDone:
     """``done`` steps of the run are finished. Reported about twice a second, since reading ``terms`` waits for the GPU.
 
-    Attributes:
-        done: steps finished, counted over the whole run.
-        task: task of the step, from 0, of ``num_tasks``.
-        num_tasks: tasks of the run.
-        epoch: epoch of the step, from 0, of ``epochs``.
-        epochs: epochs of the task.
-        terms: weighted loss terms of the step, by name.
-        images_per_s: training samples per second in this epoch so far, over all processes.
+    Tasks and epochs count from 0. ``terms`` are the weighted loss terms of the step, ``images_per_s`` training samples
+    per second in this epoch so far, over all processes.
     """
 
     done: int

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infssm._batch import moved_to
 from infssm.data import Recipe, StreamFacts
 from infssm.errors import ConfigError
 from infssm.learner.calibration import Calibration, HeldOut, calibrate
@@ -224,13 +225,8 @@ class Knowledge:
     def features(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Features ``[b, d]`` of model input ``[b, ...]``, on the CPU."""
         method, _ = self.taught()
-        like = next(method.module.parameters())
-        given = {"x": x} if isinstance(x, Tensor) else x
-        moved = {k: v.to(like.device, like.dtype if v.is_floating_point() else None) for k, v in given.items()}
         views = method.head.views if isinstance(method.head, FittedHead) else None
-        single = moved["x"] if isinstance(x, Tensor) else moved
-        found = features(unwrap(method.module), single) if views is None else views(unwrap(method.module), single)
-        return found.float().cpu()
+        return (views or features)(unwrap(method.module), moved_to(method.module, x)).float().cpu()
 
     @torch.no_grad()
     def features_of(self, loader: Iterable[BatchLike]) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from infssm.learner.knowledge import Knowledge, Lesson
 from infssm.learner.lessons import bits_of, examine, sample_counts, teach
 from infssm.learner.metrics import Confusion
 from infssm.learner.modeling import OWN, OwnModel
-from infssm.learner.predict import Prediction, Stream, TrainedClassifier, load_classifier
+from infssm.learner.predict import Prediction, Predictor, Stream, TrainedClassifier, load_classifier
 from infssm.learner.setup import Setup
 from infssm.learner.shift import Shift, shift
 from infssm.learner.store.directory import RunDirectory
@@ -50,7 +50,7 @@ Text = TypeVar("Text", str, Tensor)
 """Text, or ids of its tokens."""
 
 
-class Learner:
+class Learner(Predictor):
     """A model that can be taught new classes, and more of known ones, at any time.
 
     ```python
@@ -95,24 +95,21 @@ class Learner:
             raise ConfigError(f"unknown={unknown} must lie between 0 and 1: it is a share of samples")
         self._samples: ImageFacts | None = None
         own: OwnModel | None = None
-        name: str | None = None
         if isinstance(model, nn.Module):
             if weights is not None:
                 raise ConfigError("a module of your own has its weights: load them into it, and leave weights out")
             find_classifier(model)
-            own, name = OwnModel(model, transform), f"{OWN}{type(model).__name__}"
+            own, model = OwnModel(model, transform), f"{OWN}{type(model).__name__}"
         elif transform is not None:
             raise ConfigError("transform is for a module of your own: other models have their own preprocessing")
-        else:
-            name = model
-        chosen = {} if name is None else {"name": name}
-        if weights is not None:
-            chosen["weights"] = os.fspath(weights)
+        chosen = {"name": model, "weights": None if weights is None else os.fspath(weights)}
+        given: dict[str, Any] = {"model": {key: value for key, value in chosen.items() if value is not None}}
         # In this order: a name that is merged later would drop the options of the model that it replaces.
-        given = merge({"method": {"name": method}, "model": chosen, "seed": seed}, dict(settings or {}))
-        if str(weights) in PACKAGED_FOR:
-            given, self._samples = with_packaged(given, str(weights))
-        if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
+        given = merge({"method": {"name": method}, **given, "seed": seed}, dict(settings or {}))
+        config = load_config(given)  # refuses what is no setting before it is looked at
+        if config.model.weights is not None and config.model.weights in PACKAGED_FOR:
+            given, self._samples = with_packaged(given, config.model.weights)
+        if parse_name(config.method.name).base.freezes and (config.model.weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
         if "classes" not in given["model"]:
             given = merge(given, {"model": {"classes": "grow"}})
@@ -173,6 +170,11 @@ class Learner:
         if facts is None:
             return ()
         return facts.classes if self._now.has_classes else tuple(dict.fromkeys(facts.domains))
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether it knows classes; a language model knows domains of text."""
+        return self._now.has_classes
 
     @property
     def history(self) -> tuple[Lesson, ...]:
@@ -261,24 +263,9 @@ class Learner:
 
     # Using it.
 
-    @overload
-    def predict(self, samples: list[SampleLike], *, batch_size: int = 64) -> list[Prediction]: ...
-    @overload
-    def predict(self, samples: SampleLike, *, batch_size: int = 64) -> Prediction: ...
-    @torch.no_grad()
-    def predict(self, samples: SampleLike | list[SampleLike], *, batch_size: int = 64) -> Prediction | list[Prediction]:
-        """The most probable class, probabilities of all, and whether the sample is like those of any class.
-
-        Args:
-            samples: an image, sound or series, or a list of them: files, arrays or PIL images.
-            batch_size: samples of a list that are classified at once.
-        """
-        if not isinstance(samples, list):
-            return self.predict([samples], batch_size=batch_size)[0]
-        now, classifier, found = self._now, self.classifier, list[Prediction]()
-        for start in range(0, len(samples), batch_size):
-            found += now.predictions(now.features(classifier.transform(samples[start : start + batch_size])))
-        return found
+    def _answer(self) -> Callable[[list[SampleLike]], list[Prediction]]:
+        now, classifier = self._now, self.classifier
+        return lambda samples: now.predictions(now.features(classifier.transform(samples)))
 
     def stream(self) -> Stream[Prediction]:
         """Predictions on a sound or series while it arrives, chunk by chunk, in constant memory.

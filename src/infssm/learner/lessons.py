@@ -110,7 +110,7 @@ def _train(fabric: Any, setup: Setup, task: Task, listen: Listener, control: Con
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(folder)
         run.make()
-        progress = Progress(Position(task=task.index), AccuracyMatrix(1, setup.measure))
+        progress = Progress(Position(task=task.index), AccuracyMatrix(1, setup.quantity))
         loop = Loop(fabric, setup, progress, run, None, listen, control)
         epochs, steps = setup.epochs(task.index), len(setup.train_loader(task, 0))
         listen(RunBegan(f"lesson {task.index + 1}", epochs * min(steps, setup.config.train.limit_batches or steps), 0))
@@ -142,5 +142,5 @@ def bits_of(setup: Setup, task: Task, part: Part) -> Bits:
     for batch in setup.eval_loader(task, part):
         batch = batch.to(method.context.device)
         logits = logits_of(run_model(method.module, model_input(batch)))
-        counts.append(Bits.counts(logits, batch, task, setup.facts.num_outputs))
+        counts.append(Bits.counts(logits, batch, task, part, setup.facts.num_outputs))
     return Bits.of(torch.stack(counts).sum(0).tolist())

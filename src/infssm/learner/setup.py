@@ -35,7 +35,7 @@ from infssm.data import (
 from infssm.data.loader import Part
 from infssm.errors import ConfigError, MissingDataError
 from infssm.learner.config.fields import DataConfig, RunConfig
-from infssm.learner.metrics import Measure
+from infssm.learner.metrics import Quantity
 from infssm.learner.modeling import OwnModel, any_model, build_method_and_recipe, known_facts
 from infssm.learner.scoring import SCORES, score_of
 from infssm.methods import Method, method_options, parse_name
@@ -78,9 +78,9 @@ class Setup:
         return (train.task0_epochs or train.epochs) if train.task0 in ("train", "own") else 0
 
     @property
-    def measure(self) -> Measure:
+    def quantity(self) -> Quantity:
         """What is measured of the model on each task."""
-        return score_of(self.stream).measure(self.stream)
+        return score_of(self.stream).quantity(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
         """Training batches of one epoch: this process's share of each."""

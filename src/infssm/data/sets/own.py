@@ -42,10 +42,7 @@ class _Folder(NamedTuple):
 def load_own(path: Path, *, name: str, max_classes: int | None = None) -> Dataset:
     """Load a folder of images or sounds, or an .npz of images or series; its split will be stratified.
 
-    Args:
-        path: the folder or file.
-        name: what to call the data set.
-        max_classes: keep only the first classes of the sorted folders.
+    ``max_classes`` keeps only the first of the sorted folders.
     """
     if not path.is_file():
         return load_folders(path, name=name, max_classes=max_classes, stratified=True)
