@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from infssm.data import LightRecipe, Stats, StrongRecipe, load_dataset, make_recipe, strong_recipe
+from infssm.data.augmentation import _crop, grey, turn_hue
 from infssm.data.images import to_pil, to_raw
 from infssm.data.recipes import CIFAR100, IMAGENET, deit_recipe
-from infssm.data.strong import _crop, grey, turn_hue
 from infssm.errors import ConfigError
 from tests.compare import assert_rounding, identical
 

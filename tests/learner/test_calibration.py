@@ -15,8 +15,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor
 
 from infssm.errors import DataError
-from infssm.learner.calibration import LIMIT, Calibration, HeldOut, calibrate, held_out_rows, kept_rows
-from infssm.learner.shift import shift
+from infssm.learner.calibration import LIMIT, Calibration, HeldOut, calibrate, held_out_rows, kept_rows, shift
 from infssm.methods import Batch, Method, attach
 from infssm.models.features import features
 from tests.methods import toys

@@ -18,12 +18,11 @@ import infssm
 from infssm import Learner
 from infssm.bench.running import run
 from infssm.cli.app import app
-from infssm.data.exported import LogEnergies
+from infssm.data.audio import log_energies, mel_bank
+from infssm.data.facts import LogEnergies
 from infssm.data.recipes import deit_recipe
-from infssm.data.spectra import log_energies, mel_bank
 from infssm.errors import ConfigError, InfssmError
-from infssm.learner.export import TOLERANCE, check_export, export_classifier, export_model
-from infssm.learner.portable import with_recurrent_s4d
+from infssm.learner.export import TOLERANCE, check_export, export_classifier, export_model, with_recurrent_s4d
 from infssm.learner.predict import TrainedClassifier
 from infssm.models.s4d import S4DMixer
 from tests.learner.frozen import digits, frozen

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from infssm.data import ImageFacts, SequenceFacts, SoundFacts
-from infssm.data.spectra import FrameStream, log_energies, mel_bank
+from infssm.data.audio import FrameStream, log_energies, mel_bank
 from infssm.errors import ConfigError, DataError
 from infssm.learner.learner import Learner
 from infssm.learner.predict import Stream

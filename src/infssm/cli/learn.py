@@ -55,7 +55,7 @@ def learn(
     - `infssm learn my-lm text:manuals/french`
     """
     from infssm.learner.config.load import load_config, merge, parse_overrides, to_dict
-    from infssm.learner.display import choose_screen
+    from infssm.learner.events import choose_screen
     from infssm.learner.learner import Learner, is_stored
 
     if is_stored(folder):

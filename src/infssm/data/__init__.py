@@ -3,14 +3,13 @@
 from infssm._batch import Batch
 from infssm._modality import Modality, Sequential, register_modality
 from infssm.data import sets as sets
+from infssm.data.augmentation import Mixing, StrongRecipe, make_mixing, strong_recipe
 from infssm.data.dataset import Dataset, find_unreadable, require_readable
-from infssm.data.exported import ExportedInput
-from infssm.data.facts import SampleFacts, StreamFacts
+from infssm.data.facts import ExportedInput, SampleFacts, StreamFacts
 from infssm.data.fetching import CheckReport, check, fetch
 from infssm.data.files import data_root
 from infssm.data.images import ArrayImages, FileImages, ImageFacts
 from infssm.data.loader import ImageLoader, SequenceLoader
-from infssm.data.mixing import Mixing, make_mixing
 from infssm.data.recipes import LightRecipe, PerImageRecipe, Recipe, Stats, list_recipes, make_recipe
 from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
 from infssm.data.sequences import (
@@ -28,7 +27,6 @@ from infssm.data.sequences import (
 from infssm.data.sets.generated import write_synthetic
 from infssm.data.split import Split, few_shots, make_split
 from infssm.data.stream import Task, TaskData, TaskStream, in_stream_order
-from infssm.data.strong import StrongRecipe, strong_recipe
 
 __all__ = [
     "Archive",

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from infssm._optional import require
-from infssm.data.decoded import DecodedStore, open_store
-from infssm.data.exported import ExportedInput, Normalize, resizing_graph
-from infssm.data.facts import SampleFacts, SampleLike
-from infssm.data.files import Files, digest, require_regular
+from infssm.data.facts import ExportedInput, Normalize, SampleFacts, SampleLike, resizing_graph
+from infssm.data.files import DecodedStore, Files, digest, open_store, require_regular
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

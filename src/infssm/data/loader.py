@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from infssm._batch import Batch
-from infssm._memory import cores_here
+from infssm._machine import cores_here
 from infssm._processes import ALONE, Share
 from infssm._seeding import generator
+from infssm.data.augmentation import Mixing
 from infssm.data.dataset import Indices
 from infssm.data.images import ArrayImages, FileImages, Images, to_raw
-from infssm.data.mixing import Mixing
 from infssm.data.recipes import PerImageRecipe, Recipe, make_recipe
 from infssm.data.stream import Task, TaskData
 from infssm.errors import ConfigError, DataError

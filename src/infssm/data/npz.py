@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from infssm._memory import memory_here
+from infssm._machine import memory_here
 from infssm.data.files import require_regular
 from infssm.errors import DataError
 

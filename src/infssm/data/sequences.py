@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infssm.data import audio
-from infssm.data.audio import read_sound, sound_length
-from infssm.data.exported import ExportedInput, LogEnergies, Waveform
-from infssm.data.facts import SampleFacts, SampleLike, facts_class
+from infssm.data.audio import FrameStream, log_energies, mel_bank, read_sound, sound_length, step_of
+from infssm.data.facts import ExportedInput, LogEnergies, SampleFacts, SampleLike, Waveform, facts_class
 from infssm.data.files import Files, digest
 from infssm.data.npz import read_series
-from infssm.data.spectra import FrameStream, log_energies, mel_bank, step_of
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

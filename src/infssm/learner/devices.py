@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from infssm._machine import measure
 from infssm._processes import sum_over_processes, this_share
-from infssm._timing import measure
 from infssm.errors import ConfigError, InfssmError
 from infssm.learner.config.fields import TrainConfig
 

@@ -21,22 +21,30 @@ from infssm.data import ImageFacts, SampleFacts, Task, TokenFacts, in_bands
 from infssm.data.facts import SampleLike
 from infssm.data.sets.text import open_tokenizer
 from infssm.errors import ConfigError, DataError
-from infssm.learner.calibration import held_out_scores
+from infssm.learner.calibration import Shift, held_out_scores, shift
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.config.resolve import resolve, settings_for, with_packaged
 from infssm.learner.evaluate import Evaluation
 from infssm.learner.events import Control, Listener
 from infssm.learner.knowledge import Knowledge, Lesson
-from infssm.learner.lessons import bits_of, examine, sample_counts, teach
+from infssm.learner.lessons import (
+    TaughtTask,
+    as_dataset,
+    as_task,
+    bits_of,
+    examine,
+    for_testing,
+    from_stream,
+    sample_counts,
+    teach,
+)
 from infssm.learner.metrics import Confusion
 from infssm.learner.modeling import OWN, OwnModel
 from infssm.learner.predict import Prediction, Predictor, Stream, TrainedClassifier, load_classifier
 from infssm.learner.setup import Setup
-from infssm.learner.shift import Shift, shift
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import POINTER, Versions
-from infssm.learner.teaching import TaughtTask, as_dataset, as_task, for_testing, from_stream
 from infssm.methods import parse_name
 from infssm.models.features import find_classifier
 from infssm.models.generate import generate

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from infssm._memory import describe_bytes, memory_here
+from infssm._machine import describe_bytes, memory_here
 from infssm._processes import ALONE, Share, this_share
 from infssm.data import (
     Dataset,
