@@ -194,7 +194,7 @@ def held_out_scores(head: Head, held: HeldOut, among: Tensor | None = None) -> t
     if among is not None:
         rows = rows[torch.isin(held.labels[rows], among)]
     features = held.features[rows]
-    return _logits(left, features), left.distances(features.to(head.context.device)), rows
+    return logits_by(left, features), left.distances(features.to(head.context.device)), rows
 
 
 @torch.no_grad()
@@ -205,7 +205,7 @@ def calibrate(head: Head, held: HeldOut, unknown: float = 0.05) -> Calibration:
     rows = _spread(rows, _ENOUGH)
     distances = head.left_out_distances(held.features.to(device), held.labels.to(device))
     own = None if distances is None else (distances, held.labels)
-    return Calibration.fit(_logits(left, held.features[rows]), held.labels[rows].to(device), own, unknown)
+    return Calibration.fit(logits_by(left, held.features[rows]), held.labels[rows].to(device), own, unknown)
 
 
 def _left_out(head: Head, held: HeldOut) -> tuple[Head, Tensor]:
@@ -223,8 +223,8 @@ def _left_out(head: Head, held: HeldOut) -> tuple[Head, Tensor]:
     return head.leaving_out(held.features[rows], held.labels[rows]), rows
 
 
-def _logits(head: Head, features: Tensor) -> Tensor:
-    """Logits ``[m, K]`` of transformed ``features: [m, d]``."""
+def logits_by(head: Head, features: Tensor) -> Tensor:
+    """Logits ``[m, K]`` of ``features: [m, d]``, transformed as the head takes them."""
     if isinstance(head, FittedHead):
         module, features = head.fitted_module, features.to(head.context.device)
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from infssm._batch import moved_to
 from infssm.data import Recipe, StreamFacts
 from infssm.errors import ConfigError
-from infssm.learner.calibration import Calibration, HeldOut, calibrate
+from infssm.learner.calibration import Calibration, HeldOut, calibrate, logits_by
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, to_dict
 from infssm.learner.modeling import OWN, OwnModel, build_method_and_recipe, known_facts
@@ -25,7 +25,7 @@ from infssm.methods import Method
 from infssm.methods.core.head import Features, FittedHead
 from infssm.methods.core.passes import evaluating
 from infssm.methods.core.tasks import BatchLike
-from infssm.models.features import classifier_prefix, features, find_classifier, output_layer
+from infssm.models.features import classifier_prefix, features, find_classifier
 from infssm.ssm import unwrap
 
 
@@ -203,11 +203,8 @@ class Knowledge:
         There are no distances without a fitted head.
         """
         method, facts = self.taught()
-        head, rows = method.head, rows.to(method.context.device)
-        if isinstance(head, FittedHead):
-            return head.fitted_module(rows).cpu(), head.distances(rows)
-        logits: Tensor = output_layer(unwrap(method.module))(rows)
-        return logits[:, : len(facts.classes)].cpu(), head.distances(rows)
+        logits = logits_by(method.head, rows)[:, : len(facts.classes)]
+        return logits.cpu(), method.head.distances(rows.to(method.context.device))
 
     def judge(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and probabilities ``[b, K]`` of features ``[b, d]``, and which of them are like some class ``[b]``."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from infssm._batch import model_input, run_model
 from infssm._machine import num_threads
+from infssm._modality import pad
 from infssm._seeding import seed_all
 from infssm.data import (
     ArrayImages,
@@ -150,11 +151,8 @@ def _samples(data: Any) -> Any:
         series = [np.asarray(item, dtype=np.float32) for item in data]
         if any(item.ndim != 2 or item.shape[1] != series[0].shape[1] for item in series):
             raise DataError("series must be numbers [time, width], all of one width")
-        lengths = np.array([len(item) for item in series])
-        padded = np.zeros((len(series), max(lengths), series[0].shape[1]), dtype=np.float32)
-        for row, item in zip(padded, series, strict=True):
-            row[: len(item)] = item
-        return ArraySequences(padded, lengths)
+        padded, mask = pad([torch.tensor(item) for item in series])
+        return ArraySequences(padded.numpy(), mask.sum(1).numpy())
     opened = [ImageFacts("samples", 3).open(item) for item in data]
     size = min(min(image.size) for image in opened)
     same = all(image.size == opened[0].size for image in opened)
