@@ -236,7 +236,7 @@ def test_bad_data_sets():
     pixels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
     with pytest.raises(DataError, match="4 samples but 3 labels"):
         Dataset("x", ("a",), ArrayImages(pixels), np.zeros(3, dtype=int))
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError, match="no samples"):
         Dataset("x", ("a",), ArrayImages(pixels[:0]), np.zeros(0, dtype=int))
 
 

@@ -332,7 +332,7 @@ class Learner(Predictor):
                 f"the learner does not know the class {unknown[0]!r}: teach it, or leave it out of the test"
             )
         test = for_testing(dataset, facts)
-        setup = Setup(self.config, test, facts, self._now.recipe, None, method)
+        setup = Setup(self.config, test, facts, self._now.recipe, method)
         if not self._now.has_classes:
             nothing = Confusion(np.zeros((0, 0), dtype=np.int64), (), ())
             return Evaluation(math.nan, {}, nothing, math.nan, bits_of(setup, test.task, "test"))

@@ -46,10 +46,9 @@ from infssm.learner.events import Control, Listener, RunBegan, RunEnded
 from infssm.learner.knowledge import Knowledge
 from infssm.learner.loop import Loop, weights_of
 from infssm.learner.metrics import AccuracyMatrix
-from infssm.learner.modeling import known_facts
 from infssm.learner.saving import Position, Progress
 from infssm.learner.scoring import Bits
-from infssm.learner.setup import Setup, make_setup
+from infssm.learner.setup import Setup, build
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import parse_name
 from infssm.ssm import logits_of
@@ -265,16 +264,15 @@ def teach(
     """What is known after a task. Nothing changes in ``now``, which is known before it."""
     check_method(config, taught)
     task, before, place = taught.task, now.method, torch.device(device)
-    facts = known_facts(config, taught.facts, task.index)
     # Sums depend on the number of threads in their last digits, so it is that of the settings.
     with num_threads(config.train.threads), tempfile.TemporaryDirectory() as folder:
         task0 = None
         if before is None and config.train.task0 == "plain":
-            plain = make_setup(task0_config(config), taught, facts, place, own=now.own)
+            plain = build(task0_config(config), place, stream=taught, task=task.index, own=now.own)
             launch(plain.config.train, _train, plain, task, listen, control)
             task0 = Path(folder) / "task0.safetensors"
             task0.write_bytes(weights_of(plain.method.weights()))
-        setup = make_setup(config, taught, facts, place, weights=before is None, task0=task0, own=now.own)
+        setup = build(config, place, stream=taught, task=task.index, weights=before is None, task0=task0, own=now.own)
         if before is not None:
             setup.method.grow_from(before.state_dict(), before.module.state_dict())
         method, epochs = setup.method, setup.epochs(task.index)

@@ -52,7 +52,6 @@ class Setup:
     """What the method was built for: the tasks that have arrived, or the whole stream."""
     recipe: Recipe | None
     """How images are transformed; None for sequences."""
-    mixing: Mixing | None
     method: Method
     share: Share = ALONE
 
@@ -68,7 +67,7 @@ class Setup:
         old = self.method
         method, recipe = build_method_and_recipe(self.config, facts, old.context.device, weights=False)
         method.grow_from(old.state_dict(), old.module.state_dict())
-        return replace(self, facts=facts, method=method, recipe=recipe, mixing=_mixing(self.config, facts, recipe))
+        return replace(self, facts=facts, method=method, recipe=recipe)
 
     def epochs(self, task: int) -> int:
         """Epochs to train on a task; 0 where it starts from given weights, or where training makes no difference."""
@@ -76,6 +75,14 @@ class Setup:
         if task > 0:
             return train.epochs if self.method.trains(task) else 0
         return (train.task0_epochs or train.epochs) if train.task0 in ("train", "own") else 0
+
+    @property
+    def mixing(self) -> Mixing | None:
+        """How training images and their labels are mixed; None where they are not, and for sequences."""
+        if self.recipe is None:
+            return None
+        train = self.config.train
+        return make_mixing(self.facts.num_outputs, train.mixing, label_smoothing=train.label_smoothing)
 
     @property
     def quantity(self) -> Quantity:
@@ -209,6 +216,7 @@ def build(
     task: int | None = None,
     weights: bool = True,
     task0: Path | None = None,
+    own: OwnModel | None = None,
 ) -> Setup:
     """Load the data, build model and method; initial weights depend on the seed alone.
 
@@ -220,30 +228,11 @@ def build(
         task: the last task that has arrived; None builds the method for the whole stream.
         weights: False leaves out the weights to start from, for a run that loads its own.
         task0: weights after task 0, where the configuration starts from a shared model.
+        own: a user's own module in the place of the configuration's model.
     """
     if weights and config.model.weights is not None:
         check_weights(config.model.weights)
     stream = stream or load_stream(config, split)
     facts = stream.facts if task is None else known_facts(config, stream.facts, task)
-    return make_setup(config, stream, facts, device, weights=weights, task0=task0)
-
-
-def make_setup(
-    config: RunConfig,
-    stream: TaskStream,
-    facts: StreamFacts,
-    device: torch.device,
-    *,
-    weights: bool = True,
-    task0: Path | None = None,
-    own: OwnModel | None = None,
-) -> Setup:
-    """Build model and method for what is known of a stream; see :func:`build`. ``own`` is a user's own module."""
     method, recipe = build_method_and_recipe(config, facts, device, weights=weights, task0=task0, own=own)
-    return Setup(config, stream, facts, recipe, _mixing(config, facts, recipe), method, this_share())
-
-
-def _mixing(config: RunConfig, facts: StreamFacts, recipe: Recipe | None) -> Mixing | None:
-    if recipe is None:
-        return None
-    return make_mixing(facts.num_outputs, config.train.mixing, label_smoothing=config.train.label_smoothing)
+    return Setup(config, stream, facts, recipe, method, this_share())
