@@ -102,7 +102,7 @@ def _trains_task0(method: str) -> bool:
 def _validation_aa(path: Path) -> float:
     from infssm.bench.studies.study import TrainedRun, _fabric
     from infssm.learner.evaluate import evaluate
-    from infssm.learner.modeling import load_weights
+    from infssm.learner.setup import load_weights
 
     run = TrainedRun.open(path)
     load_weights(run.setup.method, path / "checkpoints" / f"task_{run.tasks - 1:02}.safetensors")

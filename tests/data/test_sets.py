@@ -19,7 +19,7 @@ from infssm.data import (
     register_dataset,
     write_synthetic,
 )
-from infssm.data.registry import DATASETS
+from infssm.data.dataset import DATASETS
 from infssm.errors import ConfigError, DataError
 
 

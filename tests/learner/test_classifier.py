@@ -17,8 +17,7 @@ from infssm.data import ImageFacts, Split, load_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.evaluate import evaluate_run
-from infssm.learner.modeling import load_weights
-from infssm.learner.setup import build
+from infssm.learner.setup import build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from tests.compare import identical
 from tests.learner.tiny import tiny_config

@@ -30,7 +30,7 @@ from infssm.data import (
     StreamFacts,
     register_modality,
 )
-from infssm.data.registry import DATASETS, register_dataset
+from infssm.data.dataset import DATASETS, register_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.learner.export import check_export, export_classifier, usage
 from infssm.learner.hub import HubLearner

@@ -28,9 +28,8 @@ from infssm.learner.evaluate import evaluate_run
 from infssm.learner.events import Interrupted
 from infssm.learner.lessons import bits_of
 from infssm.learner.metrics import AccuracyMatrix
-from infssm.learner.modeling import load_weights
 from infssm.learner.scoring import Bits
-from infssm.learner.setup import build
+from infssm.learner.setup import build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import build_method
 from infssm.models import create_model

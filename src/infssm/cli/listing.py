@@ -102,7 +102,7 @@ def _entries(what: str) -> dict[str, str]:
             texts = {text.name: Text(text.summary, text.details, text.paper) for text in explained}
         return {name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for name, text in texts.items()}
     if what == "datasets":
-        from infssm.data.registry import DATASETS
+        from infssm.data.dataset import DATASETS
 
         return {name: DATASETS[name].summary for name in DATASETS}
     if what == "presets":

@@ -4,14 +4,22 @@ from infssm._batch import Batch
 from infssm._modality import Modality, Sequential, register_modality
 from infssm.data import sets as sets
 from infssm.data.augmentation import Mixing, StrongRecipe, make_mixing, strong_recipe
-from infssm.data.dataset import Dataset, find_unreadable, require_readable
+from infssm.data.dataset import (
+    Archive,
+    Dataset,
+    DatasetEntry,
+    find_unreadable,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+    require_readable,
+)
 from infssm.data.facts import ExportedInput, SampleFacts, StreamFacts
 from infssm.data.fetching import CheckReport, check, fetch
 from infssm.data.files import data_root
 from infssm.data.images import ArrayImages, FileImages, ImageFacts
 from infssm.data.loader import ImageLoader, SequenceLoader
 from infssm.data.recipes import LightRecipe, PerImageRecipe, Recipe, Stats, list_recipes, make_recipe
-from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
 from infssm.data.sequences import (
     ArraySequences,
     MeasuredSeries,

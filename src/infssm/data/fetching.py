@@ -20,9 +20,8 @@ from typing import IO
 
 from filelock import FileLock
 
-from infssm.data.dataset import find_unreadable
+from infssm.data.dataset import DATASETS, Archive, find_unreadable, load_dataset
 from infssm.data.files import Progress, data_root, require_regular
-from infssm.data.registry import DATASETS, Archive, load_dataset
 from infssm.errors import ConfigError, DataError
 
 Received = Callable[[int, int | None], None]

@@ -18,9 +18,8 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
 from infssm.learner.metrics import Confusion
-from infssm.learner.modeling import load_weights
 from infssm.learner.scoring import Bits, Errors, Score, score_of
-from infssm.learner.setup import Setup, build
+from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
 

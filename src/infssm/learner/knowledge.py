@@ -15,10 +15,10 @@ from infssm.errors import ConfigError
 from infssm.learner.calibration import Calibration, HeldOut, calibrate, logits_by
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, to_dict
-from infssm.learner.modeling import OWN, OwnModel, build_method_and_recipe, known_facts
 from infssm.learner.predict import Prediction, predictions
 from infssm.learner.saving import Position, load_newest
 from infssm.learner.scoring import SCORES
+from infssm.learner.setup import OWN, OwnModel, build_method_and_recipe, known_facts
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
 from infssm.methods import Method

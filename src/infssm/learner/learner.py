@@ -40,9 +40,8 @@ from infssm.learner.lessons import (
     teach,
 )
 from infssm.learner.metrics import Confusion
-from infssm.learner.modeling import OWN, OwnModel
 from infssm.learner.predict import Prediction, Predictor, Stream, TrainedClassifier, load_classifier
-from infssm.learner.setup import Setup
+from infssm.learner.setup import OWN, OwnModel, Setup
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import POINTER, Versions
 from infssm.methods import parse_name

@@ -17,8 +17,8 @@ from infssm.data import Recipe, SampleFacts, SequenceFacts, StreamFacts
 from infssm.data.facts import SampleLike
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
-from infssm.learner.modeling import build_method_and_recipe, known_facts, load_weights
 from infssm.learner.scoring import SCORES
+from infssm.learner.setup import build_method_and_recipe, known_facts, load_weights
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 from infssm.models import Backbone, LanguageModel

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from infssm.data.dataset import Dataset
+from infssm.data.dataset import Dataset, register_dataset
 from infssm.data.images import ArrayImages
-from infssm.data.registry import register_dataset
 from infssm.data.sequences import MeasuredSeries
 from infssm.errors import ConfigError
 

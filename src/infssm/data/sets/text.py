@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from infssm.data.dataset import Dataset
-from infssm.data.registry import register_dataset
+from infssm.data.dataset import Dataset, register_dataset
 from infssm.data.sequences import BYTES, Tokens, token_type
 from infssm.errors import ConfigError, DataError
 
