@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where Linux tells a container how much it may use."""
+"""Files in which Linux states the memory limit of a container."""
 
 
 RUNS_AT_ONCE = "INFSSM_RUNS_AT_ONCE"
-"""Environment variable of processes that share the machine with others that carry out runs: how many they are."""
+"""Environment variable: how many processes carry out runs on this machine at once."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

@@ -145,8 +145,7 @@ class Dataset:
 def find_unreadable(dataset: Dataset, progress: Progress | None = None) -> dict[int, str]:
     """Index and reason of every file that cannot be read; empty for samples in memory.
 
-    Every file is decoded once. That it can be read is kept in the cache folder, and the file is decoded again only
-    when its size or its time of change differs.
+    Every file is decoded once. The result is cached until the size or the modification time of the file changes.
     """
     return dataset.samples.unreadable(progress) if isinstance(dataset.samples, Files) else {}
 

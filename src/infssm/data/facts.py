@@ -100,7 +100,7 @@ class Waveform(nn.Module):
 
 
 def resizing_graph(facts: ImageFacts, recipe: Recipe) -> str:
-    """The way of an image of any size to the pixels that :class:`Normalize` reads, as a graph in ONNX's text form.
+    """A graph in ONNX's text form from an image of any size to the pixels that :class:`Normalize` reads.
 
     uint8 [n, height, width, 3], or [n, height, width] for models of grey images, to uint8 [n, channels, size, size].
     onnxruntime's antialiased cubic ``Resize`` of uint8 is Pillow's bicubic filter, bit for bit.

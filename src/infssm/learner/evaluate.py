@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a learner reaches on samples with labels.
+    """Results of a learner on samples with labels.
 
     Attributes:
         accuracy: share of samples that are classified right.
@@ -75,7 +75,7 @@ def evaluate(
     part: Part = "test",
     record: Record | None = None,
 ) -> Score:
-    """What the method's module reaches on one part of a task, with logits [0, seen) to choose from."""
+    """The score of the method's module on one part of a task; logits [0, seen) compete."""
     module = setup.method.module
     was_training = module.training
     module.eval()

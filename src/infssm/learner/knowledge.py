@@ -163,7 +163,7 @@ class Knowledge:
         known, facts = self.taught()
         label, fewer = facts.classes.index(name), facts.without(facts.classes.index(name))
         device, weights = str(known.context.device), resting_weights(known, with_classifier=self.trained)
-        # A copy forgets: this one stays as it is, for who predicts with it, and in case that nothing can be written.
+        # A copy forgets: this one still serves predictions, and remains if nothing can be written.
         method, _ = _opened(self.config, facts, device, weights, {**known.state_dict(), "head": None}, self.own)
         for component in method.components:
             component.forget(label)

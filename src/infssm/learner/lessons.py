@@ -55,7 +55,7 @@ from infssm.ssm import logits_of
 
 
 class TaughtTask(TaskStream):
-    """A stream of which only the last task is there: what was taught before is gone.
+    """A stream that holds only its last task; the data of earlier lessons are gone.
 
     Args:
         task: the task. Its validation part is held out from training, and calibrates what was learnt.
@@ -82,7 +82,7 @@ class TaughtTask(TaskStream):
 
 
 def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None) -> Dataset:
-    """A data set of what a user has: a name or path, samples with labels, a data set or a loader of torch.
+    """Data in any form as a data set: a name or path, samples with labels, a data set or a loader of torch.
 
     Args:
         data: a path or name as for ``infssm run data=``; or samples, where there are ``labels``: arrays uint8 ``[n,
@@ -261,7 +261,7 @@ def check_method(config: RunConfig, taught: TaughtTask) -> None:
 def teach(
     now: Knowledge, config: RunConfig, taught: TaughtTask, device: str, listen: Listener, control: Control
 ) -> tuple[Knowledge, Setup]:
-    """What is known after a task. Nothing changes in ``now``, which is known before it."""
+    """What is known after a task; ``now``, what was known before it, does not change."""
     check_method(config, taught)
     task, before, place = taught.task, now.method, torch.device(device)
     # Sums depend on the number of threads in their last digits, so it is that of the settings.
