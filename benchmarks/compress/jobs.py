@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infssm import create_model
-from infssm.data.spectra import mel_bank
+from infssm.data.audio import mel_bank
 
 
 class Job(NamedTuple):

@@ -16,8 +16,8 @@ from infssm.bench.running import run_path
 from infssm.bench.studies.study import TrainedRun, _fabric
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.evaluate import evaluate
-from infssm.learner.modeling import load_weights
 from infssm.learner.saving import load_newest
+from infssm.learner.setup import load_weights
 
 TRAIN_TASK0 = ("lucir", "clfd", "joint", "si", "ucl")
 """Methods whose heads, encoders or measurements must be there from task 0 on."""

@@ -43,8 +43,7 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
 from infssm.learner.evaluate import evaluate_seen
-from infssm.learner.modeling import load_weights
-from infssm.learner.setup import build
+from infssm.learner.setup import build, load_weights
 from infssm.learner.store.directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORED = -100
 """Target of a token that is not predicted; cross-entropy ignores it."""
@@ -61,6 +61,17 @@ def model_input(batch: Any, device: torch.device | None = None) -> Tensor | Mapp
     if device is None:
         return x
     return x.to(device) if isinstance(x, Tensor) else {key: value.to(device) for key, value in x.items()}
+
+
+X = TypeVar("X", Tensor, Mapping[str, Tensor], Tensor | Mapping[str, Tensor])
+
+
+def moved_to(model: nn.Module, x: X) -> X:
+    """Model input on the model's device, floating-point values in the type of its parameters."""
+    like = next(model.parameters())
+    if isinstance(x, Mapping):
+        return {key: moved_to(model, value) for key, value in x.items()}
+    return x.to(like.device, like.dtype if x.is_floating_point() else None)
 
 
 def run_model(model: Callable[..., Any], x: Tensor | Mapping[str, Any], **kwargs: Any) -> Any:

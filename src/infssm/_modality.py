@@ -1,9 +1,9 @@
 """`Modality`: what differs between kinds of data (images, series, regression, tokens, language).
 
-Runs ask the modality instead of testing which kind of data they have. Reading, prediction and export of the Learner do
-not: they distinguish images, sounds, series and tokens themselves. A new kind of data is a subclass, registered with
-:func:`register_modality`, and a class of samples whose ``kind`` it names; ``like`` lets it use the methods and models
-of a kind that exists.
+Runs and learners ask the modality instead of testing which kind of data they have. A new kind of data is a subclass,
+registered with :func:`register_modality`, and a class of samples whose ``kind`` it names; ``like`` lets it use the
+methods and models of a kind that exists. How a sample is read from a file or an array, and what an exported model
+takes, is a matter of the facts of the samples (:class:`infssm.data.SampleFacts`), because methods do not import data.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Modality(ABC):
         input_option: option of models that takes the samples' size, see :meth:`model_options`.
         field: field of replay buffers that holds the samples, see ``infssm.methods.replay.buffers.FIELDS``.
         settings: model and training settings for a user's own data; None where they depend on the samples.
+        hub_task: what the Hugging Face Hub calls a model of such data; None for nothing.
     """
 
     name: ClassVar[str]
@@ -51,6 +52,7 @@ class Modality(ABC):
     input_option: ClassVar[str]
     field: ClassVar[str]
     settings: ClassVar[Mapping[str, Any] | None] = None
+    hub_task: ClassVar[str | None] = None
 
     def covers(self, kind: str, num_classes: int) -> bool:  # noqa: ARG002 - tokens differ by their classes
         """Whether samples of a kind with so many classes are of this modality."""
@@ -93,6 +95,7 @@ class _Images(Modality):
     augmented = True
     input_option = "in_chans"
     field = "image"
+    hub_task = "image-classification"
     stored_fields = ("image", "label")
 
     def collate(self, samples: Sequence[Tensor], labels: Tensor) -> Batch:
@@ -193,6 +196,7 @@ class _Language(Sequential):
     """Tokens without classes: the model predicts the next token, and tasks are domains of text."""
 
     name = "language"
+    hub_task = "text-generation"
     kinds = frozenset({"tokens"})
     word = "sequences"
     scoring = "tokens"

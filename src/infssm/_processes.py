@@ -51,7 +51,7 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def message_device(tensor: Tensor) -> torch.device:
-    """Where a tensor has to be for the processes to exchange it: NCCL sends from GPUs alone."""
+    """The device on which processes can exchange a tensor: NCCL only sends from GPUs."""
     if dist.get_backend() == "nccl" and not tensor.is_cuda:
         return torch.device("cuda", torch.cuda.current_device())
     return tensor.device

@@ -42,5 +42,5 @@ def import_files(paths: Iterable[str | os.PathLike[str]]) -> None:
 
 
 def import_files_of_parent() -> None:
-    """In a process that carries out runs for another one: import what that one was told to import."""
+    """In a worker process, import the files that its parent was told to import."""
     import_files(filter(None, os.environ.get(_VARIABLE, "").split(os.pathsep)))

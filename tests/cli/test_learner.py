@@ -81,6 +81,6 @@ def test_a_new_folder_is_served_and_a_language_model_is_not(
     assert found[0].classes == ()
     pixels = np.random.default_rng(0).integers(0, 256, (4, 40, 50, 3), np.uint8)
     assert found[0].learn(pixels, ["a", "a", "b", "b"]).samples == {"a": 2, "b": 2}
-    monkeypatch.setattr(infssm.Learner, "modality", "language")
+    monkeypatch.setattr(infssm.Learner, "has_classes", False)
     assert invoke(["serve", str(learner)]) == 2
     assert "cannot be served" in " ".join(capsys.readouterr().err.split())

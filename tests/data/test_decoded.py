@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from infssm.data import FileImages, ImageLoader, TaskStream, decoded, load_dataset, loader, make_recipe, make_split
-from infssm.data.decoded import DecodedStore, open_store
+from infssm.data import FileImages, ImageLoader, TaskStream, files, load_dataset, loader, make_recipe, make_split
+from infssm.data.files import DecodedStore, open_store
 from infssm.data.images import to_raw
 from tests.compare import identical
 
@@ -128,16 +128,16 @@ def test_a_full_disk_keeps_nothing_and_says_nothing(tmp_path, cache, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(decoded.os, "pwrite", full)
+    monkeypatch.setattr(files.os, "pwrite", full)
     assert identical(images.raw([1, 1], 8)[0], to_raw(images.pil(1), 8))
 
 
 def test_stores_are_bounded(tmp_path, cache, monkeypatch):
     images = load_dataset(str(make_folder(tmp_path / "mine"))).images
-    monkeypatch.setattr(decoded, "_LARGEST", 12 * (4 + 3 * 8 * 8))
+    monkeypatch.setattr(files, "_LARGEST", 12 * (4 + 3 * 8 * 8))
     assert open_store("abc", 12, 8) is not None
     assert open_store("abc", 12, 9) is None
-    monkeypatch.setattr(decoded, "_TOTAL", 2 * 12 * (4 + 3 * 8 * 8))
+    monkeypatch.setattr(files, "_TOTAL", 2 * 12 * (4 + 3 * 8 * 8))
     (cache / "mine.txt").write_text("not ours")
     stores = []
     for size in (6, 7, 8):

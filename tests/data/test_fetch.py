@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from infssm.data import Archive, check, fetch, load_dataset, register_dataset, write_synthetic
+from infssm.data.dataset import DATASETS
 from infssm.data.fetching import download, verify_file
-from infssm.data.registry import DATASETS
 from infssm.errors import ConfigError, DataError
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from infssm.data import LightRecipe, Stats, StrongRecipe, load_dataset, make_recipe, strong_recipe
+from infssm.data.augmentation import _crop, grey, turn_hue
 from infssm.data.images import to_pil, to_raw
 from infssm.data.recipes import CIFAR100, IMAGENET, deit_recipe
-from infssm.data.strong import _crop, grey, turn_hue
 from infssm.errors import ConfigError
 from tests.compare import assert_rounding, identical
 
@@ -151,10 +151,10 @@ def test_authors_normalization_and_validation_are_named_options():
     torch.testing.assert_close(authors.train(raw, rng()), normalized(raw, IMAGENET), rtol=1e-5, atol=1e-5)
     assert authors.augment_val
     deit = make_recipe("deit", cifar, size=32, eval_normalization="authors")
-    assert deit.eval_image.transform.transforms[-1].mean.tolist() == pytest.approx(CIFAR100.mean)
+    assert deit._eval.transform.transforms[-1].mean.tolist() == pytest.approx(CIFAR100.mean)
     assert deit._train.transform.transforms[-2].mean.tolist() == pytest.approx(IMAGENET.mean)
     other = make_recipe("deit", fake(200, 100, 100, size=32, channels=3), size=32, eval_normalization="authors")
-    assert other.eval_image.transform.transforms[-1].mean.tolist() == pytest.approx(IMAGENET.mean)
+    assert other._eval.transform.transforms[-1].mean.tolist() == pytest.approx(IMAGENET.mean)
 
 
 def test_digits_are_never_mirrored():

@@ -19,7 +19,7 @@ from infssm.data import (
     register_dataset,
     write_synthetic,
 )
-from infssm.data.registry import DATASETS
+from infssm.data.dataset import DATASETS
 from infssm.errors import ConfigError, DataError
 
 
@@ -216,7 +216,7 @@ def test_own_npz(tmp_path):
         ({"y_train": np.array([0, 1, 0, 1, 0, 2])}, "labels run from 0 to 2, but 2 classes need 0 to 1"),
         ({"y_train": np.array([0, 1, 0, 1, 0, -1])}, "labels run from -1"),
         ({"y_train": np.array([0, 1, 0, 1, 0, 1.0]), "y_test": np.array([0.0, 1])}, "labels must be integers"),
-        ({"y_test": np.array([0, 0])}, "1 classes have no test images: dog"),
+        ({"y_test": np.array([0, 0])}, "1 classes have no test samples: dog"),
         ({"classes": np.array(["cat", {"a": 1}], dtype=object)}, "cannot read"),
     ],
 )
@@ -234,9 +234,9 @@ def test_truncated_npz(tmp_path):
 
 def test_bad_data_sets():
     pixels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
-    with pytest.raises(DataError, match="4 images but 3 labels"):
+    with pytest.raises(DataError, match="4 samples but 3 labels"):
         Dataset("x", ("a",), ArrayImages(pixels), np.zeros(3, dtype=int))
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError, match="no samples"):
         Dataset("x", ("a",), ArrayImages(pixels[:0]), np.zeros(0, dtype=int))
 
 

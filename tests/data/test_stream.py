@@ -157,5 +157,5 @@ def test_split_of_other_data_and_empty_tasks_are_refused():
     with pytest.raises(DataError, match="changed since this run began"):
         TaskStream(fake(252, 12, 60), make_split(dataset), 3)
     tiny = fake(6, 3)
-    with pytest.raises(DataError, match="has no test images"):
+    with pytest.raises(DataError, match="has no test samples"):
         TaskStream(tiny, make_split(tiny), 3)

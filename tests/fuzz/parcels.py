@@ -13,8 +13,7 @@ from pathlib import Path
 
 from infssm.errors import InfssmError
 from infssm.learner.store import layout
-from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.parcel import unpack
+from infssm.learner.store.directory import RunDirectory, unpack
 from tests.fuzz import Tally, attempt, conclude
 
 _CONFIG = "seed: 0\ndata: {name: digits}\nmodel: {name: vim_nano}\nmethod: {name: seq}\n"

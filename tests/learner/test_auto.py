@@ -11,9 +11,8 @@ import torch
 from infssm.bench.running import run
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
-from infssm.learner.modeling import load_weights
 from infssm.learner.optim import build_optimizer, decay_groups, learning_rate, set_learning_rate
-from infssm.learner.setup import build
+from infssm.learner.setup import build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import train_step
 from infssm.methods.regularizers.auto_weight import SHARE

@@ -17,9 +17,7 @@ from infssm.data import ImageFacts, Split, load_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
 from infssm.learner.evaluate import evaluate_run
-from infssm.learner.modeling import load_weights
-from infssm.learner.reading import open_image
-from infssm.learner.setup import build
+from infssm.learner.setup import build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from tests.compare import identical
 from tests.learner.tiny import tiny_config
@@ -41,7 +39,7 @@ def test_a_photo_is_turned_once(tmp_path: Path, orientation: int) -> None:
     upright = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "photo.png")))
     facts = ImageFacts("photos", 3)
     for photo in (tmp_path / "photo.png", Image.open(tmp_path / "photo.png"), upright):
-        assert np.array_equal(np.asarray(open_image(photo, facts)), upright)
+        assert np.array_equal(np.asarray(facts.open(photo)), upright)
 
 
 def test_predictions_are_those_of_the_evaluation(trained: Path) -> None:

@@ -16,7 +16,7 @@ from infssm.bench.experiment import resolve
 from infssm.bench.running import run
 from infssm.data import ImageLoader, Task
 from infssm.errors import ConfigError, DivergedError
-from infssm.learner import modeling
+from infssm.learner import setup as modeling
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import to_yaml
 from infssm.learner.devices import launch

@@ -18,12 +18,11 @@ import infssm
 from infssm import Learner
 from infssm.bench.running import run
 from infssm.cli.app import app
-from infssm.data import SequenceFacts
+from infssm.data.audio import log_energies, mel_bank
+from infssm.data.facts import LogEnergies
 from infssm.data.recipes import deit_recipe
-from infssm.data.spectra import log_energies, mel_bank
 from infssm.errors import ConfigError, InfssmError
-from infssm.learner.export import TOLERANCE, check_export, export_classifier, export_model
-from infssm.learner.portable import LogEnergies, with_recurrent_s4d
+from infssm.learner.export import TOLERANCE, check_export, export_classifier, export_model, with_recurrent_s4d
 from infssm.learner.predict import TrainedClassifier
 from infssm.models.s4d import S4DMixer
 from tests.learner.frozen import digits, frozen
@@ -67,7 +66,7 @@ def test_a_recurrent_s4d_is_the_model() -> None:
 def test_log_energies_by_convolution_are_those_by_fourier_transform() -> None:
     sound = torch.randn(2, 1234) * torch.tensor([[1.0], [0.01]])
     bank = mel_bank(8, 8000)
-    found = LogEnergies(SequenceFacts("x", "series", 8, rate=8000, bands=8))(sound)
+    found = LogEnergies(8, 8000)(sound)
     expected = torch.stack([log_energies(row, 8000, bank) for row in sound])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

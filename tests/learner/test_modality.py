@@ -1,10 +1,13 @@
-"""A kind of data of one's own, in one file: samples, a modality, a data set; everything else asks the modality."""
+"""A kind of data of one's own, in one file: samples, what they are like, a modality, a data set."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +19,21 @@ import infssm
 from infssm import _modality
 from infssm._batch import Batch
 from infssm.bench.running import run
-from infssm.data import Dataset, Sequences, Sequential, StreamFacts, register_modality
-from infssm.data.registry import DATASETS, register_dataset
-from infssm.errors import ConfigError
+from infssm.cli.app import invoke
+from infssm.data import (
+    Dataset,
+    ExportedInput,
+    Recipe,
+    SequenceFacts,
+    Sequences,
+    Sequential,
+    StreamFacts,
+    register_modality,
+)
+from infssm.data.dataset import DATASETS, register_dataset
+from infssm.errors import ConfigError, DataError
+from infssm.learner.export import check_export, export_classifier, usage
+from infssm.learner.hub import HubLearner
 from infssm.learner.store.directory import RunDirectory
 from tests.learner.sequences import config
 
@@ -41,6 +56,27 @@ class Strokes(Sequences):
         return hashlib.sha256(b"strokes").hexdigest()[:16]
 
 
+class StrokeFacts(SequenceFacts, kind="strokes"):
+    """Drawings are read from lists of angles, such as ``0.0 0.5 1.0``, one drawing in a line of a file."""
+
+    suffixes = frozenset({".strokes"})
+
+    def samples_in(self, file: Path) -> dict[str, Any]:
+        return {f"{file.name}, line {n}": line for n, line in enumerate(file.read_text().splitlines(), 1)}
+
+    def read(self, sample: Any, recipe: Recipe | None = None) -> Tensor:
+        if not isinstance(sample, str):
+            return super().read(sample, recipe)
+        try:
+            angle = torch.tensor([float(word) for word in sample.split()])[:, None]
+        except ValueError as error:
+            raise DataError(f"a drawing is a list of angles: {error}") from None
+        return super().read(torch.cat((angle.cos(), angle.sin()), dim=1))
+
+    def exported(self, recipe: Recipe | None) -> ExportedInput:
+        return replace(super().exported(recipe), name="drawing", reading="drawing = numpy.zeros((5, 2), 'f4')")
+
+
 class Drawings(Sequential):
     name = "drawings"
     kinds = frozenset({"strokes"})
@@ -49,6 +85,7 @@ class Drawings(Sequential):
     input_option = "in_dim"
     field = "series"
     settings = {"model": {"name": "mamba_nano"}}  # noqa: RUF012 - as users write it
+    hub_task = "drawing-classification"
 
 
 @pytest.fixture
@@ -64,6 +101,11 @@ def drawings() -> Iterator[str]:
     del _modality._MODALITIES._items["drawings"], DATASETS._items["my-drawings"]
 
 
+def written(strokes: Strokes, index: int) -> str:
+    x, y = strokes.sequence(index).T
+    return " ".join(str(float(angle)) for angle in torch.atan2(y, x))
+
+
 @pytest.mark.parametrize("method", ["er", "inf-ssm-exact"])
 def test_a_fifth_kind_of_data_is_trained_on_stored_and_predicted(tmp_path: Path, drawings: str, method: str) -> None:
     options = {"buffer_size": 6} if method == "er" else {"measure_at": 2}
@@ -73,6 +115,35 @@ def test_a_fifth_kind_of_data_is_trained_on_stored_and_predicted(tmp_path: Path,
     assert (facts.modality.name, facts.modality.word, facts.num_outputs) == ("drawings", "drawings", 4)
     classifier = infssm.load(found.path)
     assert classifier.predict(Strokes().sequence(0).numpy()).label in classifier.classes
+
+
+def test_a_learner_is_taught_reads_predicts_exports_and_publishes_it(
+    tmp_path: Path, drawings: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but this file knows of drawings."""
+    settings = {"model": {"options": {"d_model": 8, "n_layer": 1}}, "train": {"epochs": 1, "threads": 1}}
+    learner = infssm.Learner("mamba_nano", folder=tmp_path / "learner", settings=settings)
+    learner.learn(drawings)
+    learner.learn(Strokes(), ["loop" if index % 4 == 0 else "dash" for index in range(80)], name="more")
+    assert learner.classes == ("circle", "line", "star", "wave", "dash", "loop")
+    learner = infssm.Learner.load(tmp_path / "learner")
+    assert isinstance(learner.samples, StrokeFacts)
+    drawing, given = written(Strokes(), 1), Strokes().sequence(1)
+    of_text, of_tensor = (list(learner.predict(sample).probabilities.values()) for sample in (drawing, given))
+    assert of_text == pytest.approx(of_tensor, abs=1e-4)
+    with pytest.raises(DataError, match="a list of angles"):
+        learner.predict("one two")
+    (tmp_path / "drawn").mkdir()
+    (tmp_path / "drawn" / "two.strokes").write_text(f"{drawing}\n{written(Strokes(), 2)}\n")
+    assert invoke(["predict", str(tmp_path / "learner"), str(tmp_path / "drawn"), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["file"] for line in lines] == ["two.strokes, line 1", "two.strokes, line 2"]
+    assert lines[0]["label"] == learner.predict(given).label
+    target = tmp_path / "drawings.onnx"
+    assert export_classifier(learner.classifier, target) < 1e-4
+    assert check_export(learner.classifier, target, [drawing, given]) < 1e-3
+    assert "drawing = numpy.zeros" in usage(learner.classifier, target)
+    assert HubLearner(learner).generate_model_card().data.pipeline_tag == "drawing-classification"
 
 
 def test_models_and_methods_for_other_kinds_are_refused(tmp_path: Path, drawings: str) -> None:

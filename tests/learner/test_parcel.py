@@ -12,9 +12,8 @@ from infssm.learner.config.load import to_yaml
 from infssm.learner.events import Interrupted
 from infssm.learner.result import Result
 from infssm.learner.store import layout
-from infssm.learner.store.directory import RunDirectory
+from infssm.learner.store.directory import RunDirectory, pack, unpack
 from infssm.learner.store.layout import Manifest
-from infssm.learner.store.parcel import pack, unpack
 from tests.learner.test_resume import broken_at, signalled
 from tests.learner.tiny import assert_same, tiny_config
 

@@ -35,7 +35,9 @@ def test_errors_are_those_of_numpy_whatever_the_batches(tmp_path: Path) -> None:
     y, predicted = 3 + rng.normal(size=20), rng.normal(size=20)
     batches = [(slice(0, 7), predicted[:7]), (slice(7, 20), predicted[7:])]
     counts = [
-        Errors.counts(torch.tensor(p)[:, None], Batch(torch.zeros(len(p), 1, 1), torch.tensor(y[rows])), stream[0], 1)
+        Errors.counts(
+            torch.tensor(p)[:, None], Batch(torch.zeros(len(p), 1, 1), torch.tensor(y[rows])), stream[0], "test", 1
+        )
         for rows, p in batches
     ]
     found = Errors.of(sum(counts[1:], start=counts[0]).tolist())
@@ -62,7 +64,7 @@ def test_errors_are_those_of_numpy_whatever_the_batches(tmp_path: Path) -> None:
 )
 def test_methods_learn_numbers(tmp_path: Path, method: str, options: dict[str, int]) -> None:
     found = run(config("waves", tmp_path, method, options, data=DATA), quiet=True)
-    assert found.matrix.measure.key == "rmse"
+    assert found.matrix.quantity.key == "rmse"
     assert np.isfinite(found.matrix.values[1]).all()
     steps = [line for line in RunDirectory(found.path).metrics() if line["kind"] == "step"]
     assert steps

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,15 +21,15 @@ import infssm
 from infssm._batch import IGNORED, Batch, next_tokens
 from infssm.bench.reports.report import render_report
 from infssm.bench.running import resume, run, run_path
-from infssm.data import load_dataset
+from infssm.data import Tokens, load_dataset
 from infssm.errors import ConfigError, DataError
 from infssm.integrations import mend_torchvision
 from infssm.learner.evaluate import evaluate_run
 from infssm.learner.events import Interrupted
+from infssm.learner.lessons import bits_of
 from infssm.learner.metrics import AccuracyMatrix
-from infssm.learner.modeling import load_weights
 from infssm.learner.scoring import Bits
-from infssm.learner.setup import build
+from infssm.learner.setup import build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import build_method
 from infssm.models import create_model
@@ -80,11 +81,23 @@ def test_bits_are_those_of_the_saved_models(tmp_path: Path) -> None:
             expected[step, task.index] = bits / count
         setup.method.module.float()
     np.testing.assert_allclose(found.matrix.all_values, expected, rtol=1e-4)
-    assert found.matrix.measure.key == "bits_per_byte"
+    assert found.matrix.quantity.key == "bits_per_byte"
     lost = expected[1, 0] - min(expected[0, 0], expected[1, 0])
     assert found.fm == pytest.approx(lost, abs=1e-3)
     assert found.matrix.bwt == pytest.approx(expected[0, 0] - expected[1, 0], abs=1e-3)
     assert found.matrix.fwt == pytest.approx(8 - expected[0, 1], abs=1e-3)
+
+
+def test_bytes_are_those_of_the_part_that_is_scored(tmp_path: Path) -> None:
+    """The parts of a task may be of different data sets, as where a learner is taught and tested on two."""
+    setup = build(config(f"text:{text_folder(tmp_path)}", tmp_path), torch.device("cpu"), weights=False)
+    task, dataset = setup.stream[0], setup.stream.dataset
+    tokens = cast(Tokens, dataset.samples)
+    longer = Tokens(tokens.tokens, tokens.lengths, 256, 3 * (tokens.lengths - 1))
+    task = replace(task, val=replace(task.val, dataset=replace(dataset, samples=longer)))
+    one, three = (bits_of(setup, task, part) for part in ("test", "val"))
+    assert one.bytes == one.tokens
+    assert three.bytes == 3 * three.tokens
 
 
 def test_what_a_run_on_language_leaves_behind(tmp_path: Path) -> None:
@@ -116,7 +129,7 @@ def test_bits_per_byte_and_per_token_with_any_tokenizer(tmp_path: Path) -> None:
         (tmp_path / "text" / domain / "0.txt").write_text(f"fox jumps {domain * 17}\n" * 300)
     options = {"data": {"options": {"length": 3, "tokenizer": str(tmp_path / "words.json")}}}
     found = run(config(f"text:{tmp_path / 'text'}", tmp_path, **options), quiet=True)
-    assert found.matrix.measure.key == "bits_per_byte"
+    assert found.matrix.quantity.key == "bits_per_byte"
     # of every 3 tokens "fox jumps aa…" the last two are predicted: 2 tokens for " jumps aaaaaaaaaaaaaaaaa", 24 bytes
     rows = [cast(Bits, row) for row in evaluate_run(found.path)]
     for row, stored in zip(rows, found.matrix.values[1], strict=True):

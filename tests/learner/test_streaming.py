@@ -7,17 +7,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from infssm.data import ImageFacts, SequenceFacts
-from infssm.data.spectra import FrameStream, log_energies, mel_bank
+from infssm.data import ImageFacts, SequenceFacts, SoundFacts
+from infssm.data.audio import FrameStream, log_energies, mel_bank
 from infssm.errors import ConfigError, DataError
 from infssm.learner.learner import Learner
 from infssm.learner.predict import Stream
-from infssm.learner.reading import sequence_input
 from infssm.models import create_model
 
 RATE, BANDS, SAMPLES = 8000, 10, 1500
-SOUND = SequenceFacts("sounds", "audio", BANDS, RATE, BANDS)
-WAVE = SequenceFacts("sounds", "audio", 1, RATE)
+SOUND = SoundFacts("sounds", "audio", BANDS, RATE, BANDS)
+WAVE = SoundFacts("sounds", "audio", 1, RATE)
 SERIES = SequenceFacts("series", "series", 3)
 
 
@@ -58,7 +57,7 @@ def test_predictions_equal_those_on_the_whole_sequence(name, size):
             so_far += len(chunk)
             if so_far == len(sample) or len(kept) == 1:  # the first push, and the last
                 with torch.no_grad():
-                    whole = model(sequence_input(sample[:so_far], facts)[None])
+                    whole = model(facts.read(sample[:so_far])[None])
                 assert_close(logits, whole, rtol=0, atol=1e-5)
         assert len(kept) == 1
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from infssm.errors import ConfigError
 from infssm.learner.export import TOLERANCE, export_model
 from infssm.learner.loop import weights_of
-from infssm.learner.modeling import load_weights
+from infssm.learner.setup import load_weights
 from infssm.methods import Batch, Method, attach, build_method, list_methods, parse_name
 from infssm.models import find_classifier
 from infssm.models.features import features

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import infssm
 from infssm.errors import ConfigError
 from infssm.learner.loop import weights_of
-from infssm.learner.modeling import load_weights
+from infssm.learner.setup import load_weights
 from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_methods, parse_name
 from infssm.methods.core.build import components
 from infssm.models.features import features, training_weights

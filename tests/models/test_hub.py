@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infssm.errors import CheckpointError, ConfigError
-from infssm.learner.modeling import any_model
+from infssm.learner.setup import any_model
 from infssm.models.hub import hub_model
 from tests.fuzz import hub_folders
 

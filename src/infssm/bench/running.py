@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infssm._timing import num_threads
+from infssm._machine import num_threads
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
 from infssm.data import Split, TaskStream
@@ -20,8 +20,16 @@ from infssm.errors import CheckpointError, ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import config_hash, differences, load_config, merge, parse_overrides, to_dict, to_yaml
 from infssm.learner.devices import environment, launch
-from infssm.learner.display import choose_screen
-from infssm.learner.events import Control, Interrupted, Listener, Note, RunBegan, RunEnded, stop_on_signals
+from infssm.learner.events import (
+    Control,
+    Interrupted,
+    Listener,
+    Note,
+    RunBegan,
+    RunEnded,
+    choose_screen,
+    stop_on_signals,
+)
 from infssm.learner.log import Log
 from infssm.learner.loop import Loop
 from infssm.learner.metrics import AccuracyMatrix
@@ -146,7 +154,7 @@ def _train(
     for warning in filter(None, (setup.stream.warning, *setup.method.warnings())):
         listen(Note(f"warning: {warning}"))
     if saved is None:
-        progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.measure))
+        progress = Progress(Position(), AccuracyMatrix(setup.stream.num_tasks, setup.quantity))
         if fabric.is_global_zero:
             run.write_json(layout.ENV, environment())
             run.write_json(layout.STREAM, setup.stream.facts.to_json())

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from infssm._batch import model_input, run_model
-from infssm._memory import describe_bytes, memory_here
+from infssm._machine import describe_bytes, measure, memory_here, num_threads
 from infssm._modality import IMAGES, Modality
-from infssm._timing import measure, num_threads
 from infssm.bench.presets.plan import shorter_measurements
 from infssm.data import Batch, Task
 from infssm.learner.config.fields import RunConfig

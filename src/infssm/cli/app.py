@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from infssm._registry import shorten
-from infssm.cli import export, learn, listing, machine, predict, report, run, sweep
+from infssm.cli import learn, listing, machine, predict, report, run
 from infssm.errors import InfssmError
 
 app = typer.Typer(
@@ -29,11 +29,11 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "forget": learn.forget,
     "undo": learn.undo,
     "show": learn.show,
-    "sweep": sweep.sweep,
+    "sweep": run.sweep,
     "resume": run.resume,
     "eval": predict.evaluate,
-    "export": export.export,
-    "compress": export.compress,
+    "export": predict.export,
+    "compress": predict.compress,
     "predict": predict.predict,
     "serve": learn.serve,
     "report": report.report,

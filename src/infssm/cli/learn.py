@@ -55,7 +55,7 @@ def learn(
     - `infssm learn my-lm text:manuals/french`
     """
     from infssm.learner.config.load import load_config, merge, parse_overrides, to_dict
-    from infssm.learner.display import choose_screen
+    from infssm.learner.events import choose_screen
     from infssm.learner.learner import Learner, is_stored
 
     if is_stored(folder):
@@ -64,7 +64,7 @@ def learn(
             if load_config(merge(to_dict(learner.config), parse_overrides([setting]))) != learner.config:
                 raise ConfigError(f"{folder} has other settings already: leave {setting} out")
     else:
-        learner = new_learner(folder, parse_overrides(overrides or ()))
+        learner = Learner(folder=folder, settings=parse_overrides(overrides or ()))
     samples: Any = data
     if label is not None:
         samples = sorted(path for path in Path(data).rglob("*") if path.is_file() and not path.name.startswith("."))
@@ -78,22 +78,6 @@ def learn(
         f"learnt {lesson.name}: {total} samples of {_few(list(lesson.samples))} in {lesson.seconds:.1f} s{score}"
     )
     typer.echo(f"{folder} {_known(learner)} (version {learner.version})")
-
-
-def new_learner(folder: Path, given: dict[str, Any]) -> Learner:
-    """A learner with the settings of a command line."""
-    from infssm.learner.learner import Learner
-
-    def taken(section: str, key: str) -> Any:
-        found = given.get(section)
-        if isinstance(found, str) and key == "name":
-            del given[section]
-            return found
-        return found.pop(key, None) if isinstance(found, dict) else None
-
-    options = {"weights": taken("model", "weights"), "seed": given.pop("seed", 0)}
-    model, method = taken("model", "name"), taken("method", "name") or "frozen+gda"
-    return Learner(model, method=method, folder=folder, settings=given, **options)
 
 
 def forget(
@@ -165,13 +149,13 @@ def show(
 
 
 def _known(learner: Learner) -> str:
-    one, many = ("domain", "domains") if learner.modality == "language" else ("class", "classes")
+    one, many = ("class", "classes") if learner.has_classes else ("domain", "domains")
     count = len(learner.classes)
     return f"knows {count} {one if count == 1 else many}"
 
 
 def _score(learner: Learner, value: float) -> str:
-    return f"{value:.3f} bits" if learner.modality == "language" else f"{100 * value:.1f} % right"
+    return f"{100 * value:.1f} % right" if learner.has_classes else f"{value:.3f} bits"
 
 
 def _few(names: list[str]) -> str:
@@ -209,7 +193,7 @@ def serve(
     from infssm.learner.learner import Learner, is_stored
 
     learner = Learner.load(folder) if is_stored(folder) else Learner(weights="cifar100-base", folder=folder)
-    if learner.modality == "language":
+    if not learner.has_classes:
         raise ConfigError("a language model cannot be served: it is taught texts by `infssm learn`")
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     run_server(learner, host=host, port=port, token=token, say=typer.echo)

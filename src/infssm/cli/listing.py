@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -16,6 +17,13 @@ from infssm._registry import shorten, suggest
 from infssm.cli.options import AsJson, Import
 from infssm.errors import ConfigError
 
+_DESCRIBED = {
+    "models": ("models", "model"),
+    "distances": ("ssm", "distance"),
+    "probes": ("ssm", "probe"),
+    "studies": ("bench.studies", "study"),
+}
+"""Package, and what one of them is called."""
 _KINDS = ("methods", "models", "datasets", "distances", "probes", "presets", "studies")
 
 
@@ -93,29 +101,17 @@ def _entries(what: str) -> dict[str, str]:
             explained = map(explain_method, list_methods())
             texts = {text.name: Text(text.summary, text.details, text.paper) for text in explained}
         return {name: f"{text.summary} [{_citation(text.paper) or 'baseline'}]" for name, text in texts.items()}
-    if what == "models":
-        from infssm.models import describe_model, list_models
-
-        return {name: describe_model(name) for name in list_models()}
     if what == "datasets":
-        from infssm.data.registry import DATASETS
+        from infssm.data.dataset import DATASETS
 
         return {name: DATASETS[name].summary for name in DATASETS}
-    if what == "distances":
-        from infssm.ssm import describe_distance, list_distances
-
-        return {name: describe_distance(name) for name in list_distances()}
-    if what == "probes":
-        from infssm.ssm import describe_probe, list_probes
-
-        return {name: describe_probe(name) for name in list_probes()}
     if what == "presets":
         from infssm.bench.presets import list_presets, load_preset
 
         return {name: load_preset(name).summary for name in list_presets()}
-    from infssm.bench.studies import describe_study, list_studies
-
-    return {name: describe_study(name) for name in list_studies()}
+    package, one = _DESCRIBED[what]
+    module = importlib.import_module(f"infssm.{package}")
+    return {name: getattr(module, f"describe_{one}")(name) for name in getattr(module, f"list_{what}")()}
 
 
 def _citation(paper: str) -> str:

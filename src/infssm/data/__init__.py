@@ -3,21 +3,38 @@
 from infssm._batch import Batch
 from infssm._modality import Modality, Sequential, register_modality
 from infssm.data import sets as sets
-from infssm.data.dataset import Dataset, find_unreadable, require_readable
-from infssm.data.facts import ImageFacts, SequenceFacts, StreamFacts
+from infssm.data.augmentation import Mixing, StrongRecipe, make_mixing, strong_recipe
+from infssm.data.dataset import (
+    Archive,
+    Dataset,
+    DatasetEntry,
+    find_unreadable,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+    require_readable,
+)
+from infssm.data.facts import ExportedInput, SampleFacts, StreamFacts
 from infssm.data.fetching import CheckReport, check, fetch
 from infssm.data.files import data_root
-from infssm.data.images import ArrayImages, FileImages
+from infssm.data.images import ArrayImages, FileImages, ImageFacts
 from infssm.data.loader import ImageLoader, SequenceLoader
-from infssm.data.mixing import Mixing, make_mixing
 from infssm.data.recipes import LightRecipe, PerImageRecipe, Recipe, Stats, list_recipes, make_recipe
-from infssm.data.registry import Archive, DatasetEntry, list_datasets, load_dataset, register_dataset
-from infssm.data.sequences import ArraySequences, MeasuredSeries, Sequences, SoundFiles, Tokens
+from infssm.data.sequences import (
+    ArraySequences,
+    MeasuredSeries,
+    SequenceFacts,
+    Sequences,
+    SoundFacts,
+    SoundFiles,
+    Spectra,
+    TokenFacts,
+    Tokens,
+    in_bands,
+)
 from infssm.data.sets.generated import write_synthetic
-from infssm.data.spectra import Spectra, in_bands
 from infssm.data.split import Split, few_shots, make_split
 from infssm.data.stream import Task, TaskData, TaskStream, in_stream_order
-from infssm.data.strong import StrongRecipe, strong_recipe
 
 __all__ = [
     "Archive",
@@ -27,6 +44,7 @@ __all__ = [
     "CheckReport",
     "Dataset",
     "DatasetEntry",
+    "ExportedInput",
     "FileImages",
     "ImageFacts",
     "ImageLoader",
@@ -36,10 +54,12 @@ __all__ = [
     "Modality",
     "PerImageRecipe",
     "Recipe",
+    "SampleFacts",
     "SequenceFacts",
     "SequenceLoader",
     "Sequences",
     "Sequential",
+    "SoundFacts",
     "SoundFiles",
     "Spectra",
     "Split",
@@ -49,6 +69,7 @@ __all__ = [
     "Task",
     "TaskData",
     "TaskStream",
+    "TokenFacts",
     "Tokens",
     "check",
     "data_root",

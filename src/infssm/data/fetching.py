@@ -20,9 +20,8 @@ from typing import IO
 
 from filelock import FileLock
 
-from infssm.data.dataset import find_unreadable
+from infssm.data.dataset import DATASETS, Archive, find_unreadable, load_dataset
 from infssm.data.files import Progress, data_root, require_regular
-from infssm.data.registry import DATASETS, Archive, load_dataset
 from infssm.errors import ConfigError, DataError
 
 Received = Callable[[int, int | None], None]
@@ -31,18 +30,10 @@ Received = Callable[[int, int | None], None]
 _CHUNK = 1 << 18
 
 
-def fetch(name: str, root: str | Path | None = None, *, progress: Received | None = None) -> list[Path]:
+def fetch(name: str, root: str | Path | None = None) -> list[Path]:
     """Download and unpack a data set under the data root; what is there already is left alone.
 
-    An archive the user has put under the data root is used, and kept.
-
-    Args:
-        name: a registered data set.
-        root: data root; see :func:`~infssm.data.data_root`.
-        progress: called after every piece of a download.
-
-    Returns:
-        The folders that hold the data.
+    An archive that the user has put under the data root is used and kept. Returns the folders that hold the data.
     """
     entry = DATASETS[name]
     if not entry.archives:
@@ -50,13 +41,13 @@ def fetch(name: str, root: str | Path | None = None, *, progress: Received | Non
     place = data_root(root)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        return [_fetch_archive(archive, place, progress) for archive in entry.archives]
+        return [_fetch_archive(archive, place) for archive in entry.archives]
     except OSError as error:
         free = shutil.disk_usage(place).free if place.exists() else 0
         raise DataError(f"cannot write under {place}: {error.strerror} ({free >> 20} MiB free)") from error
 
 
-def _fetch_archive(archive: Archive, root: Path, progress: Received | None) -> Path:
+def _fetch_archive(archive: Archive, root: Path) -> Path:
     target, file = root / archive.target, root / archive.file
     if target.exists():
         return target
@@ -69,7 +60,7 @@ def _fetch_archive(archive: Archive, root: Path, progress: Received | None) -> P
         if kept:
             verify_file(file, md5=archive.md5, sha256=archive.sha256)
         else:
-            download(archive.url, file, md5=archive.md5, sha256=archive.sha256, progress=progress)
+            download(archive.url, file, md5=archive.md5, sha256=archive.sha256)
         with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
             extract(file, Path(scratch))
             inside = [*Path(scratch).glob(archive.creates), *Path(scratch).glob(f"*/{archive.creates}")]
@@ -96,16 +87,8 @@ def download(
     """Download ``url`` to ``target``; nothing is at ``target`` before the whole file is there and checked.
 
     What has arrived is kept in ``target.part``; a later call, or the next attempt, asks the server for the rest.
-
-    Args:
-        url: http or https.
-        target: final path.
-        md5: digest to check, where one is known.
-        sha256: likewise.
-        progress: called after every piece.
-        attempts: connections in a row that may bring nothing new before giving up.
-        timeout: seconds of silence after which a connection counts as lost.
-        wait: seconds before the next connection.
+    ``attempts`` connections in a row may bring nothing new; one that is silent for ``timeout`` seconds counts as lost,
+    and the next one starts ``wait`` seconds later.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"can only download over http or https, not {url}")
@@ -227,16 +210,7 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What :func:`check` found.
-
-    Attributes:
-        name: of the data set.
-        root: where it was looked for.
-        classes: number of classes found.
-        images: number of samples found.
-        unreadable: files that cannot be read, with the reason.
-        problems: everything that is wrong, in words; empty when all is well.
-    """
+    """How many classes and samples :func:`check` found, unreadable files with the reason, and all problems in words."""
 
     name: str
     root: Path
@@ -254,10 +228,7 @@ class CheckReport:
 def check(name: str, root: str | Path | None = None, *, progress: Progress | None = None) -> CheckReport:
     """Count classes and samples, read every file not read before, and report what is missing and where it was sought.
 
-    Args:
-        name: a registered data set, or your own (see :func:`~infssm.data.load_dataset`).
-        root: data root.
-        progress: called with the number of files read and the number of files to read.
+    ``name`` is a registered data set or your own, see :func:`~infssm.data.load_dataset`.
     """
     place = data_root(root)
     try:

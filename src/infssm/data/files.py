@@ -1,13 +1,15 @@
-"""Files of data sets: where they are kept, how they are listed, and how a changed file is noticed."""
+"""Files of data sets: where they are kept, how they are listed, how a changed one is noticed, and decoded images."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import stat
 import warnings
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from infssm._files import atomic_file
 from infssm.errors import DataError
@@ -106,12 +112,9 @@ def digest(parts: Iterable[str | bytes | memoryview]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Files(ABC):
-    """Samples that are files below one folder.
+    """Samples that are files below the folder ``root``; messages call one of them a ``word``.
 
-    Attributes:
-        root: folder the paths start from.
-        paths: relative paths with forward slashes.
-        word: what one sample is called in messages.
+    Paths are relative to ``root``, with forward slashes.
     """
 
     word: ClassVar[str]
@@ -199,3 +202,80 @@ class Files(ABC):
             self._cache.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self._cache) as file:
                 file.write(json.dumps({"version": _VERSION, "files": known}).encode())
+
+
+_DECODED_VERSION = 2
+"""Changes whenever the same file is decoded to other pixels."""
+_LARGEST = 4 << 30
+"""Bytes of the largest store; images that would take more are decoded each time."""
+_TOTAL = 8 << 30
+"""Bytes of all stores; the least recently used one is removed first."""
+
+
+class DecodedStore:
+    """uint8 [3, size, size] of every file of a list, filled as they are decoded, by any number of processes.
+
+    Every image has a checksum before it, 0 where there is none yet, so half-written and damaged entries are decoded
+    again. Where the disk is full or cannot be written, nothing is kept.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._bytes = 4 + 3 * size * size
+        self._file: int | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_file": None}
+
+    def get(self, index: int) -> Tensor | None:
+        """Image ``index``, uint8 [3, size, size]; None where it is not there."""
+        file = self._open()
+        entry = b"" if file is None else os.pread(file, self._bytes, index * self._bytes)
+        if len(entry) < self._bytes or _checksum(entry[4:]) != entry[:4]:
+            return None
+        return torch.frombuffer(bytearray(entry), dtype=torch.uint8, offset=4).view(3, self.size, self.size)
+
+    def put(self, index: int, raw: Tensor) -> None:
+        """Keep image ``index``, uint8 [3, size, size]."""
+        file, content = self._open(), np.ascontiguousarray(raw.numpy()).tobytes()
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(file, _checksum(content) + content, index * self._bytes)
+
+    def _open(self) -> int | None:
+        if self._file is None:
+            with contextlib.suppress(OSError):
+                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+                os.utime(self._file)
+        return self._file
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+
+def open_store(fingerprint: str, count: int, size: int) -> DecodedStore | None:
+    """The store of ``count`` images with this fingerprint; None where it would be too large or cannot be written."""
+    needed = count * (4 + 3 * size * size)
+    folder = cache_root() / "decoded"
+    path = folder / f"{fingerprint}-{size}-{_DECODED_VERSION}.images"
+    if needed > _LARGEST:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():  # remove stores, the one not used for longest first, until this one fits
+            stores = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.images"))
+            used = sum(bytes_used for _, bytes_used, _ in stores)
+            for _, bytes_used, file in stores:
+                if used + needed > _TOTAL:
+                    file.unlink(missing_ok=True)
+                    used -= bytes_used
+    except OSError:
+        return None
+    return DecodedStore(path, size)
+
+
+def _checksum(content: bytes) -> bytes:
+    """Four bytes that are never all 0."""
+    return (zlib.crc32(content) or 1).to_bytes(4, "little")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,14 +14,15 @@ import torch
 from torch import Tensor
 
 from infssm._optional import require
-from infssm.data.decoded import DecodedStore, open_store
-from infssm.data.facts import ImageFacts
-from infssm.data.files import Files, digest, require_regular
+from infssm.data.facts import ExportedInput, Normalize, SampleFacts, SampleLike, resizing_graph
+from infssm.data.files import DecodedStore, Files, digest, open_store, require_regular
 from infssm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from infssm.data.dataset import Dataset
+    from infssm.data.recipes import Recipe
 
 HEIC = frozenset({".heic", ".heif"})
 """Endings of the images that need pillow-heif."""
@@ -28,6 +31,96 @@ _UPRIGHT = (0, 3, 1, 5, 4, 6, 2)
 """Pillow's transposition that makes each of the EXIF orientations 2 to 8 upright."""
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"}) | HEIC
 """Endings of the files that are read as images."""
+
+
+@dataclass(frozen=True)
+class ImageFacts(SampleFacts, kind="images"):
+    """What the images of a data set are like; see :class:`~infssm.data.facts.SampleFacts`.
+
+    Attributes:
+        name: name the data set was loaded by.
+        channels: colour channels, 1 or 3.
+        height: pixels, where all images have one size; None for files of any size.
+        width: as ``height``.
+    """
+
+    kind = "images"
+    stored_as = "images"
+    suffixes = SUFFIXES
+    name: str
+    channels: int
+    height: int | None = None
+    width: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The channels."""
+        return self.channels
+
+    def open(self, image: SampleLike) -> Image:
+        """An image as RGB, or grey where the training images were."""
+        from PIL import Image as pil
+
+        if isinstance(image, (str, os.PathLike)):
+            path = Path(image)
+            if not path.is_file():
+                raise DataError(f"there is no image file {path}")
+            upright = FileImages(path.parent, (path.name,)).pil(0)
+        elif isinstance(image, (np.ndarray, Tensor)):
+            pixels = image.cpu().numpy() if isinstance(image, Tensor) else image
+            if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 1:
+                pixels = pixels[:, :, 0]
+            if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
+                raise DataError(
+                    "an image given as numbers must be uint8 [height, width] or [height, width, 1 or 3], got "
+                    f"{pixels.dtype} {list(pixels.shape)}"
+                )
+            upright = to_rgb(pil.fromarray(np.ascontiguousarray(pixels)))
+        elif isinstance(image, pil.Image):
+            upright = to_rgb(image)
+        else:
+            raise DataError(f"an image is a path, a PIL image, an array or a tensor, got {type(image).__name__}")
+        return upright if self.channels == 3 else upright.convert("L")
+
+    def read(self, sample: SampleLike, recipe: Recipe | None = None) -> Tensor:
+        """Float32 ``[channels, size, size]``: what evaluation makes of the same image in the data set."""
+        assert recipe is not None
+        image = self.open(sample)
+        if image.size == (self.width, self.height):  # as in the data, whose images the recipe resizes by itself
+            return recipe.eval(from_pil(image)[None])[0]
+        return recipe.eval_image(image)
+
+    def raw(self, sample: SampleLike) -> Tensor:
+        """Uint8 ``[height, width]`` or ``[height, width, 3]``."""
+        return torch.from_numpy(np.array(self.open(sample)))
+
+    def fit(self, dataset: Dataset, recipe: Recipe | None) -> Dataset:
+        """With as many colours, and where the size differs in the recipe's raw size."""
+        if not isinstance(dataset.samples, (ArrayImages, FileImages)):
+            raise DataError(f"the learner knows images, and {dataset.name} holds {dataset.facts.kind}")
+        if dataset.facts == replace(self, name=dataset.name):
+            return dataset
+        size = self.height if recipe is None else recipe.raw_size
+        assert size is not None  # a recipe is missing at the first lesson alone, whose size is that of the weights
+        opened = [self.open(dataset.images.pil(index)) for index in range(len(dataset))]
+        return replace(dataset, samples=ArrayImages(torch.stack([to_raw(image, size) for image in opened])))
+
+    def exported(self, recipe: Recipe | None) -> ExportedInput:
+        """Images of any size, compared in three of them."""
+        assert recipe is not None
+        size, mode = recipe.size, "RGB" if self.channels == 3 else "L"
+        draw = torch.Generator().manual_seed(1)
+        shapes = ((size, size), (size + 7, 2 * size + 3), (self.height or 2 * size, self.width or 2 * size))
+        return ExportedInput(
+            "image",
+            torch.randint(256, (2, self.channels, size, size), dtype=torch.uint8, generator=draw),
+            f'image = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}"))',
+            "\nfrom PIL import Image, ImageOps",
+            {"mode": mode, "size": size},
+            Normalize(recipe.eval_stats),
+            resizing_graph(self, recipe),
+            tuple(torch.randint(256, (3, *s, self.channels), dtype=torch.uint8, generator=draw) for s in shapes),
+        )
 
 
 class Images(Protocol):
@@ -211,6 +304,12 @@ def to_pil(raw: Tensor) -> Image:
     return pil.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
+def from_pil(image: Image) -> Tensor:
+    """A grey or RGB PIL image to uint8 [channels, height, width]."""
+    array = np.array(image)
+    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+
+
 def to_raw(image: Image, size: int) -> Tensor:
     """PIL image to uint8 [channels, size, size]: bicubic resize of the short side, then the central square."""
     from PIL import Image as pil
@@ -221,5 +320,4 @@ def to_raw(image: Image, size: int) -> Tensor:
     if new != image.size:
         image = image.resize(new, pil.Resampling.BICUBIC)
     left, top = (new[0] - size) // 2, (new[1] - size) // 2
-    array = np.array(image.crop((left, top, left + size, top + size)))
-    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+    return from_pil(image.crop((left, top, left + size, top + size)))

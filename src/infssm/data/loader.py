@@ -15,15 +15,15 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from infssm._batch import Batch
-from infssm._memory import cores_here
+from infssm._machine import cores_here
 from infssm._processes import ALONE, Share
 from infssm._seeding import generator
+from infssm.data.augmentation import Mixing
 from infssm.data.dataset import Indices
 from infssm.data.images import ArrayImages, FileImages, Images, to_raw
-from infssm.data.mixing import Mixing
 from infssm.data.recipes import PerImageRecipe, Recipe, make_recipe
 from infssm.data.stream import Task, TaskData
 from infssm.errors import ConfigError, DataError
@@ -37,7 +37,8 @@ _MAX_WORKERS = 8
 _POOL = 50
 """Batches whose samples are sorted by length together: enough to save padding, few enough to mix lengths."""
 
-_Item = tuple[Tensor | None, Tensor | None]
+_Item = dict[str, Tensor]
+"""``x``, ``raw`` or both."""
 
 
 @dataclass(eq=False)
@@ -148,7 +149,7 @@ class ImageLoader(_Loader):
         images, recipe = self.data.dataset.images, self._recipe
         loaded: Iterator[_Item | DataError]
         if isinstance(images, ArrayImages) and not isinstance(recipe, PerImageRecipe):
-            loaded = ((None, images.pixels[indices[slots]]) for slots in batches)
+            loaded = ({"raw": images.pixels[indices[slots]]} for slots in batches)
         else:
             source = _Single(images, recipe, indices, draws, self.with_raw)
             loaded = iter(
@@ -163,11 +164,11 @@ class ImageLoader(_Loader):
         for slots, fetched in zip(batches, loaded, strict=True):
             if isinstance(fetched, DataError):
                 raise fetched
-            x, raw = fetched
-            if x is None:
+            raw = fetched.get("raw")
+            if "x" not in fetched:
                 assert raw is not None
-                x = recipe.eval(raw) if draws is None else recipe.apply(raw, draws[slots])
-            yield x, raw
+                fetched["x"] = recipe.eval(raw) if draws is None else recipe.apply(raw, draws[slots])
+            yield fetched["x"], raw
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class _Single(Dataset[_Item | DataError]):
         index = int(self.indices[slot])
         try:
             if not isinstance(self.recipe, PerImageRecipe):
-                return None, self.images.raw([index], self.recipe.raw_size)[0]
+                return {"raw": self.images.raw([index], self.recipe.raw_size)[0]}
             image = self.images.pil(index, _DETAIL * self.recipe.size)
         except DataError as error:  # returned as a value: raised in a worker it would arrive wrapped in its traceback
             return error
@@ -193,9 +194,9 @@ class _Single(Dataset[_Item | DataError]):
         else:
             x = self.recipe.train_image(image, int(self.draws[slot]))
         if not self.with_raw:
-            return x, None
+            return {"x": x}
         in_memory = isinstance(self.images, ArrayImages)
-        return x, self.images.raw([index], 0)[0] if in_memory else to_raw(image, self.recipe.raw_size)
+        return {"x": x, "raw": self.images.raw([index], 0)[0] if in_memory else to_raw(image, self.recipe.raw_size)}
 
     def useful_workers(self) -> int:
         """Processes worth starting: none for few images, for decoded ones, or where a process cannot be forked."""
@@ -210,15 +211,9 @@ class _Single(Dataset[_Item | DataError]):
 
 
 def _collate(items: list[_Item | DataError]) -> _Item | DataError:
-    columns: list[list[Tensor]] = [[], []]
-    for item in items:
-        if isinstance(item, DataError):
-            return item
-        for column, value in zip(columns, item, strict=True):
-            if value is not None:
-                column.append(value)
-    x, raw = (torch.stack(column) if column else None for column in columns)
-    return x, raw
+    error = next((item for item in items if isinstance(item, DataError)), None)
+    found: _Item | DataError = error or default_collate(items)
+    return found
 
 
 @dataclass(eq=False)

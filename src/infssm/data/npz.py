@@ -1,4 +1,4 @@
-"""Reading .npz files from elsewhere: what their headers claim is checked before memory is asked for."""
+"""Reading arrays from elsewhere: what the header of an .npz claims is checked before memory is asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from infssm._memory import memory_here
+from infssm._machine import memory_here
 from infssm.data.files import require_regular
 from infssm.errors import DataError
 
@@ -80,3 +80,26 @@ def _claimed_bytes(archive: zipfile.ZipFile, key: str) -> int:
     if claimed != there:
         raise ValueError(f"{key} claims {list(shape)} of {dtype}, {claimed:,} bytes, but {there:,} follow")
     return claimed
+
+
+def read_series(path: Path) -> dict[str, Array]:
+    """The series of a file by name: one in an ``.npy`` or ``.csv``, all of ``x`` (and ``lengths``) in an ``.npz``.
+
+    An ``.npy`` holds ``[time, width]``, a ``.csv`` a step per line without a heading, an ``.npz`` ``x: [n, time,
+    width]`` as for training.
+    """
+    try:
+        if path.suffix == ".npz":
+            stored = read_npz(path, ("x",), ("lengths",))
+            x, lengths = stored["x"], stored.get("lengths")
+            if x.ndim < 2 or (lengths is not None and lengths.shape != x.shape[:1]):
+                raise DataError(f"{path}: x must be [n, time, width], got {list(x.shape)}")
+            cut = [x[i] if lengths is None else x[i, : int(lengths[i])] for i in range(len(x))]
+            return {f"{path}[{i}]": values for i, values in enumerate(cut)}
+        if path.suffix == ".npy":
+            return {str(path): np.load(path, mmap_mode="r", allow_pickle=False)}
+        if path.suffix == ".csv":
+            return {str(path): np.loadtxt(path, delimiter=",", ndmin=2)}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    raise DataError(f"{path} is not a series: give an .npy or .csv [time, width], or an .npz with x [n, time, width]")

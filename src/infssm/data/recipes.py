@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,7 @@ from infssm._registry import suggest
 from infssm._seeding import seeded
 from infssm._torchvision import timm
 from infssm.data.dataset import Dataset
-from infssm.data.facts import ImageFacts
-from infssm.data.images import to_pil
+from infssm.data.images import ImageFacts, to_pil, to_raw
 from infssm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,8 +60,10 @@ class Recipe(ABC):
         eval_stats: normalisation in evaluation.
         augment_val: whether validation images get the training transform, as in the paper's released code for
             CIFAR-100 and CUB-200.
+        by_image: whether images are transformed one by one, as PIL images.
     """
 
+    by_image: ClassVar[bool] = False
     size: int
     raw_size: int
     eval_stats: Stats
@@ -80,6 +81,10 @@ class Recipe(ABC):
     def eval(self, raw: Tensor) -> Tensor:
         """Evaluation transform: uint8 [n, channels, h, w] to float32 [n, channels, size, size]."""
 
+    def eval_image(self, image: Image) -> Tensor:
+        """Evaluation transform of a PIL image of any size: float32 [channels, size, size]."""
+        return self.eval(to_raw(image, self.raw_size)[None])[0]
+
     def train(self, raw: Tensor, rng: torch.Generator) -> Tensor:
         """Training transform with fresh randomness: uint8 [n, channels, h, w] to float32 [n, channels, size, size]."""
         return self.apply(raw, self.draw(len(raw), rng))
@@ -90,12 +95,10 @@ class PerImageRecipe(Recipe):
 
     Args:
         train: training transform of a PIL image, drawing from the global generators.
-        eval: evaluation transform of a PIL image to float32 [channels, size, size]; kept as ``eval_image``.
-        size: height and width of the output.
-        raw_size: height and width of raw images read from files.
-        eval_stats: normalisation in evaluation, which ``eval`` applies.
-        augment_val: see :class:`Recipe`.
+        eval: evaluation transform of a PIL image to float32 [channels, size, size], normalised by ``eval_stats``.
     """
+
+    by_image = True
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class PerImageRecipe(Recipe):
         eval_stats: Stats = IMAGENET,
         augment_val: bool = False,
     ) -> None:
-        self._train, self.eval_image = train, eval
+        self._train, self._eval = train, eval
         self.size, self.raw_size = size, raw_size
         self.eval_stats, self.augment_val = eval_stats, augment_val
 
@@ -126,7 +129,11 @@ class PerImageRecipe(Recipe):
 
     def eval(self, raw: Tensor) -> Tensor:
         """See :class:`Recipe`."""
-        return torch.stack([self.eval_image(to_pil(r)) for r in raw])
+        return torch.stack([self._eval(to_pil(r)) for r in raw])
+
+    def eval_image(self, image: Image) -> Tensor:
+        """See :class:`Recipe`."""
+        return self._eval(image)
 
 
 class LightRecipe(Recipe):
@@ -138,7 +145,6 @@ class LightRecipe(Recipe):
         eval_stats: normalisation in evaluation; the same unless given.
         pad: largest shift in pixels; what moves in from outside is black.
         flip: whether to flip at random. Not for digits or letters.
-        augment_val: see :class:`Recipe`.
     """
 
     def __init__(
@@ -219,7 +225,7 @@ def make_recipe(
     quirk = eval_normalization == "authors" and facts.name == "cifar100"
     eval_stats, augment_val = CIFAR100 if quirk else None, val_transform == "train"
     if name == "deit":
-        return deit_recipe(size=size or _LARGE, eval_stats=eval_stats, augment_val=augment_val)
+        return deit_recipe(size=size or _LARGE, eval_stats=eval_stats or IMAGENET, augment_val=augment_val)
     if size is None and facts.height != facts.width:
         raise ConfigError(
             f"{facts.name} has images of {facts.height}x{facts.width}; choose the size of the square input"
@@ -237,18 +243,10 @@ def make_recipe(
     )
 
 
-def deit_recipe(
-    *, size: int = _LARGE, stats: Stats = IMAGENET, eval_stats: Stats | None = None, augment_val: bool = False
-) -> PerImageRecipe:
+def deit_recipe(*, size: int = _LARGE, eval_stats: Stats = IMAGENET, augment_val: bool = False) -> PerImageRecipe:
     """The DeiT recipe through timm, with which the paper's released code trains.
 
     Random resized crop, flip, RandAugment, normalisation and random erasing; resize and centre crop to evaluate.
-
-    Args:
-        size: height and width of the output.
-        stats: normalisation in training, and fill colour of RandAugment.
-        eval_stats: normalisation in evaluation; the same unless given.
-        augment_val: see :class:`Recipe`.
     """
     create = timm("data").create_transform
     train = create(
@@ -259,21 +257,20 @@ def deit_recipe(
         re_prob=0.25,
         re_mode="pixel",
         re_count=1,
-        mean=stats.mean,
-        std=stats.std,
+        mean=IMAGENET.mean,  # the fill colour of RandAugment, too
+        std=IMAGENET.std,
     )
     for step in train.transforms:
         for operation in getattr(step, "ops", ()):
             if operation.name.startswith("Posterize"):
                 operation.aug_fn = _posterize
-    check = eval_stats or stats
-    evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=check.mean, std=check.std)
+    evaluate = create(size, interpolation="bicubic", crop_pct=_CROP_SHARE, mean=eval_stats.mean, std=eval_stats.std)
     return PerImageRecipe(
         _ToRGB(train),
         _ToRGB(evaluate),
         size=size,
         raw_size=int(size / _CROP_SHARE),
-        eval_stats=check,
+        eval_stats=eval_stats,
         augment_val=augment_val,
     )
 

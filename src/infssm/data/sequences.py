@@ -3,21 +3,197 @@
 from __future__ import annotations
 
 import itertools
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infssm.data.audio import read_sound, sound_length
-from infssm.data.facts import SequenceFacts
+from infssm.data import audio
+from infssm.data.audio import FrameStream, log_energies, mel_bank, read_sound, sound_length, step_of
+from infssm.data.facts import ExportedInput, LogEnergies, SampleFacts, SampleLike, Waveform, facts_class
 from infssm.data.files import Files, digest
-from infssm.errors import DataError
+from infssm.data.npz import read_series
+from infssm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from infssm.data.dataset import Dataset
+    from infssm.data.recipes import Recipe
+
+BYTES = 256
+"""Tokens of text whose bytes are the tokens."""
+
+
+@dataclass(frozen=True)
+class SequenceFacts(SampleFacts, kind="series"):
+    """What the sequences of a data set are like; see :class:`~infssm.data.facts.SampleFacts`.
+
+    Attributes:
+        name: name the data set was loaded by.
+        kind: what a step is, see :class:`Sequences`.
+        width: numbers per step; for tokens, how many different ones there are.
+        rate: samples per second of audio; None for other kinds.
+        bands: frequency bands that take the place of the waveform; None for the waveform itself.
+    """
+
+    stored_as = "sequences"
+    suffixes = frozenset({".npy", ".npz", ".csv"})
+    name: str
+    kind: str
+    width: int
+    rate: int | None = None
+    bands: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The numbers per step, or the vocabulary."""
+        return self.width
+
+    def read(self, sample: SampleLike, recipe: Recipe | None = None) -> Tensor:  # noqa: ARG002 - recipes are for images
+        """Float32 ``[time, width]``."""
+        values = self._values(sample).float()
+        if values.ndim != 2 or values.shape[1] != self.width or not len(values):
+            raise DataError(f"a series must be numbers [time, {self.width}], got {list(values.shape)}")
+        return _finite(values)
+
+    def _values(self, sample: SampleLike) -> Tensor:
+        if isinstance(sample, (str, os.PathLike)):
+            (sample,) = read_series(Path(sample)).values()
+        if not isinstance(sample, (np.ndarray, Tensor)):
+            raise DataError(f"a series is an array, a tensor or a file; got {type(sample).__name__}")
+        return torch.as_tensor(np.array(sample) if isinstance(sample, np.ndarray) else sample)
+
+    def raw(self, sample: SampleLike) -> Tensor:
+        """As model input."""
+        return self.read(sample)
+
+    def samples_in(self, file: Path) -> Mapping[str, Any]:
+        """One series of an ``.npy`` or ``.csv``, all of an ``.npz``."""
+        return read_series(file)
+
+    def frames(self) -> FrameStream | None:
+        """What makes model input of a sound that arrives in pieces; None where its pieces are model input."""
+        return None
+
+    def fit(self, dataset: Dataset, recipe: Recipe | None) -> Dataset:  # noqa: ARG002 - as above
+        """As it is: series are not converted."""
+        found = dataset.facts
+        if not isinstance(found, SequenceFacts) or replace(found, name=self.name) != self:
+            width = f" of width {found.width}" if isinstance(found, SequenceFacts) else ""
+            raise DataError(
+                f"the learner knows {self.kind} of width {self.width}, and {dataset.name} holds {found.kind}{width}"
+            )
+        return dataset
+
+    def exported(self, recipe: Recipe | None) -> ExportedInput:  # noqa: ARG002 - as above
+        """Series of any length."""
+        example = torch.randn(2, 24, self.width, generator=torch.Generator().manual_seed(0))
+        reading = f'series = numpy.load("series.npy").astype(numpy.float32)  # [time, {self.width}]'
+        return ExportedInput("series", example, reading)
+
+
+class TokenFacts(SequenceFacts, kind="tokens"):
+    """What tokens are like."""
+
+    def read(self, sample: SampleLike, recipe: Recipe | None = None) -> Tensor:  # noqa: ARG002 - as above
+        """Int64 ``[time]``."""
+        values = self._values(sample)
+        if values.ndim != 1 or not len(values) or values.is_floating_point():
+            raise DataError(f"tokens must be integers [time], got {values.dtype} {list(values.shape)}")
+        if values.min() < 0 or values.max() >= self.width:
+            raise DataError(f"tokens must be from 0 to {self.width - 1}, got {values.min()} to {values.max()}")
+        return values.long()
+
+    def read_prompt(self, prompt: str | Tensor, tokenizer: Any = None) -> Tensor:
+        """Text, or ids ``[tokens]`` or ``[batch, tokens]``, as ids int64 ``[batch, tokens]``.
+
+        ``tokenizer`` is that of the training text; None where its bytes are the tokens.
+        """
+        if not isinstance(prompt, str):
+            flat = self.read(prompt.flatten())
+            return flat.view(prompt.shape) if prompt.ndim == 2 else flat[None]
+        if tokenizer is None and self.width != BYTES:
+            raise ConfigError(
+                f"the model has {self.width} tokens of a tokenizer: encode the text, and give ids [tokens]"
+            )
+        ids = list(prompt.encode()) if tokenizer is None else tokenizer.encode(prompt, add_special_tokens=False).ids
+        if not ids:
+            raise DataError("the prompt is empty: give at least one token")
+        return self.read(torch.tensor(ids))[None]
+
+    def exported(self, recipe: Recipe | None) -> ExportedInput:  # noqa: ARG002 - as above
+        """Tokens of any length."""
+        example = torch.randint(self.width, (2, 24), generator=torch.Generator().manual_seed(0))
+        return ExportedInput("tokens", example, 'tokens = numpy.load("tokens.npy").astype(numpy.int64)  # [time]')
+
+
+class SoundFacts(SequenceFacts, kind="audio"):
+    """What sounds are like."""
+
+    suffixes = audio.SUFFIXES
+
+    @property
+    def hertz(self) -> int:
+        """Samples per second."""
+        assert self.rate is not None
+        return self.rate
+
+    def read(self, sample: SampleLike, recipe: Recipe | None = None) -> Tensor:
+        """The waveform ``[samples, 1]``, or its log energies ``[time, bands]``, which may also be given."""
+        if self.bands is not None and isinstance(sample, (np.ndarray, Tensor)) and sample.ndim == 2:
+            return super().read(sample, recipe)
+        sound = self.raw(sample)
+        if self.bands is None:
+            return sound[:, None]
+        return log_energies(sound, self.hertz, mel_bank(self.bands, self.hertz))
+
+    def raw(self, sample: SampleLike) -> Tensor:
+        """A wav file, or a waveform ``[samples]`` or ``[samples, 1]`` from -1 to 1, as float32 ``[samples]``."""
+        if isinstance(sample, (str, os.PathLike)):
+            return _finite(torch.from_numpy(read_sound(Path(sample), self.hertz)))
+        if not isinstance(sample, (np.ndarray, Tensor)):
+            raise DataError(f"a sound is a wav file, an array or a tensor; got {type(sample).__name__}")
+        sound = torch.as_tensor(sample, dtype=torch.float32)
+        sound = sound.squeeze(-1) if sound.ndim == 2 else sound
+        if sound.ndim != 1 or not len(sound):
+            raise DataError(f"a sound must be numbers [samples], got {list(sound.shape)}")
+        return _finite(sound)
+
+    samples_in = SampleFacts.samples_in
+
+    def frames(self) -> FrameStream | None:
+        """See :class:`SequenceFacts`."""
+        return None if self.bands is None else FrameStream(self.hertz, self.bands)
+
+    def fit(self, dataset: Dataset, recipe: Recipe | None) -> Dataset:
+        """At the same rate, in the same bands."""
+        if isinstance(dataset.samples, SoundFiles):
+            dataset = in_bands(replace(dataset, samples=replace(dataset.samples, rate=self.hertz)), self.bands)
+        return super().fit(dataset, recipe)
+
+    def exported(self, recipe: Recipe | None) -> ExportedInput:  # noqa: ARG002 - as above
+        """Waveforms of any length."""
+        rate = self.hertz
+        example = torch.randn(2, rate // 4, generator=torch.Generator().manual_seed(0))
+        reading = f"""with wave.open("sound.wav") as file:
+    assert file.getparams()[:3] == (1, 2, {rate}), "convert it to one channel, 16 bits, {rate} samples per second"
+    sound = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768"""
+        before = Waveform() if self.bands is None else LogEnergies(self.bands, rate)
+        return ExportedInput("sound", example, reading, ", wave", {"rate": rate}, before)
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        bad = int((~torch.isfinite(values)).sum())
+        raise DataError(f"{bad} of {values.numel():,} values are NaN or infinite: replace them or leave the sample out")
+    return values
 
 
 class Sequences(ABC):
@@ -42,7 +218,8 @@ class Sequences(ABC):
 
     def facts(self, name: str) -> SequenceFacts:
         """What a model must know of the sequences of the data set ``name``."""
-        return SequenceFacts(name, self.kind, self.width)
+        found: SequenceFacts = facts_class(self.kind)(name, self.kind, self.width)
+        return found
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -178,7 +355,7 @@ class SoundFiles(Files, Sequences):
 
     def facts(self, name: str) -> SequenceFacts:
         """See :class:`Sequences`; with the rate, to which other files are converted."""
-        return SequenceFacts(name, self.kind, self.width, self.rate)
+        return SoundFacts(name, self.kind, self.width, self.rate)
 
     def why_unreadable(self, index: int) -> str | None:
         """See :class:`~infssm.data.files.Files`."""
@@ -191,3 +368,52 @@ class SoundFiles(Files, Sequences):
     def fingerprint(self) -> str:
         """Digest of the rate, the paths and the contents of all files."""
         return digest([f"{self.rate} {super().fingerprint()}"])
+
+
+class Spectra(Sequences):
+    """Log energies of sounds in ``bands`` frequency bands of equal width on the mel scale, read when asked for.
+
+    Args:
+        sounds: the waveforms.
+        bands: numbers per step.
+    """
+
+    kind: str = "series"
+
+    def __init__(self, sounds: SoundFiles, bands: int) -> None:
+        self.sounds, self.width = sounds, bands
+        self._bank = mel_bank(bands, sounds.rate)
+        self._known: dict[int, Tensor] = {}
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """See :class:`Sequences`."""
+        return 1 + (self.sounds.lengths - 1) // step_of(self.sounds.rate)
+
+    def sequence(self, index: int) -> Tensor:
+        """See :class:`Sequences`; computed once."""
+        if index not in self._known:
+            self._known[index] = log_energies(self.sounds.sequence(index)[:, 0], self.sounds.rate, self._bank)
+        return self._known[index]
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Digests of the files of the sounds."""
+        return self.sounds.contents
+
+    def facts(self, name: str) -> SequenceFacts:
+        """See :class:`Sequences`."""
+        return SoundFacts(name, self.sounds.kind, self.width, self.sounds.rate, self.width)
+
+    def fingerprint(self) -> str:
+        """Digest of the sounds' own and the number of bands."""
+        return digest([f"{self.sounds.fingerprint()} {self.width}"])
+
+
+def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
+    """A data set of sounds with ``bands`` log energies in the place of the waveform; as it is where that is None."""
+    if bands is None:
+        return dataset
+    if not isinstance(dataset.samples, SoundFiles):
+        raise ConfigError(f"data.bands is for audio, and {dataset.name} holds none: leave it out")
+    return replace(dataset, samples=Spectra(dataset.samples, bands))

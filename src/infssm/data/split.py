@@ -26,16 +26,10 @@ _NAMED = 200_000
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Data set indices of the three parts.
+    """Indices int64 [n] of the three parts of a data set, with its name, classes and fingerprint.
 
-    Attributes:
-        dataset: name of the data set.
-        classes: its class names.
-        fingerprint: of the data set the indices belong to.
-        train: int64 [n] indices.
-        val: int64 [n] indices.
-        test: int64 [n] indices.
-        files: digest of every file by path, to say which ones changed; empty for samples in memory and very many files.
+    ``files`` holds the digest of every file by path, to say which ones changed; it is empty for samples in memory and
+    for very many files.
     """
 
     dataset: str
@@ -48,7 +42,7 @@ class Split:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of images per part."""
+        """Samples of each part."""
         return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
 
     @cached_property
@@ -78,9 +72,9 @@ class Split:
             )
         everything = np.concatenate([self.train, self.val, self.test])
         if len(np.unique(everything)) != len(everything):
-            raise DataError("the split uses an image twice")
+            raise DataError("the split uses a sample twice")
         if everything.min() < 0 or everything.max() >= len(dataset):
-            raise DataError(f"the split names images outside 0..{len(dataset) - 1}")
+            raise DataError(f"the split names samples outside 0..{len(dataset) - 1}")
         if expected_hash is not None and self.hash != expected_hash:
             raise DataError(f"the split has hash {self.hash[:12]}, the run was started with {expected_hash[:12]}")
 

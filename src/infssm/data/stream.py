@@ -23,13 +23,7 @@ from infssm.errors import ConfigError, DataError
 
 @dataclass(frozen=True, eq=False)
 class TaskData:
-    """One part of one task.
-
-    Attributes:
-        dataset: the data set that the samples are from.
-        indices: int64 [n] data set indices.
-        labels: int64 [n] stream labels of those samples; for regression their targets, float32 [n].
-    """
+    """One part of one task: indices int64 [n], and stream labels int64 [n] or targets of regression float32 [n]."""
 
     dataset: Dataset
     indices: Indices
@@ -46,11 +40,6 @@ class Task:
     Attributes:
         index: 0-based position in the stream.
         classes: its stream labels, contiguous.
-        num_tasks: tasks in the stream.
-        num_classes: classes in the stream.
-        train: training images.
-        val: validation images.
-        test: test images.
         class_names: names of the labels up to the task's last.
         past: number of classes known before the task; None where it is ``classes.start``.
         domain: name of the task's domains, where tasks are domains.
@@ -178,7 +167,7 @@ class TaskStream:
             places = self._places[indices]
             mine = indices[(places >= group.start) & (places < group.stop)]
             if not len(mine) and name != "val":
-                raise DataError(f"task {index} of {self.dataset.name} has no {name} images")
+                raise DataError(f"task {index} of {self.dataset.name} has no {name} samples")
             samples = self.dataset.samples
             targets = samples.targets if isinstance(samples, MeasuredSeries) else self._labels
             parts[name] = TaskData(self.dataset, mine, torch.from_numpy(targets[mine]))

@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from infssm._optional import require
+from infssm.errors import DataError
 from infssm.methods import FittedHead, Head
 from infssm.methods.heads.statistical import StatisticalHead
 from infssm.models.features import output_layer
@@ -190,7 +194,7 @@ def held_out_scores(head: Head, held: HeldOut, among: Tensor | None = None) -> t
     if among is not None:
         rows = rows[torch.isin(held.labels[rows], among)]
     features = held.features[rows]
-    return _logits(left, features), left.distances(features.to(head.context.device)), rows
+    return logits_by(left, features), left.distances(features.to(head.context.device)), rows
 
 
 @torch.no_grad()
@@ -201,7 +205,7 @@ def calibrate(head: Head, held: HeldOut, unknown: float = 0.05) -> Calibration:
     rows = _spread(rows, _ENOUGH)
     distances = head.left_out_distances(held.features.to(device), held.labels.to(device))
     own = None if distances is None else (distances, held.labels)
-    return Calibration.fit(_logits(left, held.features[rows]), held.labels[rows].to(device), own, unknown)
+    return Calibration.fit(logits_by(left, held.features[rows]), held.labels[rows].to(device), own, unknown)
 
 
 def _left_out(head: Head, held: HeldOut) -> tuple[Head, Tensor]:
@@ -219,8 +223,8 @@ def _left_out(head: Head, held: HeldOut) -> tuple[Head, Tensor]:
     return head.leaving_out(held.features[rows], held.labels[rows]), rows
 
 
-def _logits(head: Head, features: Tensor) -> Tensor:
-    """Logits ``[m, K]`` of transformed ``features: [m, d]``."""
+def logits_by(head: Head, features: Tensor) -> Tensor:
+    """Logits ``[m, K]`` of ``features: [m, d]``, transformed as the head takes them."""
     if isinstance(head, FittedHead):
         module, features = head.fitted_module, features.to(head.context.device)
     else:
@@ -282,3 +286,60 @@ def _quantile(values: Tensor, unknown: float) -> Tensor:
         return torch.tensor(torch.inf, dtype=torch.float64)
     rank = min(len(values), math.ceil((len(values) + 1) * (1 - unknown)))
     return values.sort().values[rank - 1]
+
+
+class Shift(NamedTuple):
+    """How unlike new data is to what was taught.
+
+    Attributes:
+        p_value: how likely a difference at least this large is between two halves of the same data.
+        statistic: the Kolmogorov-Smirnov statistic: the largest gap between the two distribution functions, 0 to 1.
+        sentence: what this means.
+    """
+
+    p_value: float
+    statistic: float
+    sentence: str
+
+
+def shift(held_out_distances: Tensor, new_distances: Tensor) -> Shift:
+    """Compare new samples with held-out samples of what was taught by their distance to the nearest class.
+
+    The two-sample Kolmogorov-Smirnov test, as in Renate's detectors; exact up to 10,000 samples of either kind.
+
+    Args:
+        held_out_distances: [m, K] distances to all classes, or [m] to the nearest.
+        new_distances: [n, K] or [n], likewise.
+    """
+    old, new = (_nearest(distances) for distances in (held_out_distances, new_distances))
+    if not len(old) or not len(new):
+        raise DataError("there is nothing to compare: give at least one new sample, and hold out some when teaching")
+    test = require("scipy.stats", install="pip install 'infssm[bench]'").ks_2samp(old, new)
+    statistic, p_value = float(test.statistic), float(test.pvalue)
+    middle = [float(np.median(part)) for part in (old, new)]
+    figures = (
+        f"median distance to the nearest class {middle[1]:.3g}, held-out samples {middle[0]:.3g}; p = {p_value:.2g}"
+    )
+    # Samples that do not overlap at all lie in one of two orders, old first or new first, of all that are possible.
+    if 2 / math.comb(len(old) + len(new), len(new)) >= 0.05:
+        sentence = (
+            f"{len(new)} new and {len(old)} held-out samples are too few to tell whether they differ ({figures})."
+        )
+    elif p_value >= 0.05:
+        sentence = f"The {len(new)} new samples look like what was taught ({figures})."
+    elif middle[1] >= middle[0]:
+        sure = "are unlike" if p_value < 0.01 else "may be unlike"
+        sentence = f"The {len(new)} new samples {sure} what was taught: they are further from every class ({figures})."
+    else:
+        sentence = (
+            f"The {len(new)} new samples are closer to the classes than held-out ones ({figures}): they vary less, or "
+            "were taught already."
+        )
+    return Shift(p_value, statistic, sentence)
+
+
+def _nearest(distances: Tensor) -> NDArray[np.float64]:
+    """Distances to the nearest class."""
+    nearest = distances.amin(dim=1) if distances.ndim == 2 and len(distances) else distances.flatten()
+    found: NDArray[np.float64] = nearest.double().cpu().numpy()
+    return found

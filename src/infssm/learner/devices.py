@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from infssm._machine import measure
 from infssm._processes import sum_over_processes, this_share
-from infssm._timing import measure
 from infssm.errors import ConfigError, InfssmError
 from infssm.learner.config.fields import TrainConfig
 
@@ -63,7 +63,7 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
             f"train.batch_size={config.batch_size} must be a multiple of the {fabric.world_size} processes"
         )
     if strategy == "ddp":  # torchrun's processes run several configurations in turn, so their group is left at exit
-        atexit.register(_part)
+        atexit.register(_leave_group)
     if strategy != "ddp_spawn":
         try:
             return fabric.launch(function, *args)
@@ -119,10 +119,10 @@ def _in_started_process(fabric: Fabric, note: Path, function: Callable[..., Any]
             note.write_bytes(pickle.dumps(error))
         raise
     finally:
-        _part()
+        _leave_group()
 
 
-def _part() -> None:
+def _leave_group() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

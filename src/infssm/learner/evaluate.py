@@ -18,9 +18,8 @@ from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.devices import launch
 from infssm.learner.metrics import Confusion
-from infssm.learner.modeling import load_weights
 from infssm.learner.scoring import Bits, Errors, Score, score_of
-from infssm.learner.setup import Setup, build
+from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.ssm import logits_of
 
@@ -29,16 +28,10 @@ if TYPE_CHECKING:
 
 
 class Prediction(NamedTuple):
-    """What a model predicted for one sample.
+    """What a model predicted for one sample, among all classes seen.
 
-    Attributes:
-        task: the sample's task, from 0.
-        sample: its index in the data set.
-        file: its path below the data's folder; empty where samples are not files.
-        true: name of its class.
-        predicted: name of the class with the highest score among all classes seen.
-        probability: of that class, after a softmax over the classes seen.
-        correct: whether the two are the same.
+    ``sample`` is its index in the data set, ``file`` its path below the data's folder, empty where samples are not
+    files.
     """
 
     task: int
@@ -51,7 +44,7 @@ class Prediction(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a learner reaches on samples with labels.
+    """Results of a learner on samples with labels.
 
     Attributes:
         accuracy: share of samples that are classified right.
@@ -82,7 +75,7 @@ def evaluate(
     part: Part = "test",
     record: Record | None = None,
 ) -> Score:
-    """What the method's module reaches on one part of a task, with logits [0, seen) to choose from."""
+    """The score of the method's module on one part of a task; logits [0, seen) compete."""
     module = setup.method.module
     was_training = module.training
     module.eval()
@@ -94,7 +87,7 @@ def evaluate(
             logits = logits_of(run_model(module, model_input(batch)))
         if record is not None:
             record(task, batch, logits[:, :seen])
-        counts += score.counts(logits, batch, task, seen)
+        counts += score.counts(logits, batch, task, part, seen)
     module.train(was_training)
     return score.of(fabric.all_reduce(counts, reduce_op="sum").tolist())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import logging
@@ -9,19 +10,135 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from infssm._files import atomic_file
 from infssm._optional import require
-from infssm.data import ImageFacts
+from infssm.data.facts import SampleLike
 from infssm.errors import ConfigError, InfssmError
-from infssm.learner.portable import LogEnergies, Normalize, Portable, Waveform, resizing_graph
 from infssm.learner.predict import TrainedClassifier
-from infssm.learner.reading import SampleLike, open_image, sequence_input, sound_input
+from infssm.methods.core.views import ViewsClassifier
+from infssm.models.features import find_classifier
+from infssm.models.s4d import S4DMixer
+from infssm.ssm import unwrap
+
+
+class RecurrentS4D(nn.Module):
+    """An S4D mixer as a recurrence in real arithmetic, for sequences of any length: [batch, tokens, channels].
+
+    ONNX has no complex numbers, and the Fourier transform of the mixer would fix the length.
+    """
+
+    a_real: Tensor
+    a_imag: Tensor
+    """Discrete transition [channels, n/2]."""
+    c_real: Tensor
+    c_imag: Tensor
+    """What the states are read out by [channels, n/2]: twice C times the discretised B."""
+
+    def __init__(self, mixer: S4DMixer) -> None:
+        super().__init__()
+        transition, factor = (part.detach() for part in mixer.kernel.discretize())
+        readout = 2 * mixer.kernel.complex_c().detach() * factor
+        for name, value in (("a", transition), ("c", readout)):
+            # Separate tensors, since the body of scan may not read views of one.
+            self.register_buffer(f"{name}_real", value.real.clone())
+            self.register_buffer(f"{name}_imag", value.imag.clone())
+        self.D, self.output_linear = mixer.D, mixer.output_linear
+
+    def forward(self, u: Tensor) -> Tensor:
+        """u: [batch, tokens, channels]."""
+        from torch._higher_order_ops.scan import scan
+
+        a, b, c, d = self.a_real, self.a_imag, self.c_real, self.c_imag
+
+        def step(state: list[Tensor], token: Tensor) -> tuple[list[Tensor], Tensor]:
+            real, imag = state
+            real, imag = a * real - b * imag + token.unsqueeze(-1), b * real + a * imag
+            return [real, imag], (c * real - d * imag).sum(-1)
+
+        zeros = u.new_zeros(u.shape[0], *a.shape)
+        _, y = scan(step, [zeros, zeros.clone()], u.transpose(0, 1))
+        y = F.gelu(y.transpose(0, 1) + self.D * u)
+        projection = self.output_linear[0]
+        return F.glu(F.linear(y, projection.weight.squeeze(-1), projection.bias), dim=-1)  # type: ignore[operator, arg-type]
+
+
+def with_recurrent_s4d(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` whose S4D layers are recurrences; the model itself where it has none."""
+    if any(isinstance(module, S4DMixer) for module in model.modules()):
+        model = copy.deepcopy(model)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, S4DMixer):
+                model.set_submodule(name, RecurrentS4D(module))
+    return model
+
+
+class _CdistWithoutBranches(TorchFunctionMode):
+    """Euclidean distances by their definition: torch.cdist takes another way above 25 rows, which fixes the batch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func is torch.cdist and len(args) == 2 and options.get("p", 2.0) == 2.0:
+            return (args[0].unsqueeze(-2) - args[1].unsqueeze(-3)).square().sum(-1).sqrt()
+        return func(*args, **options)
+
+
+Judge: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Features ``[n, d]`` to logits, probabilities ``[n, K]`` and whether a sample is like some class ``[n]``."""
+
+
+class _Judging(nn.Module):
+    """Stands in the place of a classifier, and has all outputs of a judge."""
+
+    def __init__(self, judge: Judge) -> None:
+        super().__init__()
+        self._judge = judge
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See :data:`Judge`."""
+        logits, probabilities, known = self._judge(features)
+        return logits, probabilities.float(), known
+
+
+class Portable(nn.Module):
+    """A model behind the steps that evaluation takes before it, reading logits of the first ``classes`` outputs.
+
+    Args:
+        model: model input ``[n, ...]`` to logits ``[n, K]``.
+        before: what turns the input of the file into model input.
+        classes: outputs beyond these belong to tasks that were not learnt; None keeps all.
+        judge: of a learner; there are then three outputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        before: nn.Module | None = None,
+        classes: int | None = None,
+        judge: Judge | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.before, self.classes = with_recurrent_s4d(model), before or nn.Identity(), classes
+        if judge is not None:
+            self.model = copy.deepcopy(model) if self.model is model else self.model
+            place = find_classifier(unwrap(self.model))
+            if isinstance(place.module, ViewsClassifier):
+                place.module.fitted = _Judging(judge)
+            else:
+                place.replace(_Judging(judge))
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Input of the file ``[n, ...]`` to logits ``[n, classes]``, with a judge to all its outputs."""
+        with _CdistWithoutBranches():
+            found: Tensor | tuple[Tensor, Tensor, Tensor] = self.model(self.before(x))
+        return found[:, : self.classes] if isinstance(found, Tensor) and self.classes is not None else found
+
 
 Form = Literal["onnx", "torch"]
 TOLERANCE = 1e-4
@@ -38,52 +155,6 @@ _LABEL = 'print(classes[session.run(None, {{"{name}": {name}[None]}})[0].argmax(
 _JUDGED = """logits, probabilities, known = session.run(None, {{"{name}": {name}[None]}})
 best = probabilities[0].argmax()
 print(classes[best], probabilities[0, best], "known" if known[0] else "unknown")"""
-_READ_IMAGE = 'image = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("{mode}"))'
-_READ_SOUND = """with wave.open("sound.wav") as file:
-    assert file.getparams()[:3] == (1, 2, {rate}), "convert it to one channel, 16 bits, {rate} samples per second"
-    sound = numpy.frombuffer(file.readframes(file.getnframes()), "<i2").astype(numpy.float32) / 32768"""
-_READ_SERIES = '{name} = numpy.load("{name}.npy").astype(numpy.{dtype})  # {shape}'
-
-
-class _Plan:
-    """How a model becomes a file: names of input and outputs, the steps before the model, how to use the file."""
-
-    def __init__(self, classifier: TrainedClassifier) -> None:
-        facts, draw = classifier.samples, torch.Generator().manual_seed(0)
-        self.classifier = classifier
-        self.before: nn.Module | None = None
-        self.resize: str | None = None
-        self.metadata = {"classes": json.dumps(classifier.classes)}
-        imports = ""
-        if isinstance(facts, ImageFacts):
-            assert classifier.recipe is not None
-            size = classifier.recipe.size
-            self.name, mode = "image", "RGB" if facts.channels == 3 else "L"
-            self.before, self.resize = Normalize(classifier.recipe), resizing_graph(facts, classifier.recipe)
-            self.example = torch.randint(256, (2, facts.channels, size, size), dtype=torch.uint8, generator=draw)
-            self.metadata["input"] = json.dumps({"mode": mode, "size": size})
-            imports, reading = "\nfrom PIL import Image, ImageOps", _READ_IMAGE.format(mode=mode)
-        elif facts.rate is not None:
-            self.name, self.before = "sound", Waveform() if facts.bands is None else LogEnergies(facts)
-            self.example = torch.randn(2, facts.rate // 4, generator=draw)
-            self.metadata["input"] = json.dumps({"rate": facts.rate})
-            imports, reading = ", wave", _READ_SOUND.format(rate=facts.rate)
-        elif facts.kind == "tokens":
-            self.name, self.example = "tokens", torch.randint(facts.width, (2, 24), generator=draw)
-            reading = _READ_SERIES.format(name="tokens", dtype="int64", shape="[time]")
-        else:
-            self.name, self.example = "series", torch.randn(2, 24, facts.width, generator=draw)
-            reading = _READ_SERIES.format(name="series", dtype="float32", shape=f"[time, {facts.width}]")
-        self.outputs = ("logits",) if classifier.judge is None else ("logits", "probabilities", "known")
-        result = (_LABEL if classifier.judge is None else _JUDGED).format(name=self.name)
-        self.usage = _USE.format(imports=imports, reading=reading, result=result)
-
-    def raw(self, sample: SampleLike) -> Tensor:
-        """A file or other sample as the ONNX file takes it, a batch of one."""
-        facts = self.classifier.samples
-        if isinstance(facts, ImageFacts):
-            return torch.from_numpy(np.array(open_image(sample, facts)))[None]
-        return (sound_input(sample, facts) if facts.rate is not None else sequence_input(sample, facts))[None]
 
 
 def export_classifier(
@@ -113,33 +184,34 @@ def export_classifier(
         to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
         progress: called with a line of text before each stage.
     """
-    plan = _Plan(classifier)
-    model = Portable(classifier.model, plan.before, len(classifier.classes), classifier.judge)
+    given = classifier.samples.exported(classifier.recipe)
+    model = Portable(classifier.model, given.before, len(classifier.classes), classifier.judge)
+    metadata = {"classes": json.dumps(classifier.classes), "usage": usage(classifier, path)}
+    if given.about is not None:
+        metadata["input"] = json.dumps(given.about)
     difference = export_model(
         model,
-        plan.example,
+        given.example,
         path,
         to,
-        {**plan.metadata, "usage": usage(classifier, path)},
-        name=plan.name,
-        outputs=plan.outputs,
-        any_length=plan.resize is None,
-        resize=plan.resize if to == "onnx" else None,
+        metadata,
+        name=given.name,
+        outputs=("logits",) if classifier.judge is None else ("logits", "probabilities", "known"),
+        any_length=given.resize is None,
+        resize=given.resize if to == "onnx" else None,
         progress=progress,
     )
-    if plan.resize is not None and to == "onnx":
-        facts, size, colours = classifier.samples, plan.example.shape[-1], plan.example.shape[1]
-        assert isinstance(facts, ImageFacts)
-        draw = torch.Generator().manual_seed(1)
-        for shape in ((size, size), (size + 7, 2 * size + 3), (facts.height or 2 * size, facts.width or 2 * size)):
-            images = torch.randint(256, (3, *shape, colours), dtype=torch.uint8, generator=draw)
-            difference = max(difference, check_export(classifier, path, images, batched=True))
+    for batch in given.raw if to == "onnx" else ():
+        difference = max(difference, check_export(classifier, path, batch, batched=True))
     return difference
 
 
 def usage(classifier: TrainedClassifier, path: str | os.PathLike[str]) -> str:
     """Python lines that classify a file with an exported model and without infssm."""
-    return _Plan(classifier).usage.replace("model.onnx", Path(path).name)
+    given = classifier.samples.exported(classifier.recipe)
+    result = (_LABEL if classifier.judge is None else _JUDGED).format(name=given.name)
+    text = _USE.format(imports=given.imports, reading=given.reading, result=result)
+    return text.replace("model.onnx", Path(path).name)
 
 
 def check_export(
@@ -155,11 +227,11 @@ def check_export(
     Returns the largest difference of a logit, relative to the largest one; raises where that exceeds ``tolerance``,
     which allows for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
     """
-    plan, largest = _Plan(classifier), 0.0
-    run = _session(Path(path), plan.name)
+    facts, largest = classifier.samples, 0.0
+    run = _session(Path(path), facts.exported(classifier.recipe).name)
     for batch in [list(samples)] if batched else [[sample] for sample in samples]:
         expected = classifier.logits(classifier.transform(batch)).float().cpu()
-        raw = torch.cat([plan.raw(sample) for sample in batch])
+        raw = torch.stack([facts.raw(sample) for sample in batch])
         difference = _difference(run(raw), expected, path)
         if difference > tolerance:
             named = f" for {batch[0]}" if isinstance(batch[0], (str, os.PathLike)) else ""

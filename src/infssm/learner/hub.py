@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from infssm._modality import modality_named
 from infssm.errors import CheckpointError, ConfigError
 from infssm.learner.config.fields import TASK0_KINDS
 from infssm.learner.config.load import load_config, to_dict, to_yaml
@@ -104,9 +105,9 @@ class HubLearner(_OnHub):
     def generate_model_card(self, *_: Any, **__: Any) -> ModelCard:
         """The card: what it knows, what was taught when, and how right it was on samples held out."""
         learner = self.learner
-        language = learner.modality == "language"
-        kind = {"images": "image-classification", "language": "text-generation"}.get(learner.modality or "")
-        data = ModelCardData(library_name="infssm", tags=_TAGS, pipeline_tag=kind)
+        language = not learner.has_classes
+        task = None if learner.modality is None else modality_named(learner.modality).hub_task
+        data = ModelCardData(library_name="infssm", tags=_TAGS, pipeline_tag=task)
         word, figure = ("domains", "bits per byte") if language else ("classes", "right on samples held out")
         use = "learner.generate(prompt, 100)" if language else "learner.predict(sample)  # label, probabilities, known"
         table = [f"| lesson | time | {word} (samples) | {figure} |", "|---|---|---|---|"]
@@ -185,14 +186,13 @@ class HubClassifier(_OnHub):
 
     def generate_model_card(self, *_: Any, **__: Any) -> ModelCard:
         """The card: what was trained, on what, how well it does on every task, and by which command."""
-        data = ModelCardData(
-            library_name="infssm", tags=_TAGS, pipeline_tag="image-classification", datasets=None, license=None
-        )
+        modality = self.classifier.modality
+        data = ModelCardData(library_name="infssm", tags=_TAGS, pipeline_tag=modality.hub_task)
         config, matrix = load_config(_public(self._run.config())), self._run.matrix()
         known = self.classifier.classes
         classes = ", ".join(known[:50]) + (" ..." if len(known) > 50 else "")
         part = "validation" if config.data.evaluate == "val" else "test"
-        values = matrix.class_incremental.values
+        values = matrix.finished
         table = ["| after task | " + " | ".join(f"task {t}" for t in range(len(values))) + " |"]
         table.append("|---" * (len(values) + 1) + "|")
         for step, row in enumerate(values):
@@ -200,7 +200,7 @@ class HubClassifier(_OnHub):
             table.append(f"| {step} | " + " | ".join(cells) + " |")
         text = f"""# {config.method.name} on {config.data.name}, {config.model.name}
 
-An image classifier that learned its classes in {config.data.num_tasks} tasks, one after the other, by the method
+A classifier that learned its classes in {config.data.num_tasks} tasks, one after the other, by the method
 `{config.method.name}` of infssm; this is the model after task {self._task}.
 It knows {len(known)} classes: {classes}.
 
@@ -212,8 +212,8 @@ HubClassifier.from_pretrained("THIS REPOSITORY").predict("image.png").label
 
 ## Accuracy
 
-Accuracy in percent on the {part} images of every task (columns) after every task (rows), predicted among all
-classes seen so far. Average accuracy (AA) {100 * matrix.aa:.2f}, average incremental accuracy
+Accuracy in percent on the {part} {modality.word} of every task (columns) after every task (rows), predicted
+among all classes seen so far. Average accuracy (AA) {100 * matrix.aa:.2f}, average incremental accuracy
 {100 * matrix.aia:.2f}, forgetting (FM) {100 * matrix.fm():.2f} points.
 
 {chr(10).join(table)}

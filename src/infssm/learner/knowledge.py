@@ -9,22 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infssm._batch import moved_to
 from infssm.data import Recipe, StreamFacts
 from infssm.errors import ConfigError
-from infssm.learner.calibration import Calibration, HeldOut, calibrate
+from infssm.learner.calibration import Calibration, HeldOut, calibrate, logits_by
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, to_dict
-from infssm.learner.modeling import OWN, OwnModel, build_method_and_recipe, known_facts
 from infssm.learner.predict import Prediction, predictions
 from infssm.learner.saving import Position, load_newest
 from infssm.learner.scoring import SCORES
+from infssm.learner.setup import OWN, OwnModel, build_method_and_recipe, known_facts
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import Versions
 from infssm.methods import Method
 from infssm.methods.core.head import Features, FittedHead
 from infssm.methods.core.passes import evaluating
 from infssm.methods.core.tasks import BatchLike
-from infssm.models.features import classifier_prefix, features, find_classifier, output_layer
+from infssm.models.features import classifier_prefix, features, find_classifier
 from infssm.ssm import unwrap
 
 
@@ -162,7 +163,7 @@ class Knowledge:
         known, facts = self.taught()
         label, fewer = facts.classes.index(name), facts.without(facts.classes.index(name))
         device, weights = str(known.context.device), resting_weights(known, with_classifier=self.trained)
-        # A copy forgets: this one stays as it is, for who predicts with it, and in case that nothing can be written.
+        # A copy forgets: this one still serves predictions, and remains if nothing can be written.
         method, _ = _opened(self.config, facts, device, weights, {**known.state_dict(), "head": None}, self.own)
         for component in method.components:
             component.forget(label)
@@ -202,11 +203,8 @@ class Knowledge:
         There are no distances without a fitted head.
         """
         method, facts = self.taught()
-        head, rows = method.head, rows.to(method.context.device)
-        if isinstance(head, FittedHead):
-            return head.fitted_module(rows).cpu(), head.distances(rows)
-        logits: Tensor = output_layer(unwrap(method.module))(rows)
-        return logits[:, : len(facts.classes)].cpu(), head.distances(rows)
+        logits = logits_by(method.head, rows)[:, : len(facts.classes)]
+        return logits.cpu(), method.head.distances(rows.to(method.context.device))
 
     def judge(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and probabilities ``[b, K]`` of features ``[b, d]``, and which of them are like some class ``[b]``."""
@@ -224,13 +222,8 @@ class Knowledge:
     def features(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Features ``[b, d]`` of model input ``[b, ...]``, on the CPU."""
         method, _ = self.taught()
-        like = next(method.module.parameters())
-        given = {"x": x} if isinstance(x, Tensor) else x
-        moved = {k: v.to(like.device, like.dtype if v.is_floating_point() else None) for k, v in given.items()}
         views = method.head.views if isinstance(method.head, FittedHead) else None
-        single = moved["x"] if isinstance(x, Tensor) else moved
-        found = features(unwrap(method.module), single) if views is None else views(unwrap(method.module), single)
-        return found.float().cpu()
+        return (views or features)(unwrap(method.module), moved_to(method.module, x)).float().cpu()
 
     @torch.no_grad()
     def features_of(self, loader: Iterable[BatchLike]) -> tuple[Tensor, Tensor]:

@@ -11,32 +11,39 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from infssm.data import ImageFacts, SequenceFacts, Task, in_bands
+from infssm.data import ImageFacts, SampleFacts, Task, TokenFacts, in_bands
+from infssm.data.facts import SampleLike
 from infssm.data.sets.text import open_tokenizer
 from infssm.errors import ConfigError, DataError
-from infssm.learner.calibration import held_out_scores
+from infssm.learner.calibration import Shift, held_out_scores, shift
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.config.resolve import resolve, settings_for, with_packaged
 from infssm.learner.evaluate import Evaluation
 from infssm.learner.events import Control, Listener
 from infssm.learner.knowledge import Knowledge, Lesson
-from infssm.learner.lessons import bits_of, examine, sample_counts, teach
+from infssm.learner.lessons import (
+    TaughtTask,
+    as_dataset,
+    as_task,
+    bits_of,
+    examine,
+    for_testing,
+    from_stream,
+    sample_counts,
+    teach,
+)
 from infssm.learner.metrics import Confusion
-from infssm.learner.modeling import OWN, OwnModel
-from infssm.learner.predict import Prediction, Stream, TrainedClassifier, load_classifier
-from infssm.learner.reading import SampleLike, token_input
-from infssm.learner.setup import Setup
-from infssm.learner.shift import Shift, shift
+from infssm.learner.predict import Prediction, Predictor, Stream, TrainedClassifier, load_classifier
+from infssm.learner.setup import OWN, OwnModel, Setup
 from infssm.learner.store.directory import RunDirectory
 from infssm.learner.store.versions import POINTER, Versions
-from infssm.learner.teaching import TaughtTask, as_dataset, as_task, fitting, for_testing, from_stream
 from infssm.methods import parse_name
 from infssm.models.features import find_classifier
 from infssm.models.generate import generate
@@ -50,7 +57,7 @@ Text = TypeVar("Text", str, Tensor)
 """Text, or ids of its tokens."""
 
 
-class Learner:
+class Learner(Predictor):
     """A model that can be taught new classes, and more of known ones, at any time.
 
     ```python
@@ -95,24 +102,21 @@ class Learner:
             raise ConfigError(f"unknown={unknown} must lie between 0 and 1: it is a share of samples")
         self._samples: ImageFacts | None = None
         own: OwnModel | None = None
-        name: str | None = None
         if isinstance(model, nn.Module):
             if weights is not None:
                 raise ConfigError("a module of your own has its weights: load them into it, and leave weights out")
             find_classifier(model)
-            own, name = OwnModel(model, transform), f"{OWN}{type(model).__name__}"
+            own, model = OwnModel(model, transform), f"{OWN}{type(model).__name__}"
         elif transform is not None:
             raise ConfigError("transform is for a module of your own: other models have their own preprocessing")
-        else:
-            name = model
-        chosen = {} if name is None else {"name": name}
-        if weights is not None:
-            chosen["weights"] = os.fspath(weights)
+        chosen = {"name": model, "weights": None if weights is None else os.fspath(weights)}
+        given: dict[str, Any] = {"model": {key: value for key, value in chosen.items() if value is not None}}
         # In this order: a name that is merged later would drop the options of the model that it replaces.
-        given = merge({"method": {"name": method}, "model": chosen, "seed": seed}, dict(settings or {}))
-        if str(weights) in PACKAGED_FOR:
-            given, self._samples = with_packaged(given, str(weights))
-        if parse_name(given["method"]["name"]).base.freezes and (weights is not None or own is not None):
+        given = merge({"method": {"name": method}, **given, "seed": seed}, dict(settings or {}))
+        config = load_config(given)  # refuses what is no setting before it is looked at
+        if config.model.weights is not None and config.model.weights in PACKAGED_FOR:
+            given, self._samples = with_packaged(given, config.model.weights)
+        if parse_name(config.method.name).base.freezes and (config.model.weights is not None or own is not None):
             given = merge({"train": {"task0": "skip"}}, given)
         if "classes" not in given["model"]:
             given = merge(given, {"model": {"classes": "grow"}})
@@ -175,6 +179,11 @@ class Learner:
         return facts.classes if self._now.has_classes else tuple(dict.fromkeys(facts.domains))
 
     @property
+    def has_classes(self) -> bool:
+        """Whether it knows classes; a language model knows domains of text."""
+        return self._now.has_classes
+
+    @property
     def history(self) -> tuple[Lesson, ...]:
         """What was taught, oldest first."""
         return self._now.history
@@ -198,7 +207,7 @@ class Learner:
         return TrainedClassifier(method.module, facts.classes, facts.samples, self._now.recipe, self._now.judge)
 
     @property
-    def samples(self) -> ImageFacts | SequenceFacts:
+    def samples(self) -> SampleFacts:
         """What its images or sequences are like."""
         return self._now.taught()[1].samples
 
@@ -254,31 +263,16 @@ class Learner:
             given, pretrained = settings_for(dataset, self._given)
             samples = pretrained or samples
             config = resolve(load_config(given))
-            if isinstance(samples, SequenceFacts):
+            if config.data.bands is not None:
                 samples = in_bands(dataset, config.data.bands).facts
-        dataset = fitting(dataset, samples, self._now.recipe)
+        dataset = samples.fit(dataset, self._now.recipe)
         return as_task(dataset, facts, name, samples=samples), config, name
 
     # Using it.
 
-    @overload
-    def predict(self, samples: list[SampleLike], *, batch_size: int = 64) -> list[Prediction]: ...
-    @overload
-    def predict(self, samples: SampleLike, *, batch_size: int = 64) -> Prediction: ...
-    @torch.no_grad()
-    def predict(self, samples: SampleLike | list[SampleLike], *, batch_size: int = 64) -> Prediction | list[Prediction]:
-        """The most probable class, probabilities of all, and whether the sample is like those of any class.
-
-        Args:
-            samples: an image, sound or series, or a list of them: files, arrays or PIL images.
-            batch_size: samples of a list that are classified at once.
-        """
-        if not isinstance(samples, list):
-            return self.predict([samples], batch_size=batch_size)[0]
-        now, classifier, found = self._now, self.classifier, list[Prediction]()
-        for start in range(0, len(samples), batch_size):
-            found += now.predictions(now.features(classifier.transform(samples[start : start + batch_size])))
-        return found
+    def _answer(self) -> Callable[[list[SampleLike]], list[Prediction]]:
+        now, classifier = self._now, self.classifier
+        return lambda samples: now.predictions(now.features(classifier.transform(samples)))
 
     def stream(self) -> Stream[Prediction]:
         """Predictions on a sound or series while it arrives, chunk by chunk, in constant memory.
@@ -294,7 +288,7 @@ class Learner:
         now, classifier = self._now, self.classifier
         bare = copy.copy(unwrap(classifier.model))  # shares all layers but the classifier, which lets features through
         place = find_classifier(bare)
-        if place.owner is bare and not isinstance(classifier.samples, ImageFacts):
+        if place.owner is bare:
             bare._modules = {**bare._modules, place.name: nn.Identity()}
         return Stream(bare, classifier.samples, lambda rows: now.predictions(rows.float())[0])
 
@@ -312,11 +306,11 @@ class Learner:
             seed: of the random draws; None draws differently every time.
         """
         method, facts = self._now.taught()
-        if self._now.has_classes or not isinstance(facts.samples, SequenceFacts):
+        if self._now.has_classes or not isinstance(facts.samples, TokenFacts):
             raise ConfigError(f"{self.modality} have classes: a language model generates, use predict")
         path = self.config.data.options.get("tokenizer") if isinstance(prompt, str) else None
         tokenizer = None if path is None else open_tokenizer(path)
-        ids = token_input(prompt, facts.samples, tokenizer)
+        ids = facts.samples.read_prompt(prompt, tokenizer)
         draws = None if seed is None else torch.Generator().manual_seed(seed)
         found = generate(unwrap(method.module), ids, length, temperature, top_p, draws).cpu()
         if tokenizer is not None:
@@ -331,13 +325,13 @@ class Learner:
         Of data with an official test part that part alone is used; of a language model, bits of text are measured.
         """
         method, facts = self._now.taught()
-        dataset = fitting(as_dataset(data, labels, self.config.data), facts.samples, self._now.recipe)
+        dataset = facts.samples.fit(as_dataset(data, labels, self.config.data), self._now.recipe)
         if self._now.has_classes and (unknown := sorted(set(dataset.classes) - set(facts.classes))):
             raise DataError(
                 f"the learner does not know the class {unknown[0]!r}: teach it, or leave it out of the test"
             )
         test = for_testing(dataset, facts)
-        setup = Setup(self.config, test, facts, self._now.recipe, None, method)
+        setup = Setup(self.config, test, facts, self._now.recipe, method)
         if not self._now.has_classes:
             nothing = Confusion(np.zeros((0, 0), dtype=np.int64), (), ())
             return Evaluation(math.nan, {}, nothing, math.nan, bits_of(setup, test.task, "test"))

@@ -217,7 +217,7 @@ class Loop:
         )
         self.listen(EpochDone(task.index, epoch, value))
         best = position.best["value"] if position.best else None
-        if train.select_best and self.setup.measure.improves(value, best):
+        if train.select_best and self.setup.quantity.improves(value, best):
             name = f"best_{task.index:02}_{epoch:03}.ckpt"
             if self.fabric.is_global_zero:
                 save_best(self.run.checkpoints / name, self.setup)
@@ -241,7 +241,7 @@ class Loop:
         row = evaluate_seen(self.fabric, setup, task.index, count)
         if confusion is not None:
             confusion = self.fabric.all_reduce(confusion, reduce_op="sum")
-        measure = setup.measure
+        quantity = setup.quantity
         values = [s.value for s in row]
         inside = [s.task_incremental for s in row if isinstance(s, Accuracy)]
         ahead = evaluate_ahead(self.fabric, setup, task.index)
@@ -252,14 +252,14 @@ class Loop:
             inside or None,
             samples=[s.count for s in row],
             ahead=ahead,
-            tokens=[s.tokens for s in bits] if measure == BITS_PER_BYTE else None,
+            tokens=[s.tokens for s in bits] if quantity == BITS_PER_BYTE else None,
         )
         progress.tick()
         self.write(
             {
                 "kind": "task",
                 "task": task.index,
-                measure.key: values,
+                quantity.key: values,
                 **({"task_accuracy": inside} if inside else {}),
                 **({"bits_per_token": [s.bits_per_token for s in bits]} if bits else {}),
                 **({"r2": [s.r2 for s in errors]} if errors else {}),
@@ -279,13 +279,13 @@ class Loop:
 
     def report_task(self, task: Task, values: Sequence[float], chosen: Mapping[str, float]) -> None:
         """Tell the listener what was measured of each task so far, and what the method chose automatically."""
-        measure, aa = self.setup.measure, self.progress.matrix.aa
+        quantity, aa = self.setup.quantity, self.progress.matrix.aa
         part = "validation " if self.setup.config.data.evaluate == "val" else ""
-        shown = " ".join(f"{100 * v:.1f}" if measure == ACCURACY else measure.show(v) for v in values)
-        mean = f"AA {100 * aa:.2f} %" if measure == ACCURACY else f"mean {measure.show(aa)}"
+        shown = " ".join(f"{100 * v:.1f}" if quantity == ACCURACY else quantity.show(v) for v in values)
+        mean = f"AA {100 * aa:.2f} %" if quantity == ACCURACY else f"mean {quantity.show(aa)}"
         if self.setup.config.data.online:
             mean += f", along the stream {100 * self.progress.matrix.online:.2f} %"
-        self.listen(Note(f"task {task.index + 1} done: {part}{measure.title} per task {shown}, {mean}"))
+        self.listen(Note(f"task {task.index + 1} done: {part}{quantity.title} per task {shown}, {mean}"))
         if chosen:
             options = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
             self.listen(Note(f"  chosen automatically: {options}"))

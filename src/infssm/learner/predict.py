@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar, overload
@@ -10,15 +11,14 @@ from typing import Generic, NamedTuple, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from infssm._batch import inputs_of
-from infssm._modality import pad
-from infssm.data import ImageFacts, Recipe, SequenceFacts, StreamFacts
-from infssm.data.spectra import FrameStream
+from infssm._batch import model_input, moved_to, run_model
+from infssm._modality import Modality, modality_of
+from infssm.data import Recipe, SampleFacts, SequenceFacts, StreamFacts
+from infssm.data.facts import SampleLike
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.load import load_config
-from infssm.learner.modeling import build_method_and_recipe, known_facts, load_weights
-from infssm.learner.reading import SampleLike, model_input, sequence_input, sound_input
 from infssm.learner.scoring import SCORES
+from infssm.learner.setup import build_method_and_recipe, known_facts, load_weights
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 from infssm.models import Backbone, LanguageModel
@@ -58,8 +58,39 @@ def predictions(
     return found
 
 
+class Predictor(ABC):
+    """What can be asked for the class of a sample."""
+
+    @overload
+    def predict(self, samples: list[SampleLike], *, batch_size: int = 64) -> list[Prediction]: ...
+    @overload
+    def predict(self, samples: SampleLike, *, batch_size: int = 64) -> Prediction: ...
+    def predict(self, samples: SampleLike | list[SampleLike], *, batch_size: int = 64) -> Prediction | list[Prediction]:
+        """The most probable class, and the probabilities of all, of a sample or of each of a list.
+
+        An image is the path of a file, a PIL image, or uint8 pixels ``[height, width]`` or ``[height, width, 3]`` as an
+        array or a tensor. A sound is the path of a wav file or a waveform ``[samples]``; a series is numbers ``[time,
+        width]`` or the path of an .npy or .csv file of them. A learner's probabilities are calibrated, and it also says
+        whether the sample is like those of any class; those of a run are the softmax of the logits: how sure the model
+        is, not how right. Values that are NaN or infinite raise :class:`~infssm.errors.DataError`.
+
+        Args:
+            samples: one, or a list.
+            batch_size: samples of a list that are classified at once.
+        """
+        if not isinstance(samples, list):
+            return self.predict([samples])[0]
+        answer = self._answer()
+        batches = (samples[start : start + batch_size] for start in range(0, len(samples), batch_size))
+        return [prediction for batch in batches for prediction in answer(batch)]
+
+    @abstractmethod
+    def _answer(self) -> Callable[[list[SampleLike]], list[Prediction]]:
+        """From a batch to predictions, by what is known now."""
+
+
 @dataclass(frozen=True)
-class TrainedClassifier:
+class TrainedClassifier(Predictor):
     """A trained model, its classes and its preprocessing.
 
     Attributes:
@@ -73,49 +104,35 @@ class TrainedClassifier:
 
     model: nn.Module
     classes: tuple[str, ...]
-    samples: ImageFacts | SequenceFacts
+    samples: SampleFacts
     recipe: Recipe | None
     judge: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+
+    @property
+    def modality(self) -> Modality:
+        """What kind of data it reads."""
+        return modality_of(self.samples.kind, len(self.classes))
 
     def transform(self, images: Sequence[SampleLike]) -> Tensor | Mapping[str, Tensor]:
         """Images of any kind that :meth:`predict` takes to model input ``[n, channels, size, size]``.
 
         Sounds and series to ``[n, time, width]``; of different lengths to keyword arguments ``x`` and ``mask``.
         """
-        if isinstance(self.samples, SequenceFacts):
-            facts = self.samples
-            return inputs_of(*pad([sequence_input(sample, facts) for sample in images]))
-        assert self.recipe is not None
-        return torch.stack([model_input(image, self.samples, self.recipe) for image in images])
+        read = [self.samples.read(sample, self.recipe) for sample in images]
+        return model_input(self.modality.collate(read, torch.zeros(len(read))))
 
     @torch.no_grad()
     def logits(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Model input ``[n, ...]`` to logits of the classes learnt: ``[n, len(classes)]``."""
-        like = next(self.model.parameters())
-        given = x if isinstance(x, Mapping) else {"x": x}
-        first, *others = (v.to(like.device, like.dtype if v.is_floating_point() else None) for v in given.values())
-        output: Tensor = self.model(first, *others)
+        output: Tensor = run_model(self.model, moved_to(self.model, x))
         return output[:, : len(self.classes)]
 
-    @overload
-    def predict(self, images: SampleLike, *, batch_size: int = 64) -> Prediction: ...
-    @overload
-    def predict(self, images: list[SampleLike], *, batch_size: int = 64) -> list[Prediction]: ...
-    def predict(self, images: SampleLike | list[SampleLike], *, batch_size: int = 64) -> Prediction | list[Prediction]:
-        """Classes and probabilities of an image, or of a list of images; likewise of sounds and series.
+    def _answer(self) -> Callable[[list[SampleLike]], list[Prediction]]:
+        def answer(samples: list[SampleLike]) -> list[Prediction]:
+            logits = self.logits(self.transform(samples)).float().cpu()
+            return predictions(self.classes, logits, logits.softmax(1))
 
-        An image is the path of a file, a PIL image, or uint8 pixels ``[height, width]`` or ``[height, width, 3]`` as an
-        array or a tensor. A sound is the path of a wav file or a waveform ``[samples]``; a series is numbers ``[time,
-        width]`` or the path of an .npy or .csv file of them. Probabilities are the softmax of the logits: how sure the
-        model is, not how right. Values that are NaN or infinite raise :class:`~infssm.errors.DataError`.
-        """
-        if not isinstance(images, list):
-            return self.predict([images])[0]
-        found = list[Prediction]()
-        for start in range(0, len(images), batch_size):
-            logits = self.logits(self.transform(images[start : start + batch_size])).float().cpu()
-            found += predictions(self.classes, logits, logits.softmax(1))
-        return found
+        return answer
 
 
 def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, device: str = "cpu") -> TrainedClassifier:
@@ -177,8 +194,8 @@ class Stream(Generic[P]):
         predict: from logits ``[1, classes]`` to a prediction.
     """
 
-    def __init__(self, model: nn.Module, samples: ImageFacts | SequenceFacts, predict: Callable[[Tensor], P]) -> None:
-        if isinstance(samples, ImageFacts):
+    def __init__(self, model: nn.Module, samples: SampleFacts, predict: Callable[[Tensor], P]) -> None:
+        if not isinstance(samples, SequenceFacts):
             raise ConfigError("an image is not a sequence that arrives in chunks: use predict")
         if not isinstance(model, Backbone):
             raise ConfigError(
@@ -189,9 +206,7 @@ class Stream(Generic[P]):
             raise ConfigError("a language model predicts the next token instead of a class: use generate")
         self.model, self.samples, self._predict = model, samples, predict
         self.state = model.initial_state(1)
-        self._frames = None
-        if samples.rate is not None and samples.bands is not None:
-            self._frames = FrameStream(samples.rate, samples.bands)
+        self._frames = samples.frames()
 
     @torch.no_grad()
     def push(self, chunk: SampleLike) -> P:
@@ -202,8 +217,8 @@ class Stream(Generic[P]):
                 ``[time]``; any number of them, at least one.
         """
         if self._frames is None:
-            return self._predict(self._advance(sequence_input(chunk, self.samples)))
-        complete, open_frames = self._frames.push(sound_input(chunk, self.samples))
+            return self._predict(self._advance(self.samples.read(chunk)))
+        complete, open_frames = self._frames.push(self.samples.raw(chunk))
         if len(complete):
             self._advance(complete)
         # Later samples will change the other frames, so the state after them is not kept.
@@ -215,5 +230,4 @@ class Stream(Generic[P]):
         return logits
 
     def _batch(self, tokens: Tensor) -> Tensor:
-        like = next(self.model.parameters())
-        return tokens[None].to(like.device, like.dtype if tokens.is_floating_point() else None)
+        return moved_to(self.model, tokens[None])

@@ -14,13 +14,7 @@ from infssm.learner.store.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Result:
-    """A complete run, read from its directory. Measures are fractions.
-
-    Attributes:
-        path: the run directory.
-        config: what was run.
-        matrix: accuracy on every task after every task.
-    """
+    """A complete run, read from its directory: its settings, and accuracy on every task after every task."""
 
     path: Path
     config: RunConfig

@@ -17,7 +17,7 @@ from torch import Tensor
 from infssm._batch import IGNORED
 from infssm.data import Batch, Dataset, Task, TaskStream, Tokens
 from infssm.data.loader import Part
-from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE, Measure
+from infssm.learner.metrics import ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE, Quantity
 
 
 @dataclass(frozen=True)
@@ -26,23 +26,24 @@ class Score(ABC):
 
     size: ClassVar[int]
     """Length of :meth:`counts`."""
+    unit: ClassVar[Quantity]
     has_classes: ClassVar[bool] = False
     """Whether samples have classes, which can be mistaken for each other."""
 
     @staticmethod
     @abstractmethod
-    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:
-        """Sums over one batch, float64 [size]; predictions are among the first ``seen`` columns of the logits."""
+    def counts(logits: Tensor, batch: Batch, task: Task, part: Part, seen: int) -> Tensor:
+        """Sums over a batch of a part of a task, float64 [size]; the first ``seen`` columns of the logits compete."""
 
     @classmethod
     @abstractmethod
     def of(cls, counts: Sequence[float]) -> Score:
         """The score from the counts summed over all batches and processes; NaN without samples."""
 
-    @staticmethod
-    @abstractmethod
-    def measure(stream: TaskStream) -> Measure:
-        """The measure that the matrix of a stream is in."""
+    @classmethod
+    def quantity(cls, stream: TaskStream) -> Quantity:  # noqa: ARG003 - bits depend on what is known of the text
+        """What the cells of a stream's matrix are."""
+        return cls.unit
 
     @staticmethod
     @abstractmethod
@@ -52,7 +53,7 @@ class Score(ABC):
     @property
     @abstractmethod
     def value(self) -> float:
-        """The number that enters the matrix, in the unit of :meth:`measure`."""
+        """The number that enters the matrix, in the unit of :meth:`quantity`."""
 
     @property
     @abstractmethod
@@ -69,10 +70,11 @@ class Accuracy(Score):
     images: int
 
     size = 3
+    unit = ACCURACY
     has_classes = True
 
     @staticmethod
-    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:
+    def counts(logits: Tensor, batch: Batch, task: Task, part: Part, seen: int) -> Tensor:  # noqa: ARG004
         """Right answers, right answers among the task's own classes, images."""
         y, classes = batch.y, task.classes
         inside = logits[:, classes.start : classes.stop].argmax(1) + classes.start
@@ -84,11 +86,6 @@ class Accuracy(Score):
         """Fractions."""
         right, inside, images = counts
         return cls(right / images, inside / images, int(images)) if images else cls(math.nan, math.nan, 0)
-
-    @staticmethod
-    def measure(stream: TaskStream) -> Measure:  # noqa: ARG004 - the same for all
-        """The accuracy."""
-        return ACCURACY
 
     @staticmethod
     def guess(stream: TaskStream, part: Part) -> list[float]:  # noqa: ARG004 - the same for all
@@ -132,11 +129,11 @@ class Bits(Score):
     size = 3
 
     @staticmethod
-    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:  # noqa: ARG004 - any token can follow
+    def counts(logits: Tensor, batch: Batch, task: Task, part: Part, seen: int) -> Tensor:  # noqa: ARG004 - any token can follow
         """Sum of bits, tokens, bytes."""
         y = batch.y.flatten()
         nats = F.cross_entropy(logits.float().flatten(0, 1), y, ignore_index=IGNORED, reduction="none").double().sum()
-        known, text = _text_bytes(task.test.dataset), 0
+        known, text = _text_bytes(getattr(task, part).dataset), 0
         if known is not None and batch.index is not None:
             text = int(known[batch.index.numpy()].sum())
         return torch.stack([nats / math.log(2), (y != IGNORED).sum().double(), nats.new_tensor(text)])
@@ -151,8 +148,8 @@ class Bits(Score):
         per_byte = bits / text if text else math.nan
         return cls(per_byte, mean, 2**mean if mean < 1000 else math.inf, int(tokens), int(text))
 
-    @staticmethod
-    def measure(stream: TaskStream) -> Measure:
+    @classmethod
+    def quantity(cls, stream: TaskStream) -> Quantity:
         """Bits per byte, which different tokenizers can be compared by; per token where the bytes are unknown."""
         return BITS_PER_TOKEN if _text_bytes(stream.dataset) is None else BITS_PER_BYTE
 
@@ -198,9 +195,10 @@ class Errors(Score):
     samples: int
 
     size = 4
+    unit = RMSE
 
     @staticmethod
-    def counts(logits: Tensor, batch: Batch, task: Task, seen: int) -> Tensor:  # noqa: ARG004 - there are no classes
+    def counts(logits: Tensor, batch: Batch, task: Task, part: Part, seen: int) -> Tensor:  # noqa: ARG004 - there are no classes
         """Samples, sum of squared errors, sum of targets and of their squares."""
         y = batch.y.double()
         errors = logits[:, 0].double() - y
@@ -214,11 +212,6 @@ class Errors(Score):
             return cls(math.nan, math.nan, 0)
         spread = squares - total**2 / samples
         return cls(math.sqrt(errors / samples), 1 - errors / spread if spread > 0 else math.nan, int(samples))
-
-    @staticmethod
-    def measure(stream: TaskStream) -> Measure:  # noqa: ARG004 - the same for all
-        """The root mean squared error, in the unit of the targets."""
-        return RMSE
 
     @staticmethod
     def guess(stream: TaskStream, part: Part) -> list[float]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from infssm._memory import describe_bytes, memory_here
+from infssm._machine import describe_bytes, memory_here
 from infssm._registry import Registry, shorten
 from infssm.errors import ConfigError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infssm._memory import RUNS_AT_ONCE, cores_here, memory_here
+from infssm._machine import RUNS_AT_ONCE, cores_here, memory_here
 from infssm.bench.executors import Experiment, InProcess, LocalProcesses, gather, make_plan, results
 from infssm.bench.executors.local import describe_exit
 from infssm.bench.executors.worker import Reporter

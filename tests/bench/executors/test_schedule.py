@@ -11,8 +11,7 @@ import pytest
 from infssm.bench.executors import Experiment, Finished, LostError
 from infssm.bench.executors.schedule import Schedule
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order
-from infssm.learner.display import LiveScreen, Screen
-from infssm.learner.events import Interrupted, Note, RunBegan, StepDone, TaskEnded
+from infssm.learner.events import Interrupted, LiveScreen, Note, RunBegan, Screen, StepDone, TaskEnded
 from tests.learner.tiny import tiny_config
 
 

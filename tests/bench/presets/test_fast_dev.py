@@ -17,7 +17,7 @@ def test_preset_runs(name, folder):
     config = fast_dev_config(load_config(load_preset(name).values), folder)
     result = run(config, quiet=True)  # presets that are alike in miniature are one run
     assert result.matrix.num_tasks == (1 if config.data.online else 2)  # without told boundaries it is one task
-    assert result.matrix.measure.allows(result.aa)
+    assert result.matrix.quantity.allows(result.aa)
     assert result.weights.exists()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from infssm.errors import ConfigError
 from infssm.learner.loop import weights_of
-from infssm.learner.modeling import load_weights
+from infssm.learner.setup import load_weights
 from infssm.methods import Method, attach, build_method, parse_name
 from infssm.methods.heads.trained import CosineClassifier
 from infssm.models import find_classifier

@@ -9,8 +9,7 @@ from typing import Protocol
 from infssm.bench.experiment import Experiment
 from infssm.bench.running import forget_task0, run
 from infssm.errors import InfssmError
-from infssm.learner.display import choose_screen
-from infssm.learner.events import Control, Event, Interrupted, TaskEnded
+from infssm.learner.events import Control, Event, Interrupted, TaskEnded, choose_screen
 from infssm.learner.result import Result
 
 Watch = Callable[[Experiment, int, float], bool]

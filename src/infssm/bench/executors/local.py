@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 
 import torch
 
-from infssm._memory import RUNS_AT_ONCE
+from infssm._machine import RUNS_AT_ONCE
 from infssm.bench.executors.schedule import PoolExecutor
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order, Reporter, carry_out
 from infssm.errors import ConfigError

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infssm._memory import RUNS_AT_ONCE
+from infssm._machine import RUNS_AT_ONCE
 from infssm.bench.executors.schedule import PoolExecutor
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order, Reporter, carry_out
 from infssm.bench.experiment import Experiment
 from infssm.errors import ConfigError
 from infssm.learner.config.load import to_yaml
-from infssm.learner.store.directory import RunDirectory
-from infssm.learner.store.parcel import pack, unpack
+from infssm.learner.store.directory import RunDirectory, pack, unpack
 
 _MOMENT = 0.2
 """Seconds between two polls of the cluster."""

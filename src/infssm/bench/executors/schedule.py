@@ -14,8 +14,17 @@ from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
 from infssm.data import Split
 from infssm.errors import InfssmError
-from infssm.learner.display import Display, Screen, choose_screen
-from infssm.learner.events import Control, Interrupted, RunBegan, RunEnded, TaskEnded, stop_on_signals
+from infssm.learner.events import (
+    Control,
+    Display,
+    Interrupted,
+    RunBegan,
+    RunEnded,
+    Screen,
+    TaskEnded,
+    choose_screen,
+    stop_on_signals,
+)
 from infssm.learner.result import Result
 from infssm.learner.setup import check_data
 from infssm.learner.store.directory import RunDirectory

@@ -59,7 +59,7 @@ def legend(rows: Sequence[Row]) -> str:
 
 def headline(matrix: AccuracyMatrix, log: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Titles and values of the tiles of a run's report; ``log`` holds the lines of its log."""
-    values, measure = matrix.summary(), matrix.measure
+    values, measure = matrix.summary(), matrix.quantity
     tiles = {measure.title: "aa"}
     if measure == ACCURACY:
         tiles = {"AA, %": "aa", "AIA, %": "aia", "FM, points": "fm"}

@@ -13,7 +13,7 @@ from infssm.bench.reports.metrics import headline
 from infssm.bench.reports.text import render
 from infssm.data.files import shown
 from infssm.errors import InfssmError
-from infssm.learner.metrics import ACCURACY, Measure
+from infssm.learner.metrics import ACCURACY, Quantity
 from infssm.learner.store import layout
 from infssm.learner.store.directory import RunDirectory
 
@@ -83,7 +83,7 @@ def render_report(run: RunDirectory) -> str:
 def charts(run: RunDirectory) -> list[Chart]:
     """All charts of a run."""
     matrix, metrics, classes = run.matrix(), run.metrics(), run.names_per_task()
-    measure, domains = matrix.measure, matrix.of_domains
+    measure, domains = matrix.quantity, matrix.of_domains
     decided = "Domains to come are tested too." if domains else "Decided among all classes seen so far."
     heat = accuracy_map(matrix.all_values, classes, measure)
     drawn = [Chart("matrix", f"{measure.title.capitalize()} after each task, {measure.unit}", heat, decided, classes)]
@@ -133,7 +133,7 @@ def charts(run: RunDirectory) -> list[Chart]:
     return drawn
 
 
-def mean_chart(series: Sequence[Series], measure: Measure) -> Lines:
+def mean_chart(series: Sequence[Series], measure: Quantity) -> Lines:
     """Means over the tasks seen, after each task, as shown."""
     accuracy = measure == ACCURACY
     top = 102.0 if accuracy else 1.05 * max((v for one in series for v in one.y), default=1.0)
@@ -141,13 +141,13 @@ def mean_chart(series: Sequence[Series], measure: Measure) -> Lines:
     return Lines(series, "after task", "AA, %" if accuracy else measure.title, x_ticks=ticks, y_range=(0, top))
 
 
-def forgetting_chart(groups: Sequence[tuple[str, Sequence[float]]], measure: Measure) -> Bars:
+def forgetting_chart(groups: Sequence[tuple[str, Sequence[float]]], measure: Quantity) -> Bars:
     """Forgetting of each task but the last, as shown."""
     labels = [str(task + 1) for task in range(len(groups[0][1]))]
     return Bars(labels, groups, "task", f"forgetting, {measure.change}")
 
 
-def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Measure = ACCURACY) -> HeatMap:
+def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Quantity = ACCURACY) -> HeatMap:
     """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, where they are known."""
 
     def where(i: int, j: int) -> str:

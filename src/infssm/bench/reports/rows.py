@@ -11,7 +11,7 @@ import numpy as np
 
 from infssm._registry import suggest
 from infssm.errors import ConfigError
-from infssm.learner.metrics import ACCURACY, AccuracyMatrix, Measure, Summary
+from infssm.learner.metrics import ACCURACY, AccuracyMatrix, Quantity, Summary
 
 _TESTED = ("aa", "fm")
 _WILCOXON = 6
@@ -42,9 +42,9 @@ class Row:
     names_per_task: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> Quantity:
         """What the matrices hold."""
-        return self.matrices[0].measure
+        return self.matrices[0].quantity
 
     @property
     def aa_curve(self) -> list[float]:

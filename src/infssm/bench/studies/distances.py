@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from infssm._timing import measure, num_threads
+from infssm._machine import measure, num_threads
 from infssm.bench.studies.study import Study, axes, register_study
 from infssm.ops import backend_report
 from infssm.ssm import StateSpace, distance, gram, list_distances

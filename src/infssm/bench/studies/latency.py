@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from infssm._timing import measure
+from infssm._machine import measure
 from infssm.bench.presets import paper_numbers
 from infssm.bench.studies.study import Study, axes, choose_kinds, register_study
 from infssm.errors import ConfigError

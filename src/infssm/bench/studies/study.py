@@ -21,8 +21,7 @@ from infssm.errors import ConfigError
 from infssm.learner.config.fields import RunConfig
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.evaluate import evaluate
-from infssm.learner.modeling import load_weights
-from infssm.learner.setup import Setup, build
+from infssm.learner.setup import Setup, build, load_weights
 from infssm.learner.store.directory import RunDirectory
 from infssm.methods import Method
 from infssm.ssm import StateSpace, list_distances, record_states

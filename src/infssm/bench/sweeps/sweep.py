@@ -19,7 +19,7 @@ from infssm.bench.sweeps.space import ends_of, overrides_of, parse_space
 from infssm.bench.sweeps.trials import Trial, Trials, propose
 from infssm.errors import ConfigError, DivergedError, InfssmError
 from infssm.learner.config.load import load_config, to_dict
-from infssm.learner.metrics import ACCURACY, Measure
+from infssm.learner.metrics import ACCURACY, Quantity
 from infssm.learner.scoring import score_of
 from infssm.learner.setup import load_stream
 from infssm.learner.store.directory import RunDirectory
@@ -93,10 +93,10 @@ class Sweep:
         return Trials(self.folder, self.space, self._identity, self._seed, self.measure.sign)
 
     @cached_property
-    def measure(self) -> Measure:
+    def measure(self) -> Quantity:
         """What is searched for: accuracy, or bits of language, of which fewer are better."""
         stream = load_stream(self.first_trial()[0].config)
-        return score_of(stream).measure(stream)
+        return score_of(stream).quantity(stream)
 
     def first_trial(self) -> list[Experiment]:
         """What the first trial would run; nothing is written."""

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from infssm.data.dataset import Dataset
+from infssm.data.dataset import Dataset, register_dataset
 from infssm.data.images import ArrayImages
-from infssm.data.registry import register_dataset
 from infssm.data.sequences import MeasuredSeries
 from infssm.errors import ConfigError
 
@@ -88,15 +87,11 @@ def make_images(classes: int, per_class: int, shape: tuple[int, int, int], *, se
 def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: int = 40) -> Path:
     """Write generated images under ``root`` in the real layout of a data set, for smoke runs of its presets.
 
-    Args:
-        name: ``cifar100``, ``imagenet-r``, ``caltech256``, ``cub200``, ``tiny-imagenet-200/train`` or
-            ``speech-digits``, whose sounds are tones.
-        root: data root to write under.
-        per_class: images per class (and per part, where there are two).
-        size: height of the images; CIFAR's stay at 32.
+    The sounds of ``speech-digits`` are tones. There are ``per_class`` images per class (and per part, where there are
+    two) with a height of ``size`` pixels; CIFAR's stay at 32.
     """
     root = Path(root)
-    layouts: dict[str, tuple[str, ...]] = {  # folders of classes by data set
+    layouts = {  # folders of classes by data set
         "imagenet-r": ("imagenet-r",),
         "caltech256": ("256_ObjectCategories",),
         "cub200": ("cub200/train", "cub200/test"),

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from infssm.data.dataset import Dataset, Indices
+from infssm.data.dataset import DATASETS, Archive, Dataset, Indices, find_layout, register_dataset
 from infssm.data.images import ArrayImages, FileImages
-from infssm.data.registry import DATASETS, Archive, find_layout, register_dataset
 from infssm.data.sequences import SoundFiles
 from infssm.data.sets.own import load_folders, load_npz
 from infssm.errors import DataError

@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from infssm.data.dataset import Dataset
-from infssm.data.registry import register_dataset
-from infssm.data.sequences import Tokens, token_type
+from infssm.data.dataset import Dataset, register_dataset
+from infssm.data.sequences import BYTES, Tokens, token_type
 from infssm.errors import ConfigError, DataError
 
-BYTES = 256
 _Piece = tuple[NDArray[Any], NDArray[np.int64]]
 _Encode = Callable[[bytes, str], Iterator[_Piece]]
 _TEST_SHARE = 10

@@ -22,13 +22,13 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
+from infssm.data.facts import SampleLike
 from infssm.errors import ConfigError, InfssmError
 from infssm.integrations.serve.guard import Guard, Limits
 from infssm.integrations.serve.jobs import Job, Service
 from infssm.integrations.serve.uploads import Sample, store
 from infssm.learner import Learner, Lesson
 from infssm.learner.events import Control, Listener
-from infssm.learner.reading import SampleLike
 
 
 class Problem(BaseModel):

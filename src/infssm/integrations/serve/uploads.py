@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 
 from infssm.data.audio import sound_length, sound_rate
 from infssm.data.images import FileImages
+from infssm.data.npz import read_series
 from infssm.errors import DataError
 from infssm.integrations.serve.guard import Limits
-from infssm.learner.reading import read_series
 
 _FORMATS = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif", "PPM": ".ppm"}
 """Formats that Pillow may try, with the ending of the stored file. Its other readers are never run on an upload."""

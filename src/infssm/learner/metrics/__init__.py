@@ -6,11 +6,11 @@ from infssm.learner.metrics.accuracies import (
     BITS_PER_TOKEN,
     RMSE,
     Accuracies,
-    Measure,
+    Confusion,
+    Quantity,
     Summary,
-    measure_of,
+    quantity_of,
 )
-from infssm.learner.metrics.classification import Confusion, auroc, expected_calibration_error
 from infssm.learner.metrics.matrix import AccuracyMatrix, summarize
 
 __all__ = [
@@ -21,10 +21,8 @@ __all__ = [
     "Accuracies",
     "AccuracyMatrix",
     "Confusion",
-    "Measure",
+    "Quantity",
     "Summary",
-    "auroc",
-    "expected_calibration_error",
-    "measure_of",
+    "quantity_of",
     "summarize",
 ]

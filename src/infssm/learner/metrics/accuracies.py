@@ -1,4 +1,4 @@
-"""What a run measures of each task, and what follows from it: averages, forgetting, transfer.
+"""What a run measures of each task, and what follows from it: averages, forgetting, transfer, confusions.
 
 ``values[i, j]`` is the accuracy (fraction) on the test images of task j after training task i; entries with j > i are
 NaN. All measures are taken after the last row, so values cut to their first rows give the measures at that step.
@@ -7,8 +7,10 @@ NaN. All measures are taken after the last row, so values cut to their first row
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import accumulate
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ ForgettingRule = Literal["code", "paper"]
 
 
 @dataclass(frozen=True)
-class Measure:
+class Quantity:
     """What the cells of a matrix are.
 
     Attributes:
@@ -28,7 +30,7 @@ class Measure:
         title: name in tables and plots.
         unit: of values as they are shown.
         change: unit of differences as they are shown.
-        higher_is_better: the direction of the measure. Whatever ranks, selects, prunes or searches by a value uses
+        higher_is_better: the direction. Whatever ranks, selects, prunes or searches by a value uses
             this (or :attr:`sign` and :meth:`improves`) instead of assuming that higher is better.
         scale: from a value to what is shown.
         digits: after the point.
@@ -64,16 +66,16 @@ class Measure:
         return value >= 0 and (self.top is None or value <= self.top)
 
 
-ACCURACY = Measure("accuracy", "accuracy", "%", "points", scale=100.0, top=1.0)
-BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", "bits", "bits", higher_is_better=False, digits=3)
-BITS_PER_TOKEN = Measure("bits_per_token", "bits per token", "bits", "bits", higher_is_better=False, digits=3)
-RMSE = Measure("rmse", "RMSE", "RMSE", "RMSE", higher_is_better=False, digits=3)
+ACCURACY = Quantity("accuracy", "accuracy", "%", "points", scale=100.0, top=1.0)
+BITS_PER_BYTE = Quantity("bits_per_byte", "bits per byte", "bits", "bits", higher_is_better=False, digits=3)
+BITS_PER_TOKEN = Quantity("bits_per_token", "bits per token", "bits", "bits", higher_is_better=False, digits=3)
+RMSE = Quantity("rmse", "RMSE", "RMSE", "RMSE", higher_is_better=False, digits=3)
 
-_KNOWN = {measure.key: measure for measure in (ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE)}
+_KNOWN = {quantity.key: quantity for quantity in (ACCURACY, BITS_PER_BYTE, BITS_PER_TOKEN, RMSE)}
 
 
-def measure_of(key: str) -> Measure:
-    """The measure of a name in a file."""
+def quantity_of(key: str) -> Quantity:
+    """The quantity of a name in a file."""
     if key not in _KNOWN:
         raise DataError(f"unknown measure {key!r}; known: {', '.join(_KNOWN)}")
     return _KNOWN[key]
@@ -83,16 +85,18 @@ class Accuracies:
     """The accuracies of one scenario, and what follows from the rows that are finished.
 
     Attributes:
-        values: [tasks, tasks] accuracies as fractions (or values of another measure), NaN above the diagonal and in
+        values: [tasks, tasks] accuracies as fractions (or values of another quantity), NaN above the diagonal and in
             rows that are not finished.
         samples: [tasks] test images per task.
-        measure: what the values are. Forgetting and transfer count in the direction that is better: forgetting is
+        quantity: what the values are. Forgetting and transfer count in the direction that is better: forgetting is
             positive where a task got worse, transfer where it got better.
         steps: rows that are finished.
     """
 
-    def __init__(self, values: Matrix, samples: Matrix, measure: Measure = ACCURACY, steps: int | None = None) -> None:
-        self.values, self.samples, self.measure = values, samples, measure
+    def __init__(
+        self, values: Matrix, samples: Matrix, quantity: Quantity = ACCURACY, steps: int | None = None
+    ) -> None:
+        self.values, self.samples, self.quantity = values, samples, quantity
         self.steps = len(values) if steps is None else steps
 
     @property
@@ -160,13 +164,13 @@ class Accuracies:
         """
         if rule not in ("code", "paper"):
             raise ConfigError(f"unknown rule of forgetting {rule!r}; use 'code' or 'paper'")
-        a, last = self.measure.sign * self.finished, self.steps - 1
+        a, last = self.quantity.sign * self.finished, self.steps - 1
         end = last + 1 if rule == "code" else last
         return np.array([a[j:end, j].max() - a[last, j] for j in range(last)])
 
     def transfer_per_task(self) -> Matrix:
         """Change of every task but the last since it was learnt, ``a[T-1, j] - a[j, j]``: [steps - 1]."""
-        a = self.measure.sign * self.finished
+        a = self.quantity.sign * self.finished
         return a[-1, :-1] - np.diagonal(a)[:-1]
 
 
@@ -195,3 +199,60 @@ class Summary:
             return "-"
         mean = f"{self.mean * scale:.{digits}f}"
         return mean if self.std is None else f"{mean} ± {self.std * scale:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Test images after a task, decided among all classes seen so far.
+
+    Attributes:
+        counts: [classes, classes] images; rows are the true class, columns the predicted one, in stream order.
+        classes: names in stream order.
+        task_sizes: classes of each task, in order.
+    """
+
+    counts: NDArray[np.int64]
+    classes: tuple[str, ...]
+    task_sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, counts: Sequence[Sequence[int]], classes: Sequence[str], task_sizes: Sequence[int]) -> Confusion:
+        """From counts over the classes seen so far, and the names and tasks of the whole stream."""
+        table = np.asarray(counts, dtype=np.int64)
+        seen = len(table)
+        ends = list(accumulate(task_sizes))
+        return cls(table, tuple(classes[:seen]), tuple(task_sizes[: ends.index(seen) + 1]))
+
+    @property
+    def per_class(self) -> Matrix:
+        """Accuracy on each class: [classes], NaN where it has no test image."""
+        totals = self.counts.sum(1)
+        share = np.full(len(totals), np.nan)
+        np.divide(self.counts.diagonal(), totals, out=share, where=totals > 0)
+        return share
+
+    @property
+    def names_per_task(self) -> list[tuple[str, ...]]:
+        """Class names, task by task."""
+        ends = list(accumulate(self.task_sizes))
+        return [self.classes[end - size : end] for size, end in zip(self.task_sizes, ends, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; only pairs of classes that occur are listed."""
+        rows, columns = np.nonzero(self.counts)
+        triples = [[int(i), int(j), int(self.counts[i, j])] for i, j in zip(rows, columns, strict=True)]
+        return {"classes": list(self.classes), "task_sizes": list(self.task_sizes), "images": triples}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Confusion:
+        """Rebuild what :meth:`to_json` wrote."""
+        try:
+            classes, sizes = tuple(map(str, data["classes"])), tuple(map(int, data["task_sizes"]))
+            counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
+            for i, j, images in data["images"]:
+                counts[i, j] = images
+            if sum(sizes) != len(classes):
+                raise ValueError(f"{len(classes)} classes in tasks of {sizes}")
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(f"this is not a stored confusion matrix: {error!r}") from error
+        return cls(counts, classes, sizes)

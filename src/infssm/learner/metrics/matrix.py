@@ -17,15 +17,15 @@ from infssm.learner.metrics.accuracies import (
     BITS_PER_TOKEN,
     Accuracies,
     Matrix,
-    Measure,
+    Quantity,
     Summary,
     mean_or_nan,
-    measure_of,
+    quantity_of,
 )
 
 _VALUE = "class_incremental"
 _OTHERS = ("step", "task", "task_incremental", "samples", "num_tasks", "tokens")
-"""Columns of the CSV; that of the values is called by the measure, accuracy by :data:`_VALUE`."""
+"""Columns of the CSV; that of the values is called by the quantity, accuracy by :data:`_VALUE`."""
 _UNREADABLE = (LookupError, StopIteration, TypeError, ValueError, MemoryError, ConfigError, DataError, csv.Error)
 """What reading damaged files raises."""
 
@@ -41,16 +41,16 @@ class AccuracyMatrix(Accuracies):
 
     Args:
         num_tasks: tasks in the stream.
-        measure: what the values are; accuracy, bits of language, or RMSE of regression.
+        quantity: what the values are; accuracy, bits of language, or RMSE of regression.
 
     Of language, the values are bits per byte of the text, which different tokenizers can be compared by, and
     ``samples`` counts bytes. The matrix also holds the number of their tokens, which gives bits per token.
     """
 
-    def __init__(self, num_tasks: int, measure: Measure = ACCURACY) -> None:
+    def __init__(self, num_tasks: int, quantity: Quantity = ACCURACY) -> None:
         if num_tasks < 1:
             raise ConfigError(f"an accuracy matrix needs at least one task, got {num_tasks}")
-        super().__init__(np.full((num_tasks, num_tasks), np.nan), np.full(num_tasks, np.nan), measure, steps=0)
+        super().__init__(np.full((num_tasks, num_tasks), np.nan), np.full(num_tasks, np.nan), quantity, steps=0)
         self.num_tasks = num_tasks
         self._inside = np.full((num_tasks, num_tasks), np.nan)
         self._tokens = np.full(num_tasks, np.nan)
@@ -77,7 +77,7 @@ class AccuracyMatrix(Accuracies):
             ahead: [num_tasks - step - 1] values on tasks to come, where they can be tested.
             tokens: [step + 1] predicted tokens that stand for the ``samples`` bytes, where bits per byte are measured.
         """
-        step, measure = self.steps, self.measure
+        step, quantity = self.steps, self.quantity
         if step == self.num_tasks:
             raise ConfigError(f"the accuracy matrix holds all its {self.num_tasks} tasks already")
         given = {"accuracies": accuracies, "task_accuracies": task_accuracies, "samples": samples, "tokens": tokens}
@@ -89,8 +89,8 @@ class AccuracyMatrix(Accuracies):
                 )
             if name in ("samples", "tokens") and not (row > 0).all():
                 raise ConfigError(f"{name} after task {step} must hold positive counts, got {row.tolist()}")
-            if name not in ("samples", "tokens") and not all(map(measure.allows, row.tolist())):
-                limits = "fractions in [0, 1]" if measure.top == 1 else "at least 0"
+            if name not in ("samples", "tokens") and not all(map(quantity.allows, row.tolist())):
+                limits = "fractions in [0, 1]" if quantity.top == 1 else "at least 0"
                 raise ConfigError(f"{name} must be {limits}, got {row.tolist()}")
         unknown = np.full(step + 1, np.nan)
         self.values[step, : step + 1] = rows["accuracies"]
@@ -117,7 +117,7 @@ class AccuracyMatrix(Accuracies):
     @property
     def bits_per_token(self) -> float:
         """Of language: mean over the tasks of the bits per token after the last step; NaN where it is unknown."""
-        if self.measure == BITS_PER_TOKEN:
+        if self.quantity == BITS_PER_TOKEN:
             return self.aa
         if not self.steps:
             return math.nan
@@ -127,19 +127,19 @@ class AccuracyMatrix(Accuracies):
     @property
     def class_incremental(self) -> Accuracies:
         """Finished rows with the decision taken among all seen classes."""
-        return Accuracies(self.finished.copy(), self.samples[: self.steps].copy(), self.measure)
+        return Accuracies(self.finished.copy(), self.samples[: self.steps].copy(), self.quantity)
 
     @property
     def task_incremental(self) -> Accuracies:
         """Finished rows with the decision taken among the classes of the image's own task."""
         inside = self._inside[: self.steps, : self.steps].copy()
-        return Accuracies(inside, self.samples[: self.steps].copy(), self.measure)
+        return Accuracies(inside, self.samples[: self.steps].copy(), self.quantity)
 
     @property
     def fwt(self) -> float:
         """Forward transfer: mean gain over guessing of every later task, just before its turn."""
         before = np.diagonal(self._ahead[1:], 1)[: max(self.steps - 1, 0)]  # of task j + 1 after task j
-        return mean_or_nan(self.measure.sign * (before - self._ahead[0, 1 : len(before) + 1]))
+        return mean_or_nan(self.quantity.sign * (before - self._ahead[0, 1 : len(before) + 1]))
 
     @property
     def of_domains(self) -> bool:
@@ -174,7 +174,7 @@ class AccuracyMatrix(Accuracies):
                 "til_aia": til.aia,
                 "til_fm": til.fm("code"),
                 "til_bwt": til.bwt,
-                **({"bits_per_token": self.bits_per_token} if self.measure.unit == "bits" else {}),
+                **({"bits_per_token": self.bits_per_token} if self.quantity.unit == "bits" else {}),
             }
             | ({} if math.isnan(self.online) else {"online": self.online})
             | ({"fwt": self.fwt, "newest": self.newest} if self.of_domains else {})
@@ -188,8 +188,8 @@ class AccuracyMatrix(Accuracies):
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dump``; unknown entries are null."""
         values: dict[str, Any] = {"num_tasks": self.num_tasks, "steps": self.steps}
-        if self.measure != ACCURACY:
-            values["measure"] = self.measure.key
+        if self.quantity != ACCURACY:
+            values["measure"] = self.quantity.key
         for name, array in self._stored().items():
             unknown = np.isnan(array)
             if name not in ("tokens", "ahead", "online") or not unknown.all():
@@ -200,7 +200,7 @@ class AccuracyMatrix(Accuracies):
     def from_json(cls, data: Mapping[str, Any]) -> AccuracyMatrix:
         """Rebuild what :meth:`to_json` wrote."""
         try:
-            matrix = cls(int(data["num_tasks"]), measure_of(data.get("measure", ACCURACY.key)))
+            matrix = cls(int(data["num_tasks"]), quantity_of(data.get("measure", ACCURACY.key)))
             matrix.steps = int(data["steps"])
             for name, array in matrix._stored().items():
                 if name in data or name not in ("tokens", "ahead", "online"):
@@ -212,14 +212,14 @@ class AccuracyMatrix(Accuracies):
     def to_csv(self) -> str:
         """One line per known entry: step, task, both accuracies (empty when unknown), test images.
 
-        For another measure than accuracy, its name takes the place of ``class_incremental``, and ``tokens`` follow last
-        where they are known. Values of tasks before their turn come last; their step is that of the model, -1 for
+        For another quantity, its name takes the place of ``class_incremental``, and ``tokens`` follow last where they
+        are known. Values of tasks before their turn come last; their step is that of the model, -1 for
         guessing.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         tokens = [] if np.isnan(self._tokens).all() else ["tokens"]
-        value = _VALUE if self.measure == ACCURACY else self.measure.key
+        value = _VALUE if self.quantity == ACCURACY else self.quantity.key
         writer.writerow(("step", "task", value, *_OTHERS[2:5], *tokens))
 
         def write(step: int, task: int, *cells: float) -> None:
@@ -247,7 +247,7 @@ class AccuracyMatrix(Accuracies):
         try:
             lines = list(csv.DictReader(io.StringIO(text)))
             key = next(name for name in lines[0] if name not in _OTHERS)
-            matrix = cls(int(lines[0]["num_tasks"]), ACCURACY if key == _VALUE else measure_of(key))
+            matrix = cls(int(lines[0]["num_tasks"]), ACCURACY if key == _VALUE else quantity_of(key))
             places = [(int(line["step"]), int(line["task"])) for line in lines]
             matrix.steps = max((step + 1 for step, task in places if 0 <= task <= step), default=0)
             expected = [(step, task) for step in range(matrix.steps) for task in range(step + 1)]
@@ -272,8 +272,8 @@ class AccuracyMatrix(Accuracies):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        if self.measure != ACCURACY:
-            return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, {self.measure.title} {self.aa:.4f})"
+        if self.quantity != ACCURACY:
+            return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, {self.quantity.title} {self.aa:.4f})"
         return f"AccuracyMatrix(steps={self.steps}/{self.num_tasks}, aa={self.aa:.4f}, fm={self.fm():.4f})"
 
 

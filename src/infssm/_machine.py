@@ -1,17 +1,22 @@
-"""How much memory and how many cores there are for a run."""
+"""How much memory and how many cores there are for a run, and how long calls take on how many threads."""
 
 from __future__ import annotations
 
+import math
 import os
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where Linux tells a container how much it may use."""
+"""Files in which Linux states the memory limit of a container."""
 
 
 RUNS_AT_ONCE = "INFSSM_RUNS_AT_ONCE"
-"""Environment variable of processes that share the machine with others that carry out runs: how many they are."""
+"""Environment variable: how many processes carry out runs on this machine at once."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -47,3 +52,31 @@ def memory_here() -> int | None:
         with suppress(OSError, ValueError):  # no such file, or "max"
             amounts.append(int(Path(file).read_text()))
     return min(amounts) // _runs_at_once()
+
+
+def measure(
+    call: Callable[[], object], repeats: int, *, warmup: int = 1, at_least: float = 0.0, at_most: float = math.inf
+) -> list[float]:
+    """Seconds of each of ``repeats`` calls, after ``warmup`` calls that are not counted.
+
+    Calls go on until they took ``at_least`` seconds together, and end early once they took ``at_most`` seconds.
+    """
+    for _ in range(warmup):
+        call()
+    seconds: list[float] = []
+    while (len(seconds) < repeats or sum(seconds) < at_least) and sum(seconds) < at_most:
+        begun = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+@contextmanager
+def num_threads(count: int | None) -> Iterator[None]:
+    """Let torch use ``count`` threads, or as many as it does where that is None."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
