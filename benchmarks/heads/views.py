@@ -19,7 +19,7 @@ from benchmarks.heads.fit import PRIORS, Gaussian, Kept, Score, log_prior, score
 from benchmarks.heads.runs import SEARCHED, Place, Spec, setup_of
 from benchmarks.pages import remembered
 from infssm.learner.setup import Setup
-from infssm.methods.heads.gda import Gaussians, gaussian_classifier
+from infssm.methods.heads.gaussians import Gaussians, gaussian_classifier
 
 ALPHA, BETAS = 1e-3, (0.75, 0.9)
 
