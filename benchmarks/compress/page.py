@@ -36,10 +36,11 @@ def answer(tasks: dict[str, Seeds]) -> str:
     held = [name for name, of in tasks.items() if within(of, HALF)]
     easy = [name for name, of in tasks.items() if within(of, FEWEST, "from scratch")]
     return (
-        f"Half of the states cost {listed(costs)} (mean and standard deviation over seeds; negative: the small model "
-        f"is better). The aim, at most 0.5 points or 1 % of the bits, holds on {listed(held)}. **On {listed(easy)} a "
-        f"model trained from scratch with {FEWEST} states is within the same limits of the one with {FULL}**, so these "
-        "tasks do not show the value of compression: they show that it does little harm and what a forward costs."
+        f"Removing half of the states costs {listed(costs)} (mean ± standard deviation over seeds; negative: the "
+        "small model is better). The aim, a loss of at most 0.5 points or 1 % of the bits, holds on "
+        f"{listed(held)}. However, on {listed(easy)} a model trained from scratch with {FEWEST} states is within the "
+        f"same limits of the one with {FULL}: these tasks show that compression does little harm and what it saves, "
+        "but not that it is needed."
     )
 
 
@@ -54,7 +55,7 @@ def misses(tasks: dict[str, Seeds]) -> str:
             if n != FULL and not within(of, n, arm)
         ]
         missed += [f"`{arm}` on {listed(places)}"] if places else []
-    return f"More than the limits is lost by {'; '.join(missed) or 'no arm'}."
+    return f"These lose more than the limits: {'; '.join(missed) or 'no arm'}."
 
 
 def write(found: dict[str, Any], path: Path) -> None:
@@ -85,22 +86,23 @@ def write(found: dict[str, Any], path: Path) -> None:
         "",
         misses(tasks),
         "",
-        "`infssm.compress` prunes states by a score and trains the small model back towards the large one, without "
-        "labels. The first four columns start from the full model; the first three get 80 steps on 40 batches, the "
-        "fourth none: with half of the states, pruning and the least-squares refit alone are as good as with training. "
-        "*From scratch* has all the steps and labels that the full model had. *output* is the closed-form energy "
-        "`|c b|^2 / (1 - |a|^2)`, *LAST's score* `|c b|^2 / (1 - |a|)^2` (Gwak et al. 2024), taken within each layer, "
-        "*magnitude* the size of the weights of B and C.",
+        "`infssm.compress` prunes states by a score and then trains the small model towards the large one, without "
+        "labels. The first four columns start from the full model. The first three train for 80 steps on 40 batches, "
+        "the fourth not at all: with half of the states, pruning and the least-squares refit alone do as well. *From "
+        "scratch* has all the steps and labels of the full model. The scores are *output*, the closed-form energy "
+        "`|c b|^2 / (1 - |a|^2)`; *LAST's score*, `|c b|^2 / (1 - |a|)^2` (Gwak et al. 2024), compared within each "
+        "layer; and *magnitude*, the size of the weights of B and C.",
         "",
-        "Written digits: a Vim (3 layers, width 48) on 8x8 images, accuracy on 597. Spoken digits: a Mamba (2 layers, "
-        "width 48) on FSDD, 64 steps of 24 bands, accuracy on 300. Text: a Mamba language model (3 layers, width 64) "
-        "of Python's help topics, bits per byte (lower is better).",
+        "Written digits: a Vim (3 layers, width 48) on 8x8 images, accuracy on 597 images. Spoken digits: a Mamba "
+        "(2 layers, width 48) on FSDD, 64 steps of 24 bands, accuracy on 300 recordings. Text: a Mamba language model "
+        "(3 layers, width 64) of Python's help topics, bits per byte (lower is better).",
         "",
         f"Seeds: {' to '.join(map(str, counts))}; they change the first weights and the batches, not the data. One "
-        "test sample is 0.17 points on written digits and 0.33 on spoken ones. Times are means over seeds of medians "
-        "of processor time on one thread, 32 samples a forward, the sizes in turn, on a machine with other work.",
+        "test sample is 0.17 points on written digits and 0.33 on spoken ones. Times are processor time on one "
+        "thread with 32 samples per forward: medians over interleaved calls of all sizes, means over seeds, on a "
+        "machine with other work.",
         "",
-        "Made by `python -m benchmarks.compress --data DIR`, DIR with `fsdd.tar.gz`.",
+        "Command: `python -m benchmarks.compress --data DIR`, where DIR holds `fsdd.tar.gz`.",
         "",
     ]
     path.write_text("\n".join(lines))
