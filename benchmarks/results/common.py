@@ -161,11 +161,11 @@ def _with_weight(candidate: Candidate, weight: float, seed: int) -> Run:
 
 COLUMNS = {"AA": "aa", "AIA": "aia", "FM": "fm", "task-inc. AA": "ti", "new task": "new", "new, task-inc.": "new_ti"}
 
-LEGEND = """AA, AIA and FM are class-incremental. FM alone misleads, because a low learning rate or a very large
-weight lowers it too. Read it beside task-incremental AA (accuracy inside a task's own classes: what the
-features still know) and beside the accuracy on each later task right after it was learned ("new task":
-what plasticity is left). Seconds are wall time with two runs at a time on a machine that was also doing
-other things."""
+LEGEND = """AA, AIA and FM are class-incremental. FM alone is misleading, because a low learning rate or a very large
+weight lowers it as well. Read it together with task-incremental AA (accuracy within a task's own classes,
+which shows what the features retain) and with the accuracy on each later task directly after learning it
+(*new task*, which shows the remaining plasticity). Seconds are wall time with two runs at a time on a
+machine with other work."""
 
 
 def outcomes(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Outcome]]:

@@ -43,11 +43,11 @@ REGIMES = {
 
 ANSWER = """# Digits
 
-Without stored images, penalties on states keep more than penalties on weights: `inf-ssm-exact` with its best weight
-ends with an AA of {exact} %, `lwf-ac` with {lwf} %, `ewc` with {ewc} % and plain sequential training with {seq} %.
-With three seeds the lead over `lwf-ac` ({gain} points, paired) is not certain, and joint training on all data, the
-upper bound, is far above with {joint} %. The paper's simplified distance (`inf-ssm`) shows no clear gain at any
-weight or learning rate tried."""
+Without stored images, penalties on states keep more accuracy than penalties on weights: `inf-ssm-exact` at its best
+weight ends with an AA of {exact} %, `lwf-ac` with {lwf} %, `ewc` with {ewc} % and plain sequential training with
+{seq} %. Three seeds do not establish the lead over `lwf-ac` ({gain} points, paired), and joint training on all
+data, the upper bound, is far above ({joint} %). The paper's simplified distance (`inf-ssm`) shows no clear gain at
+any weight or learning rate tried."""
 
 SHOWN = {
     "seq": "plain sequential training",
@@ -60,15 +60,15 @@ SHOWN = {
 }
 
 CONDITIONS = """Percent, mean ± sample standard deviation over seeds 0, 10 and 100; scikit-learn's digits in five tasks
-of two classes. The automatic weight is an earlier rule; [today's](auto.md) has its own page."""
+of two classes. The automatic weight was set by an earlier rule; the [current rule](auto.md) has its own page."""
 
 METHOD = """The model is a Vim-nano (8 x 8 pixels, patch 2, depth 4, width 64). All methods start from the task-0
-model that seq trained with the same seed, except si, ucl and joint, which train task 0 themselves. Every
-method had the same search for its weight: five values two decades apart, then both neighbours of the
-best, by AA on validation images averaged over the three seeds. Test images played no part in it, although
-an earlier protocol, with best-epoch selection, had been evaluated on test images. Made by `python -m
-benchmarks.results digits --out RUNS`; all numbers, and every weight that was tried, are in `digits.json`
-beside this page."""
+model that seq trained with the same seed, except si, ucl and joint, which train task 0 themselves. The
+weight of every method is chosen by the same search: five values two decades apart, then both neighbours
+of the best, by AA on validation images averaged over the three seeds. The search used no test images,
+although an earlier protocol, with best-epoch selection, had been evaluated on them. Command: `python -m
+benchmarks.results digits --out RUNS`; `digits.json` beside this page holds all numbers and every weight
+that was tried."""
 
 
 def write(bench: Bench, folder: Path) -> None:
@@ -144,7 +144,7 @@ def page(data: Mapping[str, Any]) -> str:
     }
     lines = [ANSWER.format(**numbers), "", *short_table(rows, SHOWN), "", CONDITIONS, "", "## Details", "", METHOD, ""]
     lines += [*table(rows, data["weights"]), "", LEGEND, "", "### Paired differences to seq and lwf-ac"]
-    lines += ["", "Difference over the seeds, mean ± standard error.", ""]
+    lines += ["", "Differences over the seeds: mean ± standard error.", ""]
     header = ["method", "AA - seq", "task-inc. AA - seq", "AA - lwf-ac", "task-inc. AA - lwf-ac"]
     gains = [
         [label, *(gain(row, rows[other], key) for other in ("seq", "lwf-ac") for key in ("aa", "ti"))]
@@ -179,7 +179,7 @@ def page(data: Mapping[str, Any]) -> str:
 _ANSWERED = {"lwf": "lwf-ac", "ewc": "ewc", "seq": "seq", "joint": "joint"}
 
 _EPOCHS = """The paper's release ends each task with the epoch of best validation accuracy on the new task
-(`train.select_best: true`, as in the presets). That favours the new task: on tasks this easy the first or
-second epoch wins, before the penalty has pulled the states back. Forgetting rises for every method, and
-`inf-ssm-exact` loses much of its gain. Elsewhere tasks end with their last epoch. Weights as in the table
-above."""
+(`train.select_best: true`, as in the presets); elsewhere on this page tasks end with their last epoch.
+Selecting the best epoch favours the new task: on tasks this easy the first or second epoch wins, before
+the penalty has pulled the states back. Forgetting rises for every method, and `inf-ssm-exact` loses much
+of its gain. The weights are those of the table above."""

@@ -29,14 +29,14 @@ ANSWER = {
     "digits-replay": """# Digits, with replay
 
 A buffer of 60 images raises AA from {seq} % (plain sequential training) to {er} % with `er` and {xder} % with
-`x-der`. On top of a buffer neither state penalty helps: `er+inf-ssm-exact` ends at {both} %. A softmax over all
-classes without a buffer costs {mask} points, because the logits of old classes sink while none of their images is
+`x-der`. Adding a state penalty to a buffer does not help: `er+inf-ssm-exact` ends at {both} %. Without a buffer, a
+softmax over all classes costs {mask} points, because the logits of old classes sink while none of their images is
 seen.""",
     "cifar": """# A part of CIFAR-100
 
 A buffer of 250 images raises AA from {seq} % (plain sequential training) to {er} % with `er` and {xder} % with
-`x-der`. Without a buffer `inf-ssm-exact` gains {exact} points; on top of one neither state penalty helps
-(`er+inf-ssm-exact`: {both} %). A softmax over all classes without a buffer costs {mask} points.""",
+`x-der`. Without a buffer `inf-ssm-exact` gains {exact} points; added to a buffer, no state penalty helps
+(`er+inf-ssm-exact`: {both} %). Without a buffer, a softmax over all classes costs {mask} points.""",
 }
 ER = "er, mask current+seen"
 SHOWN = {
@@ -50,23 +50,26 @@ SHOWN = {
     "x-der": "`x-der`",
 }
 CONDITIONS = """Percent, mean ± sample standard deviation over seeds 0, 10 and 100; `er` with the softmax
-`current+seen`. The automatic weight is an earlier rule; [today's](auto.md) has its own page."""
+`current+seen`. The automatic weight was set by an earlier rule; the [current rule](auto.md) has its own page."""
 STREAM = {
     "digits-replay": "The stream, model and training are those of [digits](digits.md).",
     "cifar": "The first ten of each twenty classes of CIFAR-100 in five tasks, 100 training and 50 test images per "
     "class, a Vim-nano\n(patch 8, depth 4, width 64) from scratch, 6 epochs on task 0 and 3 on the others.",
 }
-METHOD = """Replay, prompt and frequency methods alone and with a state penalty on top: `+inf-ssm` (the paper's) and
-`+inf-ssm-exact` (ours). Buffer: {buffer} images. The weight of inf-ssm is the best on
-[digits](digits.md), that of inf-ssm-exact is automatic. Nothing else was tuned, except that lucir is also
-shown with fine-tuning batches of 8 at rate 0.1, chosen on one seed, because the published 128 at 0.01
-take few small steps on such a buffer. seq, er, der, der++ and x-der start from seq's task-0 model of the
-same seed; l2p-r, whose queries need a trained model, trains its prompts on task 0 from there; lucir and
-clfd train task 0 with their own head and encoder. The softmax of seq is over the current task's classes
-and that of er as named: `full` is over all classes, `seen` over those met so far, `current+seen` over the
-current task's for new images and over those met so far for replayed ones. der, der++, lucir and clfd use
-all classes, so `seq, mask full` is what they are to be compared with. Made by `python -m
-benchmarks.results {stream}`; all numbers are in `{stream}.json` beside this page."""
+METHOD = """The table has replay, prompt and frequency methods alone and with a state penalty: `+inf-ssm` (the
+paper's) and `+inf-ssm-exact` (ours). The buffer holds {buffer} images.
+
+- **Tuning.** The weight of inf-ssm is the best on [digits](digits.md), that of inf-ssm-exact is automatic.
+  Nothing else was tuned, except that lucir is also shown with fine-tuning batches of 8 at rate 0.1, chosen
+  on one seed, because the published 128 at 0.01 take few small steps on such a buffer.
+- **Task 0.** seq, er, der, der++ and x-der start from seq's task-0 model of the same seed. l2p-r, whose
+  queries need a trained model, trains its prompts on task 0 from there. lucir and clfd train task 0 with
+  their own head and encoder.
+- **Softmax.** For seq it covers the current task's classes. For er it is named: `full` covers all classes,
+  `seen` those met so far, `current+seen` the current task's for new images and those met so far for
+  replayed ones. der, der++, lucir and clfd use all classes: compare them with `seq, mask full`.
+
+Command: `python -m benchmarks.results {stream}`; all numbers are in `{stream}.json` beside this page."""
 
 
 def cifar_base(data_root: str | None) -> Mapping[str, Any]:
@@ -136,7 +139,7 @@ def page(stream: str, data: Mapping[str, Any]) -> str:
 
 
 def _gains(rows: Mapping[str, list[Outcome]]) -> list[str]:
-    lines = ["### What each method adds", "", "Difference over the seeds, mean ± standard error.", ""]
+    lines = ["### What each method adds", "", "Differences over the seeds: mean ± standard error.", ""]
     header = ["base", "AA - seq", "- seq, mask full"]
     for name in PLUS:
         header += [f"+{name}: AA", "task-inc. AA"]
