@@ -23,11 +23,11 @@ def export(
     ] = None,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
-    """Write a learner or the model of a run as a file that runs without infssm; check that it gives the same answers.
+    """Write a learner or the model of a run as a file that runs without infssm; check that its outputs are equal.
 
     An ONNX file takes raw input: images of any size, waveforms, series of any length. Resizing, normalisation and
     frequency bands are part of its graph. That of a learner also gives calibrated probabilities and whether a sample is
-    like any class. The command prints the Python lines that use it.
+    like any known class. The command prints the Python lines that use it.
 
     Examples:
 
@@ -77,7 +77,7 @@ def compress(
     steps: Annotated[int, typer.Option(help="Training steps towards the large model.")] = 100,
     samples: Annotated[int, typer.Option(help="Most files of DATA to use.")] = 1024,
 ) -> None:
-    """Write a model with fewer states per layer, trained to do what the model of a run does.
+    """Write a model with fewer states per layer, trained to reproduce the model of a run.
 
     States are ranked by the energy that each adds to a layer's output on DATA; the best are kept, and the small model
     is trained towards the outputs and the states of the large one. OUT is a model as `create_model` builds it: load it

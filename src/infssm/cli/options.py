@@ -29,10 +29,10 @@ Seeds = Annotated[list[int] | None, typer.Option(help="Seeds to repeat every run
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the data sets.")]
 Out = Annotated[str | None, typer.Option("-o", "--out", help="Folder for run directories.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the settings that would run, as YAML.")]
-Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")]
+Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Number of runs at once, each in its own process.")]
 Ray = Annotated[
     str | None,
-    typer.Option(metavar="auto|ADDRESS", help="Carry runs out on a Ray cluster: this machine's, or at ADDRESS."),
+    typer.Option(metavar="auto|ADDRESS", help="Execute runs on a Ray cluster: this machine's, or at ADDRESS."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")]
@@ -45,7 +45,7 @@ Import = Annotated[
         "--import",
         callback=_import,
         is_eager=True,
-        help="A Python file of yours that registers methods, models, data sets or distances.",
+        help="A Python file that registers methods, models, data sets or distances.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]

@@ -31,11 +31,11 @@ def predict(
 ) -> None:
     """Classify images, sounds or series with a learner or the model of a run.
 
-    A learner also says where a sample is unlike all that it was taught ("unknown").
+    A learner also marks samples that resemble no class it was taught ("unknown").
 
-    A folder stands for all files in it and below that the model can read. A series is an .npy or .csv file [time,
-    width]; an .npz holds many, as for training. A file that cannot be read is named on stderr, and the others are
-    classified all the same; the exit code is then 3.
+    A folder stands for all files in and below it that the model can read. A series is an .npy or .csv file [time,
+    width]; an .npz holds many, as for training. Files that cannot be read are listed on stderr, and the others are
+    still classified; the exit code is then 3.
 
     Examples:
 

@@ -33,13 +33,13 @@ def run(
     ] = False,
     print_config: option.PrintConfig = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, say what would run, stop.")
+        bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, print the plan, and stop.")
     ] = False,
     fast_dev_run: Annotated[
         bool,
         typer.Option(
             "--fast-dev-run",
-            help="Two steps per task: does it work? A preset runs in miniature on generated images.",
+            help="Two steps per task, as a test. A preset runs a small model on generated images.",
         ),
     ] = False,
     jobs: option.Jobs = 1,
@@ -63,7 +63,7 @@ def run(
 
     Values with commas between them make a grid: every choice is run with every seed. A list in brackets is one value,
     and so is text in quotes: `'data.tasks=[[0, 1], [2, 3]]'`. Task 0 is trained once for all runs that train it alike.
-    Results are the same with any `--jobs` and with `--ray`, and alone or in a grid.
+    Results do not depend on `--jobs`, `--ray` or the other runs of a grid.
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
@@ -194,7 +194,7 @@ def resume(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Only what does not change results, such as train.num_workers=4."
+            metavar="[KEY=VALUE]...", help="Settings that do not change results, such as train.num_workers=4."
         ),
     ] = None,
     quiet: option.Quiet = False,

@@ -47,8 +47,8 @@ def sweep(
 
     - `infssm sweep -c my.yaml model.options.depth=int:1..8 data.recipe=light,none --time 8h --seed 0 10 --jobs 2`
 
-    A search that was interrupted continues by the same command, and loses nothing. The same command on other machines,
-    with the same --out on a shared file system, joins in. It ends with a table, a figure and the winner's command.
+    The same command continues an interrupted search without loss. The same command on other machines,
+    with the same --out on a shared file system, joins it. It ends with a table, a figure and the best trial's command.
     """
     from infssm.bench.sweeps import Sweep
     from infssm.learner.config.load import to_yaml

@@ -93,7 +93,7 @@ class DataConfig(Section):
     val_transform: Literal["eval", "train"] = "eval"
     """transform of validation images; the release uses 'train' for CIFAR-100 and CUB"""
     evaluate: Literal["test", "val"] = "test"
-    """images that accuracies are measured on after each task; 'val': validation images, so that no test image is used
+    """images on which accuracy is measured after each task; 'val': validation images, so that no test image is used
     (what `infssm sweep` does)"""
     skip_unreadable: bool = False
     """leave out image files that cannot be read; false: list them and stop"""
@@ -207,7 +207,7 @@ class TrainConfig(Section):
     devices: int = Field(default=1, ge=1, le=4096)
     """processes, one device each; under torchrun its world size decides"""
     threads: int | None = Field(default=None, ge=1, le=4096)
-    """CPU threads per process; null: 1 for models called ..._nano, else torch's choice. Decided before the run is
+    """CPU threads per process; null: 1 for models named ..._nano, else torch's choice. Decided before the run is
     hashed, and stored"""
     num_workers: int | None = Field(default=None, ge=0, le=1024, json_schema_extra=_FREE)
     """loader processes; null: one per core where images are read or transformed one by one; results do not depend on it

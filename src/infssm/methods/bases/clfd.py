@@ -51,7 +51,7 @@ class CLFDConfig(ReplayConfig):
 
 @register_method
 class CLFD(StreamReplay):
-    """Replays small frequency maps instead of images, and gives each class the features it shares least.
+    """Replays small frequency maps instead of images, and selects for each class the features it shares least.
 
     Cross-entropy of the stream, its features selected per class, plus cross-entropy of replayed maps.
 

@@ -18,7 +18,7 @@ from infssm.ssm import unwrap
 
 @register_method
 class Frozen(Seq):
-    """Trains all of the model on the first task and only its classifier on later ones: the features stay.
+    """Trains the whole model on the first task and only its classifier on later ones: the features stay.
 
     With ``first_session=lora`` the first task trains LoRA pairs and the classifier alone (first-session adaptation).
     """

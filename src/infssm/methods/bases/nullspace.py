@@ -119,7 +119,7 @@ class NullspaceConfig(SeqConfig):
 
 @register_method
 class Nullspace(Seq):
-    """After task 0, trains x_proj, A_log, out_proj and the classifier alone, in the null space of old features.
+    """After task 0, trains only x_proj, A_log, out_proj and the classifier, in the null space of old features.
 
     For each matrix the second moment of what it is multiplied with is summed over the data of all tasks. Every step of
     the optimizer is projected, ``W ← W₀ + (W - W₀)P̃``, onto the directions in which that moment is small: those from

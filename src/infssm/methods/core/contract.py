@@ -138,7 +138,7 @@ class PairConfig(ComponentConfig):
         gt=0,
         le=1,
         description="part of each batch, drawn at random, on which old and new are compared; the old model runs on "
-        "those rows alone",
+        "those rows only",
     )
 
 

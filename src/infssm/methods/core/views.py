@@ -1,6 +1,6 @@
 """Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
-The mean of all tokens, the mirror image and the model as the first task left it cost no images of old tasks. Training
+The mean of all tokens, the mirror image and the model after the first task need no images of old tasks. Training
 does not change: the views are features for the fitted head alone, when it is fitted and when it classifies.
 """
 
@@ -36,8 +36,8 @@ class FittedConfig(ComponentConfig):
     )
     first_model: bool = Field(
         False,
-        description="images: features are also those of the model as the first task left it, a frozen copy beside the "
-        "one that goes on learning; likelihoods of both are averaged (lda, gda)",
+        description="images: features are also those of the model after the first task, a frozen copy beside the "
+        "one that keeps learning; likelihoods of both are averaged (lda, gda)",
     )
     start_model: bool = Field(
         False,

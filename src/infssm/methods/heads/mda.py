@@ -21,7 +21,7 @@ _SLACK = 1e-6
 
 @register_method
 class MDA(GDA):
-    """As gda, with one Gaussian of a class for every task that has images of it: for known classes in new domains.
+    """As gda, with one Gaussian per class and task that has images of it: for known classes in new domains.
 
     A class that sounds or looks different in every domain is no single Gaussian. Its score is the logarithm of the
     mixture of its Gaussians, each with the task's share of the class's images. The pooled covariance is that within

@@ -52,7 +52,7 @@ class RandomFeatures(nn.Module):
 
 @register_method
 class RanPAC(StatisticalHead):
-    """Random ReLU features and ridge regression; exact for a backbone that stays, stale where it moves.
+    """Random ReLU features and ridge regression; exact for a frozen backbone, outdated for one that moves.
 
     Every fifth image of each class, counted over all tasks, is held out to select the ridge: the sums of the images to
     fit and of those held out are kept apart, and the ridge with the least error on all held-out images so far is chosen

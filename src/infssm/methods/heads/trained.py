@@ -72,13 +72,13 @@ class CosineClassifier(nn.Module):
 class CosineConfig(ComponentConfig):
     """Options of :class:`Cosine`."""
 
-    scale: float = Field(10.0, gt=0, description="what cosines are multiplied by, at the start where it is learned")
+    scale: float = Field(10.0, gt=0, description="factor on the cosines; its initial value if it is learned")
     learn_scale: bool = Field(True, description="train the scale with the weights (LUCIR), or keep it")
 
 
 @register_method
 class Cosine(Head):
-    """Compares features with one direction per class by angle alone, so that no class wins by longer weights.
+    """Compares features with one direction per class by angle only, so that no class wins by longer weights.
 
     Starts from the directions of the model's own classifier, so a model that was trained before keeps its classes.
 

@@ -28,9 +28,9 @@ class SelfReplayConfig(ComponentConfig):
     weight: float = Field(
         2.0, ge=0, description="on KL(old ‖ new) per generated token; 0 leaves them to the other regularizers"
     )
-    sequences: int = Field(768, gt=0, description="sequences that the old model generates when a task begins")
-    replay_batch: int = Field(16, gt=0, description="of them in every step, drawn at random")
-    length: int = Field(128, ge=2, description="tokens of a sequence; best as many as those of the data have")
+    sequences: int = Field(768, gt=0, description="number of sequences that the old model generates when a task begins")
+    replay_batch: int = Field(16, gt=0, description="generated sequences in every step, drawn at random")
+    length: int = Field(128, ge=2, description="tokens per sequence; best the length of those in the data")
     cache: int = Field(
         256,
         ge=0,
@@ -41,7 +41,7 @@ class SelfReplayConfig(ComponentConfig):
     prefixes: list[list[int]] | None = Field(
         None,
         min_length=1,
-        description="token ids that equal shares of the sequences begin with, such as a prompt for each old domain; "
+        description="token ids with which equal shares of the sequences begin, such as a prompt for each old domain; "
         "null: one random token",
     )
 
@@ -59,7 +59,7 @@ class SelfReplayConfig(ComponentConfig):
 
 @register_method
 class SelfReplay(Regularizer):
-    """A language model rehearses what it generates itself: the old model's own text holds the old domains. No old data.
+    """A language model rehearses text that it generates: the old model's own text holds the old domains. No old data.
 
     ``weight · mean KL(softmax(old) ‖ softmax(new))`` over the tokens of ``replay_batch`` sequences in every step, of
     ``sequences`` that the old model generates when a task begins, from random first tokens or from ``prefixes``. Its
