@@ -51,7 +51,7 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def message_device(tensor: Tensor) -> torch.device:
-    """Where a tensor has to be for the processes to exchange it: NCCL sends from GPUs alone."""
+    """Where a tensor has to be for the processes to exchange it: NCCL sends only from GPUs."""
     if dist.get_backend() == "nccl" and not tensor.is_cuda:
         return torch.device("cuda", torch.cuda.current_device())
     return tensor.device
@@ -102,7 +102,7 @@ class _GatherInGraph(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        # Each process brings the gradient of its own rows alone, which the average divides by their number.
+        # Each process brings the gradient of only its own rows, which the average divides by their number.
         return ctx.world * gradient[ctx.first : ctx.first + ctx.count], None, None
 
 

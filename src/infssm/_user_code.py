@@ -42,5 +42,5 @@ def import_files(paths: Iterable[str | os.PathLike[str]]) -> None:
 
 
 def import_files_of_parent() -> None:
-    """In a process that carries out runs for another one: import what that one was told to import."""
+    """In a worker process: import the user code that the main process imported."""
     import_files(filter(None, os.environ.get(_VARIABLE, "").split(os.pathsep)))

@@ -97,7 +97,7 @@ def test_an_interrupted_stream_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_methods_that_need_boundaries_are_refused(tmp_path: Path, method: str) -> None:
     given = load_config(merge(config(tmp_path).model_dump(), {"method": {"name": method}}))
     with pytest.raises(
-        ConfigError, match=r"no such boundary is told; these need none: der, der[+][+], er, linear, seq"
+        ConfigError, match=r"no such boundaries; these methods need none: der, der[+][+], er, linear, seq"
     ):
         run(given, quiet=True)
 

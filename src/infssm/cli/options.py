@@ -67,7 +67,7 @@ def choose_executor(jobs: int, ray: str | None = None) -> Executor:
     if (jobs > 1 or ray) and "RANK" in os.environ:
         raise ConfigError("torchrun's processes work on one run together: leave out --jobs and --ray")
     if jobs > 1 and ray:
-        raise ConfigError("give --jobs or --ray, not both: a cluster carries out as many runs at once as it has cores")
+        raise ConfigError("give --jobs or --ray, not both: a cluster executes as many runs at once as it has cores")
     if ray:
         return RayExecutor(ray)
     return LocalProcesses(jobs) if jobs > 1 else InProcess()

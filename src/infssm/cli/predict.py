@@ -72,7 +72,7 @@ def predict(
 
 
 def _samples(facts: ImageFacts | SequenceFacts, paths: list[Path]) -> Iterator[tuple[str, Any]]:
-    """Names and samples, file by file; in the place of a sample the error that names its file."""
+    """Names and samples, file by file; for an unreadable file the error that names it, instead of a sample."""
     from infssm.data import ImageFacts, audio, images
     from infssm.learner.reading import read_series
 

@@ -1,4 +1,4 @@
-"""Reading sound files: wav (PCM or floating point) by itself, flac through soundfile where that is installed."""
+"""Reading sound files: wav (PCM or floating point) by itself, flac through soundfile if that is installed."""
 
 from __future__ import annotations
 

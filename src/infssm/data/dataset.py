@@ -177,5 +177,5 @@ def require_readable(dataset: Dataset, *, skip_unreadable: bool = False, progres
         lines.append(f"\n  and {len(bad) - _SHOWN} more: infssm data check {files.root} lists all")
     raise DataError(
         f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read{''.join(lines)}\n"
-        "replace or delete them, or go on without them: data.skip_unreadable=true"
+        "replace or delete them, or continue without them: data.skip_unreadable=true"
     )

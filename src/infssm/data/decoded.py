@@ -24,7 +24,7 @@ _TOTAL = 8 << 30
 class DecodedStore:
     """uint8 [3, size, size] of every file of a list, filled as they are decoded, by any number of processes.
 
-    Every image has a checksum before it, 0 where there is none yet, so half-written and damaged entries are decoded
+    Every image has a checksum before it, 0 if there is none yet, so half-written and damaged entries are decoded
     again. Where the disk is full or cannot be written, nothing is kept.
     """
 

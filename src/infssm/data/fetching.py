@@ -1,4 +1,4 @@
-"""Fetching data sets: a download that can be resumed, an archive that is not trusted, and a check of what is there."""
+"""Fetching data sets: a download that can be resumed, an archive that is not trusted, and a check of the files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHUNK = 1 << 18
 
 
 def fetch(name: str, root: str | Path | None = None, *, progress: Received | None = None) -> list[Path]:
-    """Download and unpack a data set under the data root; what is there already is left alone.
+    """Download and unpack a data set under the data root; files that exist already are kept.
 
     An archive the user has put under the data root is used, and kept.
 
@@ -116,7 +116,7 @@ def download(
         left = attempts if _size(part) > have else left - 1
         have = _size(part)
         if left <= 0:
-            raise DataError(f"download of {url} stopped: {reason}; {have} bytes are kept, run it again to go on")
+            raise DataError(f"download of {url} stopped: {reason}; {have} bytes are kept, run it again to continue")
         time.sleep(wait)
     try:
         verify_file(part, md5=md5, sha256=sha256)
@@ -235,7 +235,7 @@ class CheckReport:
         classes: number of classes found.
         images: number of samples found.
         unreadable: files that cannot be read, with the reason.
-        problems: everything that is wrong, in words; empty when all is well.
+        problems: everything that is wrong, as text; empty if nothing is.
     """
 
     name: str

@@ -194,7 +194,7 @@ class Files(ABC):
             return {}
 
     def _remember(self, known: dict[str, _Known]) -> None:
-        """Write the cache, completely or not at all; where it cannot be written, the files are read again next time."""
+        """Write the cache, completely or not at all; if it cannot be written, the files are read again next time."""
         with suppress(OSError):
             self._cache.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self._cache) as file:

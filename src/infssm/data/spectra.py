@@ -66,7 +66,7 @@ class Spectra(Sequences):
 
 
 def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
-    """A data set of sounds with ``bands`` log energies in the place of the waveform; as it is where that is None."""
+    """A data set of sounds with ``bands`` log energies instead of the waveform; unchanged if that is None."""
     if bands is None:
         return dataset
     if not isinstance(dataset.samples, SoundFiles):

@@ -149,7 +149,7 @@ def make_split(
     permutation from the same generator divides the base nine to one.
 
     The published benchmarks draw from all classes together, as the released code does. Where the data set is
-    ``stratified``, as your own data are, each class of each domain is divided by itself with the same shares, so that
+    ``stratified``, as your own data are, each class of each domain is divided separately with the same shares, so that
     small classes have samples in every part. Where it is ``running``, as text is, nothing is permuted: the end of each
     domain validates.
 

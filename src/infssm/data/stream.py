@@ -82,7 +82,7 @@ class TaskStream:
         class_order_seed: seed of a permutation of the classes.
         base_classes: classes of task 0.
         tasks: labels or names of each task's classes.
-        by: ``class``, or ``domain``, in which case all of the above speak of domains in the place of classes.
+        by: ``class``, or ``domain``, in which case the arguments above count domains instead of classes.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TaskStream:
 
     @property
     def warning(self) -> str | None:
-        """What is questionable about the tasks, in one line; None where nothing is."""
+        """A one-line warning about questionable tasks; None if there are none."""
         single = self.task_sizes.count(1) if self.by == "class" and self.num_classes > 1 else 0
         if not single:
             return None
@@ -152,7 +152,7 @@ class TaskStream:
 
     @property
     def facts(self) -> StreamFacts:
-        """What a model has to know of the stream."""
+        """What a model must know about the stream."""
         return StreamFacts(self.dataset.facts, self.class_names, self.task_sizes, self.domains)
 
     def __len__(self) -> int:
@@ -169,7 +169,7 @@ class TaskStream:
         return self._task(index, range(self._groups[index].stop))
 
     def merged(self) -> TaskStream:
-        """All tasks as one, for a stream whose boundaries are not told; its samples stay in the order of the split."""
+        """All tasks as one, for a stream without task boundaries; its samples stay in the order of the split."""
         return TaskStream(self.dataset, self.split, tasks=[self._order.tolist()], by=self.by)
 
     def _task(self, index: int, group: range) -> Task:

@@ -71,8 +71,8 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
             if this_share().world == 1 or not _LOST.search(str(error)):
                 raise
             raise InfssmError(
-                "another process of this run is gone, so this one stops too. torchrun starts all of them again where "
-                "it was given --max-restarts; by hand, give the same command again: the run continues from its "
+                "another process of this run died, so this one stops too. torchrun restarts all of them if "
+                "it was given --max-restarts; otherwise run the same command again: the run continues from its "
                 f"checkpoint ({str(error).splitlines()[0][:200]})"
             ) from error
     with tempfile.TemporaryDirectory() as folder:

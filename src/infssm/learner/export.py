@@ -193,7 +193,7 @@ def export_model(
         name: of the input in an ONNX file.
         outputs: names of the outputs in an ONNX file, the logits first.
         any_length: whether inputs are sequences ``[n, time, ...]``, which may be of any length.
-        fixed: whether the file takes inputs of the example's shape alone.
+        fixed: whether the file takes only inputs of the example's shape.
         resize: a graph in ONNX's text form whose output ``pixels`` is put before the model.
         progress: called with a line of text before each stage.
     """
@@ -282,7 +282,7 @@ def _difference(found: Tensor, expected: Tensor, path: str | os.PathLike[str]) -
     """Largest difference of two batches of logits [n, K], relative to the largest logit (at least 1)."""
     known = torch.isfinite(expected)  # classes that were not learnt score -inf
     if not torch.equal(known, torch.isfinite(found)):
-        raise InfssmError(f"the exported model {path} gives other logits than the model it came from")
+        raise InfssmError(f"the exported model {path} has other logits than the model it was exported from")
     scale = max(1.0, float(expected[known].abs().max()))
     return float((found - expected)[known].abs().max()) / scale
 

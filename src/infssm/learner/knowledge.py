@@ -158,11 +158,11 @@ class Knowledge:
         return cls(config, facts, method, recipe, history, trained=True)
 
     def without(self, name: str, *, unknown: float) -> Knowledge:
-        """What it would know had it never seen a class, but for trained weights."""
+        """The knowledge without a class, as if never seen, except for trained weights."""
         known, facts = self.taught()
         label, fewer = facts.classes.index(name), facts.without(facts.classes.index(name))
         device, weights = str(known.context.device), resting_weights(known, with_classifier=self.trained)
-        # A copy forgets: this one stays as it is, for who predicts with it, and in case that nothing can be written.
+        # A copy forgets: this one stays unchanged for concurrent predictions, and in case writing fails.
         method, _ = _opened(self.config, facts, device, weights, {**known.state_dict(), "head": None}, self.own)
         for component in method.components:
             component.forget(label)
@@ -245,7 +245,7 @@ class Knowledge:
 
 
 def resting_weights(method: Method, *, with_classifier: bool) -> dict[str, Tensor]:
-    """The module's tensors, the classifier in training in the place of a fitted head.
+    """The module's tensors, with the trained classifier instead of a fitted head.
 
     A classifier that was never trained is left out: it is as the seed initializes it.
     """

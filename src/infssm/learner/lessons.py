@@ -39,14 +39,14 @@ def check_method(config: RunConfig, taught: TaughtTask) -> None:
     base, *others = parse_name(config.method.name).classes
     if getattr(base, "joint", False):
         raise ConfigError(
-            f"{base.name} cannot be taught at any time, since it trains on the data of all tasks, and those of earlier "
-            "lessons are gone: choose another method, or use it with `infssm run`"
+            f"{base.name} cannot be taught at any time, since it trains on the data of all tasks, and earlier "
+            "lessons are no longer available: choose another method, or use it with `infssm run`"
         )
     more = taught.task.past and taught.task.classes.start == 0
     check_growing(config.method.name)
     for component in (base, *others):
         if more and not component.supports_domains:
-            raise ConfigError(f"{component.name} cannot learn more samples of known classes: teach new classes alone")
+            raise ConfigError(f"{component.name} cannot learn more samples of known classes: teach only new classes")
 
 
 def teach(

@@ -89,7 +89,7 @@ Judge: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class _Judging(nn.Module):
-    """Stands in the place of a classifier, and has all outputs of a judge."""
+    """Replaces a classifier, and has all outputs of a judge."""
 
     def __init__(self, judge: Judge) -> None:
         super().__init__()

@@ -135,8 +135,8 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     last = directory.saved_task(task)
     if not (directory.path / layout.STREAM).exists():
         raise DataError(
-            f"{directory.path} does not say what its classes and images were: its {layout.STREAM} is missing; "
-            "`infssm eval` still tests it, with its data"
+            f"{directory.path} does not have its classes and kind of images: its {layout.STREAM} is missing; "
+            "`infssm eval` can still test it with its data"
         )
     config, facts = load_config(directory.config()), StreamFacts.from_json(directory.stream())
     try:
@@ -155,7 +155,7 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     known = facts.classes[: facts.seen(last)]
     if len(set(known)) < len(known):
         raise DataError(
-            f"{directory.path / layout.STREAM} names two classes alike, so predictions would not tell them apart: give "
+            f"{directory.path / layout.STREAM} has two classes of one name, so predictions would be ambiguous: give "
             "each class a name of its own and train again"
         )
     return TrainedClassifier(method.module.eval().requires_grad_(False), known, facts.samples, recipe)

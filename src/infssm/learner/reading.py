@@ -30,7 +30,7 @@ def model_input(image: SampleLike, facts: ImageFacts, recipe: Recipe) -> Tensor:
     opened = open_image(image, facts)
     if isinstance(recipe, PerImageRecipe):
         return recipe.eval_image(opened)
-    if opened.size == (facts.width, facts.height):  # the size the data had, which the recipe resizes by itself
+    if opened.size == (facts.width, facts.height):  # the size of the data, which the recipe resizes itself
         pixels = torch.from_numpy(np.array(opened))
         raw = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
     else:

@@ -111,7 +111,7 @@ class Setup:
     def _loader(
         self, task: Task, part: Part, images: Mapping[str, Any], **options: Any
     ) -> ImageLoader | SequenceLoader:
-        """Batches of a part of a task; the options ``images`` are for images alone."""
+        """Batches of a part of a task; the options ``images`` are only for images."""
         options |= {"seed": self.config.seed, "share": self.share}
         if self.recipe is None:
             return SequenceLoader(task, part, **options)
@@ -210,7 +210,7 @@ def build(
     weights: bool = True,
     task0: Path | None = None,
 ) -> Setup:
-    """Load the data, build model and method; initial weights depend on the seed alone.
+    """Load the data, build model and method; initial weights depend only on the seed.
 
     Args:
         config: of the run.

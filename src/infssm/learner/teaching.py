@@ -38,7 +38,7 @@ from infssm.learner.reading import open_image
 
 
 class TaughtTask(TaskStream):
-    """A stream of which only the last task is there: what was taught before is gone.
+    """A stream that has only its last task: the data of earlier ones are no longer available.
 
     Args:
         task: the task. Its validation part is held out from training, and calibrates what was learnt.
@@ -60,7 +60,7 @@ class TaughtTask(TaskStream):
 
     def __getitem__(self, index: int) -> Task:
         if index != self.task.index:
-            raise ConfigError(f"the data of task {index} are no longer there; only those of {self.task.index} are")
+            raise ConfigError(f"the data of task {index} are no longer available; only those of {self.task.index} are")
         return self.task
 
 
@@ -86,7 +86,7 @@ def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None
         data, labels = _collected(data)
     names = [labels] * len(data) if isinstance(labels, str) else [str(label) for label in _plain(labels)]
     if len(names) != len(data):
-        raise DataError(f"{len(data)} samples and {len(names)} labels do not belong together")
+        raise DataError(f"{len(data)} samples and {len(names)} labels: give one label per sample")
     if not names:
         raise DataError("there are no samples to learn from")
     classes = tuple(sorted(set(names)))
@@ -153,7 +153,7 @@ def fitting(dataset: Dataset, facts: ImageFacts | SequenceFacts, recipe: Recipe 
         if dataset.facts == replace(facts, name=dataset.name):
             return dataset
         size = facts.height if recipe is None else recipe.raw_size
-        assert size is not None  # a recipe is missing at the first lesson alone, whose size is that of the weights
+        assert size is not None  # a recipe is missing only at the first lesson, whose size is that of the weights
         opened = [open_image(dataset.images.pil(index), facts) for index in range(len(dataset))]
         return replace(dataset, samples=ArrayImages(torch.stack([to_raw(image, size) for image in opened])))
     if isinstance(dataset.samples, SoundFiles) and facts.rate is not None:
@@ -198,8 +198,8 @@ def as_task(
         if few := [label for label in new if counts[classes.index(label)] < 2]:
             number = counts[classes.index(few[0])]
             raise DataError(
-                f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs two or more, one "
-                "of them to test itself on"
+                f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs at least two, one "
+                "of which is held out for testing"
             )
         held = held_out_rows(torch.from_numpy(labels[whole])).numpy()
         fresh = len(new) == len(dataset.classes) and not before.domains
@@ -250,4 +250,4 @@ def _check_names(known: Sequence[str], taught: Sequence[str]) -> None:
             raise DataError(f"{label!r} is not a name for a class: use one without slashes or spaces around it")
         other = spelling.setdefault(spelt(label), label)
         if other != label:
-            raise DataError(f"the classes {other!r} and {label!r} differ in case or accents' encoding alone: use one")
+            raise DataError(f"the classes {other!r} and {label!r} differ in case or accents' encoding only: use one")

@@ -79,7 +79,7 @@ def output_layer(model: nn.Module) -> nn.Module:
 
 
 def train_only(model: nn.Module, parameters: Iterable[Tensor] = ()) -> None:
-    """Give gradients to the output layer and to these ``parameters`` alone."""
+    """Give gradients only to the output layer and to these ``parameters``."""
     model.requires_grad_(False)
     output_layer(model).requires_grad_(True)
     for parameter in parameters:
@@ -142,7 +142,7 @@ def trained_classifier(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def training_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Saved weights with the classifier in training in the place of a fitted head."""
+    """Saved weights with the trained classifier instead of a fitted head."""
     trained = trained_classifier(weights)
     if not trained:
         return dict(weights)

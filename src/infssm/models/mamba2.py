@@ -28,7 +28,7 @@ from infssm.ops.ssd_layer import SsdWeights, scan_projected
 
 
 class RMSNormGated(nn.Module):
-    """Weight of the norm after the gate; each of ``groups`` slices of the channels is normalised by itself."""
+    """Weight of the norm after the gate; each of ``groups`` slices of the channels is normalised separately."""
 
     def __init__(self, dim: int, *, groups: int = 1, eps: float = 1e-5) -> None:
         super().__init__()

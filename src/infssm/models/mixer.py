@@ -150,7 +150,7 @@ class LayerState(NamedTuple):
     """What one layer remembers of the tokens before.
 
     hidden: [batch, channels, n], complex for S4D. tail: [batch, width - 1, channels], the last inputs of the causal
-    convolution in front of the scan; None where there is none.
+    convolution in front of the scan; None if there is none.
     """
 
     hidden: Tensor

@@ -128,7 +128,7 @@ def build_within_memory(name: str, factory: Callable[..., nn.Module], options: M
             torch.set_rng_state(state)
         if needed:
             raise ConfigError(
-                f"model {name!r} with {shown} needs {describe_bytes(needed)} or more for its weights alone, and this "
+                f"model {name!r} with {shown} needs {describe_bytes(needed)} or more for its weights, and this "
                 f"machine has {describe_bytes(available)}: make it smaller"
             ) from None
         model = construct(math.inf)

@@ -86,7 +86,7 @@ class S4DKernel(nn.Module):
         """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t).
 
         With t = q w + s the power is a_j^(q w) a_j^s: two tables of about sqrt(tokens) powers and one matrix product
-        for each channel, in the place of a table of all tokens.
+        for each channel, instead of a table of all tokens.
         """
         _, factor = self.discretize()
         within, starts = self._powers(tokens)
@@ -103,7 +103,7 @@ class S4DKernel(nn.Module):
         return self._kept_as("recurrence", lambda: (*self.discretize(), self.complex_c()))
 
     def _kept_as(self, key: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What depends on the parameters alone; in evaluation without gradients kept until one of them changes."""
+        """What depends only on the parameters; in evaluation without gradients kept until one of them changes."""
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             self._kept = None
             return make()

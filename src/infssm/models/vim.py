@@ -240,7 +240,7 @@ def _grid(img_size: int | tuple[int, int], patch_size: int) -> tuple[tuple[int, 
 
 @register_model("vim_nano")
 def vim_nano(**options: Any) -> VisionMamba:
-    """Vim for small images: 32x32, patch 4, depth 6, width 96 unless told otherwise."""
+    """Vim for small images: 32x32, patch 4, depth 6, width 96 by default."""
     defaults = {"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 6, "num_classes": 100}
     return VisionMamba(**{**defaults, **options})
 

@@ -1,4 +1,4 @@
-"""Which implementation serves a call: `cpu` (the compiled module), `triton` (CUDA) or `reference` (plain PyTorch)."""
+"""Which implementation computes a call: `cpu` (the compiled module), `triton` (CUDA) or `reference` (plain PyTorch)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_plain(tensors: Any) -> bool:
 
 
 def choose(backend: str | None, *tensors: Tensor | None) -> str:
-    """The backend that serves this call: `backend` if given (checked), else the fastest that can."""
+    """The backend for this call: `backend` if given (checked), else the fastest available."""
     if torch.compiler.is_exporting() and backend is None:  # an exported model runs where these kernels are not
         return "reference"
     if NATIVE is not None and backend in (None, "cpu") and is_plain(tensors):
@@ -52,7 +52,7 @@ def choose(backend: str | None, *tensors: Tensor | None) -> str:
     fastest = "triton" if any(tensor is not None and tensor.is_cuda for tensor in tensors) else "cpu"
     obstacle = _obstacle(backend or fastest, tensors)
     if obstacle is not None and backend is not None:
-        raise ConfigError(f"backend={backend!r} cannot serve this call: {obstacle}; use backend=None or 'reference'")
+        raise ConfigError(f"backend={backend!r} cannot run this call: {obstacle}; use backend=None or 'reference'")
     # A tensor without elements has no address to hand over; the reference returns its empty result.
     empty = any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
     return "reference" if obstacle is not None or empty else backend or fastest

@@ -1,4 +1,4 @@
-"""Shape checks shared by the operations: the error names the argument, what it has and what it needs."""
+"""Shape checks shared by the operations: the error names the argument, its shape and the expected one."""
 
 from __future__ import annotations
 

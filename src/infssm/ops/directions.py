@@ -68,7 +68,7 @@ def scan_directions(
 
 
 class _Kept(NamedTuple):
-    """What one direction forms on its way, of which its backward starts; all but `A` [batch, tokens, ...].
+    """Intermediate values of one direction, from which its backward starts; all but `A` [batch, tokens, ...].
 
     The mean states are not among it: a checkpoint compares what forward and recomputation save, and only one of the two
     may be recorded.

@@ -202,7 +202,7 @@ def _outputs(*args: Any) -> tuple[Tensor, ...]:
     expect_rank("u", x.u, "batch, tokens, channels")
     expect_rank("A", x.A, "heads")
     expect_rank("B", x.B, "batch, tokens, groups, n")
-    # The backward needs y for the gradient of the gate alone.
+    # The backward needs y only for the gradient of the gate.
     plain = x.u.shape if save and x.z is not None else (0,)
     saved = (_triton.saved_shape(x) if triton else saved_shape(x)) if save else (0,)
     return new(x.u, *x.u.shape), new(x.u, *plain), new(x.u, *saved)

@@ -40,7 +40,7 @@ def compress(
     rate: float = 1e-3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Backbone:
-    """A copy of the model with fewer states per layer, as near to it as a few steps of training bring it.
+    """A copy of the model with fewer states per layer, trained for a few steps to match it.
 
     Each layer keeps the states with the largest score; the remaining C takes over what it can of the rest, by least
     squares (S4D; Mamba and Vim where kept times pruned states are at most 1,024); then all parameters are trained for
@@ -57,7 +57,7 @@ def compress(
         share: share of the states to keep, instead of ``states``.
         score: ``output``, the energy above; ``last``, ``|c b|^2 / (1 - |a|)^2`` (LAST, Gwak et al. 2024);
             ``magnitude``, the size of the weights that form B and C.
-        steps: of training; 0 leaves the pruned model as it is.
+        steps: training steps; 0 leaves the pruned model unchanged.
         rate: Adam's learning rate.
         progress: called with a line of text before each stage.
     """

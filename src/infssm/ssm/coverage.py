@@ -69,7 +69,7 @@ def coverage(model: nn.Module) -> Coverage:
             if isinstance(module, nn.Linear) or key in wrapped:
                 targets[key] += key not in _NOT_ADVISED
         forms = _forms_states(mixer)
-        # The adapter of a layer that forms states is trained in the place of its weight.
+        # The adapter of a layer that forms states is trained instead of its weight.
         reached = any(key in forms or key.split(".")[0] in {x.split(".")[0] for x in forms} for key in trained)
         layers[name] = LayerCoverage(trained, reached, [key for key in wrapped if key in _READ_DIRECTLY])
     return Coverage(layers, [key for key, count in targets.items() if count], adapters)

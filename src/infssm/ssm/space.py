@@ -29,8 +29,8 @@ def soft_normalize(x: Tensor) -> Tensor:
 class StateSpace:
     """A state space system ``x' = A x + b input, output = c x`` with diagonal A, one per leading index.
 
-    Where u and v are given, A is ``diag(a) + sum_k u_k v_k^T``: diagonal plus low rank, as in S4 and in delta rules
-    with a decay per channel. Such a system has no poles at hand; the `output` distance compares it by samples of its
+    If u and v are given, A is ``diag(a) + sum_k u_k v_k^T``: diagonal plus low rank, as in S4 and in delta rules
+    with a decay per channel. Its poles are not known; the `output` distance compares it by samples of its
     transfer function. The values are raw: no soft-normalisation is applied unless `soft_normalized` is called.
 
     Attributes:
@@ -61,7 +61,7 @@ class StateSpace:
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether a are the poles, as there is no low-rank part."""
+        """Whether a holds the poles, because there is no low-rank part."""
         return self.u is None
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> StateSpace:

@@ -38,7 +38,7 @@ class WorkerPool(Protocol):
         """Have a worker carry out an order."""
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Messages with the numbers of their attempts; waits a moment where there are none."""
+        """Messages with the numbers of their attempts; waits a moment if there are none."""
 
     def reply(self, number: int, answer: bool | None) -> None:
         """Answer a finished task: whether to continue. None, at any time, asks the worker to save the run and exit."""

@@ -88,7 +88,7 @@ def verdict(rows: Sequence[Row]) -> str:
     """What the rows of one benchmark show, in one sentence; empty where there is nothing to compare."""
     if len(rows) < 2 or any(math.isnan(row.measures["fm"].mean) for row in rows):
         return ""
-    # The baseline is plain sequential training in its best setting; there is none where all rows are of method seq.
+    # The baseline is plain sequential training in its best setting; there is none if all rows are of method seq.
     plain = [row for row in rows if row.method == "seq"]
     plain = [] if len(plain) == len(rows) else plain
     if rows[0].measure != ACCURACY:

@@ -102,7 +102,7 @@ class Sweep:
 
     @cached_property
     def measure(self) -> Measure:
-        """What is searched for: accuracy, or bits of language, of which fewer are better."""
+        """The objective: accuracy, or bits of language, for which lower is better."""
         stream = load_stream(self.first_trial()[0].config)
         return score_of(stream).measure(stream)
 

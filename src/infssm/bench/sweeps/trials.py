@@ -170,7 +170,7 @@ def hopeless(value: float, step: int, finished: Sequence[Trial], better: int = 1
 
 
 def propose(space: Space, trials: Sequence[Trial], seed: int, better: int = 1) -> dict[str, Any] | None:
-    """Settings for trial number ``len(trials)``, unlike all others; None where there are none left.
+    """Settings for trial number ``len(trials)``, unlike all others; None if none are left.
 
     The result depends on the seed and the trials alone, so a search that was interrupted proposes what it would have
     proposed. ``better`` is 1 where higher values are better, -1 where lower ones are.

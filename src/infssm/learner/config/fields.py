@@ -42,7 +42,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, values: Any) -> Any:
-        """Read a section that is written as its name alone: ``model: vim_nano``."""
+        """Read a section that is given only by its name: ``model: vim_nano``."""
         return {"name": values} if isinstance(values, str) and "name" in cls.model_fields else values
 
 
@@ -103,9 +103,9 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _fits_online(self) -> DataConfig:
         if self.blur and not self.online:
-            raise ValueError("blur mixes the tasks of a stream without told boundaries: set online=true, too")
+            raise ValueError("blur needs a stream without task boundaries: also set online=true")
         if self.online and self.shots is not None:
-            raise ValueError("shots counts samples of the tasks after the first, which an online stream does not tell")
+            raise ValueError("shots counts samples per task after the first, but an online stream has no tasks")
         return self
 
     @model_validator(mode="before")

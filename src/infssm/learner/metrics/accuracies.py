@@ -32,7 +32,7 @@ class Measure:
             this (or :attr:`sign` and :meth:`improves`) instead of assuming that higher is better.
         scale: from a value to what is shown.
         digits: after the point.
-        top: largest possible value; None where there is none.
+        top: largest possible value; None if there is none.
     """
 
     key: str

@@ -115,7 +115,7 @@ class RunDirectory:
             ) from error
 
     def lock(self) -> AbstractContextManager[None]:
-        """Be the only process that works in this directory, for as long as the context lasts."""
+        """Lock the directory: no other process works in it until the context ends."""
         return locked(self.path)
 
     def adopt(self) -> None:

@@ -113,7 +113,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a run directory; an empty one where there is none."""
+        """The manifest of a run directory; an empty one if there is none."""
         path = folder / MARKER
         try:
             now = os.stat(path)
@@ -176,7 +176,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class InUseError(ConfigError):
-    """Another process works in the run directory."""
+    """The run directory is in use by another process."""
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 
 class CLFDConfig(ReplayConfig):
-    """Options of :class:`CLFD`; the paper gives the buffer size alone."""
+    """Options of :class:`CLFD`; the paper gives only the buffer size."""
 
     capacity_factor: int = Field(
         4, ge=1, description="entries per image of buffer_size; a map of a quarter of the pixels (original: 4)"

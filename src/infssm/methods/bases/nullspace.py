@@ -148,10 +148,10 @@ class Nullspace(Seq):
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """From the second task on, gradients for the projected matrices and the classifier alone."""
+        """From the second task on, gradients only for the projected matrices and the classifier."""
         if task.index > 0 and not self.moments:
             raise ConfigError(
-                f"{self.name} knows no features of the past: call method.end_task(task, loader) of the task before"
+                f"{self.name} has no features of earlier tasks: call method.end_task(task, loader) of the task before"
             )
         self._freeze(task)
 

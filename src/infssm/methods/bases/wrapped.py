@@ -82,7 +82,7 @@ class Encoded(NamedTuple):
 class FrequencyEncoder(nn.Module):
     """Three maps of half the image size: of the low band, of all bands, and of the high bands.
 
-    A backbone of one input channel gets the map of all bands alone. The weights of the low band start at 1/(2c), which
+    A backbone of one input channel gets only the map of all bands. The weights of the low band start at 1/(2c), which
     makes a grey image of it, so that a pre-trained backbone is given input it knows.
     """
 

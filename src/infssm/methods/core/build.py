@@ -210,7 +210,7 @@ def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
-    """Hold ``model`` to what it knew, in your own training loop.
+    """Attach a method against forgetting to ``model``, for your own training loop.
 
     ```python
     method = infssm.attach(model, "inf-ssm-exact")
@@ -226,9 +226,9 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
     are the fields of the method's components: ``weight=1e3``, ``layers=12``; where several components share a field
     name, prefix it with the component: ``**{"ewc.weight": 1e3, "lwf-ac": {"weight": 1e4}}``.
 
-    A mapping of keyword arguments may stand for ``x`` in ``penalty``. Methods that measure on data need a loader:
-    ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
-    ``load_state_dict`` in the place of ``begin_task``.
+    ``x`` of ``penalty`` may be a mapping of keyword arguments. Methods that measure on data need a loader:
+    ``end_task(task, loader)``. To continue within a task, build the same method on the restored model and call
+    ``load_state_dict`` instead of ``begin_task``.
     """
     composition = parse_name(name)
     if not all("images" in component.supported_data for component in composition.classes):

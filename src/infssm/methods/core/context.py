@@ -48,7 +48,7 @@ class ModelPair(NamedTuple):
     order: Tensor | None = None
     """A random order of the rows, drawn where a regularizer compares a fraction of them."""
     batch_size: int = 0
-    """Rows of the whole batch, of which this pair may hold a part."""
+    """Number of rows of the whole batch; this pair may hold only some of them."""
 
     def subset(self, fraction: float) -> ModelPair:
         """A fraction of the batch's rows, drawn at random; a smaller fraction's are among those of a larger one."""
@@ -76,7 +76,7 @@ class Context:
     """What the components of one method share: the module, what is known of the stream, and where training stands.
 
     What is known of the stream is fixed when the method is built. ``task``, ``old`` and ``batch_size`` say where
-    training stands: components read them, and the methods of this class alone write them.
+    training stands: components read them, and only the methods of this class write them.
 
     Args:
         module: the model; once the base has prepared it, the module to train.
@@ -149,7 +149,7 @@ class Context:
         return self.task
 
     def sizes(self, method: str) -> tuple[int, ...]:
-        """Number of classes of each task of the stream: as told beforehand, else equal shares."""
+        """Number of classes of each task of the stream: as given in advance, else equal shares."""
         if self.task_sizes is not None:
             return self.task_sizes
         if self.num_classes is None or self.num_tasks is None or self.num_classes % self.num_tasks:
@@ -160,7 +160,7 @@ class Context:
         return (self.num_classes // self.num_tasks,) * self.num_tasks
 
     def classes(self, method: str, task: TaskInfo | None = None) -> range:
-        """The classes of a task, by default the current one: told by the task itself, else its share of all classes."""
+        """The classes of a task, by default the current one: as the task says, else its share of all classes."""
         task = self.current if task is None else task
         if task.classes is not None:
             return task.classes
@@ -200,7 +200,7 @@ class Context:
         self.compares_logits_alone = logits and not (states or features)
 
     def begin_task(self, task: TaskInfo, *, needs_old: bool) -> None:
-        """Start a task; the old model is copied where there is none yet, or where frozen weights have changed."""
+        """Start a task; the old model is copied if there is none yet, or if frozen weights have changed."""
         again = self.task is not None and self.task.index == task.index
         self.task = task
         if needs_old and task.index > 0:
@@ -332,7 +332,7 @@ class Context:
     def compare(self, fractions: Collection[float] = (1.0,)) -> ModelPair:
         """Repeat the observed forward with the old model; :data:`NOTHING` where there is no old model yet.
 
-        Where all ``fractions`` are below 1 the old model runs on the rows of the largest alone.
+        Where all ``fractions`` are below 1 the old model runs only on the rows of the largest.
         """
         if self.old is None:
             return NOTHING

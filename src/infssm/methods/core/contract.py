@@ -51,7 +51,7 @@ class Stateful:
     saved: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to go on, made of tensors and plain values."""
+        """Everything that is needed to continue, as tensors and plain values."""
         return {name: _copied(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Component(Stateful):
     supports_domains: ClassVar[bool] = True
     """Whether tasks may be new domains of the same classes."""
     online: ClassVar[bool] = False
-    """Whether it works on a stream whose boundaries between tasks are not told: nothing happens where tasks meet."""
+    """Whether it works on a stream without task boundaries: nothing happens between tasks."""
     needs_total: ClassVar[str | None] = None
     """Why it must know all classes before the first task; None where classes may be added at any time."""
 
@@ -217,7 +217,7 @@ class Head(Component, ABC):
         """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
 
     def install(self) -> None:
-        """Put the fitted module in the place of the trained classifier."""
+        """Replace the trained classifier by the fitted module."""
 
     def withdraw(self) -> None:
         """Put the trained classifier back and discard the fitted module."""

@@ -203,7 +203,7 @@ class FittedHead(Head):
         return self._trained is not None
 
     def install(self) -> None:
-        """Put the fitted module in the place of the trained classifier."""
+        """Replace the trained classifier by the fitted module."""
         if self._fitted is None or self.installed:
             return
         place = self.classifier

@@ -96,7 +96,7 @@ def mean_over_states(
         values = difference(_stacked(old), _stacked(new)).unbind()
     else:
         values = tuple(map(difference, old, new))
-    # The mean of a batch of padding alone would be NaN.
+    # The mean of a batch that is all padding would be NaN.
     return torch.stack([value.mean() if value.numel() else value.sum() for value in values]).mean()
 
 

@@ -65,7 +65,7 @@ def evaluating(module: nn.Module, *, gradients: bool = False) -> Iterator[nn.Mod
 def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
     """Collect what ``module`` returns (or its first argument) in the forwards of the block.
 
-    Works below any wrapper around the model (DDP, Fabric), whose forward gives logits alone.
+    Works below any wrapper around the model (DDP, Fabric), whose forward gives only logits.
     """
     seen: list[Any] = []
     if inputs:

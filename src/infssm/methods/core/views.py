@@ -1,7 +1,7 @@
 """Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
 The mean of all tokens, the mirror image and the model after the first task need no images of old tasks. Training
-does not change: the views are features for the fitted head alone, when it is fitted and when it classifies.
+does not change: the views are features only for the fitted head, when it is fitted and when it classifies.
 """
 
 from __future__ import annotations

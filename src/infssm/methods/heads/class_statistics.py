@@ -29,7 +29,7 @@ class ClassStatistics:
         mean: float64 [K, d].
         triangles: float64 [d (d + 1) / 2] for each class, the lower triangle of its covariance (divided by its number);
             without elements where the class has no images. ``None`` where only the pooled covariance is kept.
-        shared: float64 [d, d], the pooled covariance, where it alone is kept.
+        shared: float64 [d, d], the pooled covariance, if only this one is kept.
     """
 
     count: Tensor
@@ -82,7 +82,7 @@ class ClassStatistics:
                 triangles[label] = other
             elif count[label] == 0:
                 triangles[label] = own.new_empty(0)
-            elif count[label] == 1:  # removal leaves rounding errors in the place of 0, of either sign
+            elif count[label] == 1:  # removal leaves rounding errors instead of 0, of either sign
                 triangles[label] = torch.zeros_like(own)
             else:
                 spread = lower_triangle(torch.outer(gap[label], gap[label]))
@@ -108,7 +108,7 @@ class ClassStatistics:
         """Without a class: the labels above it move down by one."""
         if self.triangles is None:
             raise ConfigError(
-                "a class cannot be forgotten where only the covariance of all classes together is kept: their own "
+                "a class cannot be forgotten if only the shared covariance of all classes is kept: their own "
                 "covariances take more than 256 MiB. Use narrower features, or teach a new model the other classes"
             )
         stay = [k for k in range(len(self.count)) if k != label]
@@ -232,7 +232,7 @@ def shrunk(covariance: Tensor, alpha: float) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor of a symmetric ``matrix: [d, d]``; raises with advice where there is none."""
+    """Lower Cholesky factor of a symmetric ``matrix: [d, d]``; raises with advice if there is none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info) or not bool(torch.isfinite(factor).all()):
         raise ConfigError("the covariance of the features is singular or not finite: raise alpha, or lower train.lr")

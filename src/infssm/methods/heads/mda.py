@@ -75,7 +75,7 @@ class MDA(GDA):
         return Mixtures(found.mean, found.whiten, found.offset, members.view_as(counts).T.contiguous())
 
     def _stacked(self) -> list[ClassStatistics]:
-        """By model the statistics of all Gaussians, task by task: each in the place of a class."""
+        """By model the statistics of all Gaussians, task by task: each counts as a class."""
         return [_stacked(of_model) for of_model in zip(*self.tasks, strict=True)]
 
     def gaussians(self) -> Mixtures:

@@ -147,10 +147,10 @@ class RanPAC(StatisticalHead):
             self.sums = [part if index % 2 == 0 else F.pad(part, (0, more)) for index, part in enumerate(self.sums)]
 
     def forget(self, label: int) -> None:  # noqa: ARG002 - no class can be
-        """Refused: what one class added to the Gram matrix cannot be told from what the others did."""
+        """Refused: what one class added to the Gram matrix cannot be separated from what the others added."""
         raise ConfigError(
             "ranpac keeps one Gram matrix of the images of all classes, from which no class can be removed: use gda, "
-            "lda or ncm where classes are to be forgotten, or teach a new model the other classes"
+            "lda or ncm to be able to forget classes, or teach a new model the other classes"
         )
 
     @torch.no_grad()

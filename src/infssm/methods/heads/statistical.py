@@ -81,7 +81,7 @@ class MeanDrift:
 
 
 LARGE = 2**26
-"""Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep the pooled one alone."""
+"""Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep only the pooled one."""
 _ALPHA = 0.001
 """Share of the identity in the covariance by which heads without a Gaussian of their own measure distances."""
 
@@ -224,7 +224,7 @@ class StatisticalHead(FittedHead):
         return other
 
     def statistics_of(self, features: Tensor, labels: Tensor) -> list[ClassStatistics]:
-        """By model the statistics of transformed ``features: [m, d]`` with ``labels: [m]``, of this process alone."""
+        """By model the statistics of transformed ``features: [m, d]`` with ``labels: [m]``, of this process only."""
         sums, device = self._sums(), self.context.device
         for one, part in zip(sums, features.double().to(device).chunk(self.num_models, dim=1), strict=True):
             one.add(part, labels.to(device))

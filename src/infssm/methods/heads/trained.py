@@ -27,7 +27,7 @@ class Linear(Head):
 
 
 class CosineClassifier(nn.Module):
-    """Scores ``scale · cos(feature, w_c)`` without bias; class weights stand in blocks that can be trained alone."""
+    """Scores ``scale · cos(feature, w_c)`` without bias; class weights stand in separately trainable blocks."""
 
     def __init__(
         self, num_features: int, blocks: Sequence[int], *, scale: float = 1.0, learn_scale: bool = True
@@ -55,7 +55,7 @@ class CosineClassifier(nn.Module):
         self.weights[block].uniform_(-bound, bound)
 
     def train_block(self, block: int) -> None:
-        """Give gradients to one block's weights alone."""
+        """Give gradients only to one block's weights."""
         for index, weights in enumerate(self.weights):
             weights.requires_grad_(index == block)
 
@@ -91,7 +91,7 @@ class Cosine(Head):
     @classmethod
     @torch.no_grad()
     def prepare(cls, config: CosineConfig, context: Context) -> None:
-        """Put a cosine classifier in the place of the model's own."""
+        """Replace the model's classifier by a cosine classifier."""
         place, like = find_classifier(unwrap(context.module)), next(context.module.parameters())
         own = getattr(place.module, "weight", None)
         classifier = CosineClassifier(

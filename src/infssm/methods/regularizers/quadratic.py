@@ -48,7 +48,7 @@ class ParameterSet:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of which the set holds rows, each once."""
+        """The parameters that the set holds rows of, each once."""
         return {member.name: member.parameter for member in self.members}
 
     def take(self, tensors: Mapping[str, Tensor]) -> Values:

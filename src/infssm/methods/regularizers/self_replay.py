@@ -64,7 +64,7 @@ class SelfReplay(Regularizer):
     ``weight · mean KL(softmax(old) ‖ softmax(new))`` over the tokens of ``replay_batch`` sequences in every step, of
     ``sequences`` that the old model generates when a task begins, from random first tokens or from ``prefixes``. Its
     logits on them are computed once, where they fit into ``cache``. The method's other regularizers compare old and
-    new model on these sequences, too, in the place of the new data.
+    new model on these sequences, too, instead of the new data.
 
     Paper: self-generated replay after arXiv:2605.26097, 2026
     """

@@ -18,7 +18,7 @@ from infssm.ssm.space import StateSpace
 
 
 def rwkv4_parameters(mixer: Any, which: str) -> list[StateRows]:
-    """Parameters that form the states; the output row is constant, so "AC-direct" has the decay alone."""
+    """Parameters that form the states; the output row is constant, so "AC-direct" has only the decay."""
     decay: list[StateRows] = [(mixer.time_decay, None)]
     if which == "AC-direct":
         return decay
