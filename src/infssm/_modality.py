@@ -79,7 +79,7 @@ class Modality(ABC):
 
     @abstractmethod
     def rows(self, batch: Any, method: str) -> dict[str, Tensor]:
-        """What a replay buffer stores of a batch, by field, each ``[n, ...]``; ``method`` is named in errors."""
+        """The fields of a batch that a replay buffer stores, each ``[n, ...]``; ``method`` is named in errors."""
 
     @abstractmethod
     def join(self, batch: Any, stored: Mapping[str, Tensor], augment: Augment) -> Batch:

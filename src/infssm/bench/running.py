@@ -128,7 +128,7 @@ def _train(
     control: Control,
     stream: TaskStream | None = None,
 ) -> None:
-    """From the checkpoint, or from the beginning, to the result."""
+    """Train from the checkpoint, or from the beginning, to the result."""
     config = experiment.config
     if stream is None:
         stream = load_stream(config, Split.load(run.split_path) if saved is not None else None)

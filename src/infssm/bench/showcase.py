@@ -1,4 +1,4 @@
-"""What the main job leaves for a first try: a learner that knows the digits, and images of a sign that it does not."""
+"""Created by the main job for a first try: a learner that knows the digits, and images of a sign that it does not."""
 
 from __future__ import annotations
 

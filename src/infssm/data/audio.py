@@ -35,7 +35,7 @@ _SAVE = "save it as 16-bit PCM wav"
 
 
 class _Sound(NamedTuple):
-    """What a header says; ``read`` returns the values, float64 [samples, channels]."""
+    """The contents of a header; ``read`` returns the values, float64 [samples, channels]."""
 
     samples: int
     channels: int

@@ -114,12 +114,12 @@ class Dataset:
 
     @property
     def modality(self) -> Modality:
-        """What kind of data the samples are."""
+        """The kind of data of the samples."""
         return modality_of(self.facts.kind, self.num_classes)
 
     @property
     def facts(self) -> ImageFacts | SequenceFacts:
-        """What the samples are like."""
+        """Shape and kind of the samples."""
         return self.samples.facts(self.name)
 
     @property

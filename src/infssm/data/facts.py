@@ -1,4 +1,4 @@
-"""What a model has to know of its data: enough to use it again where the data are not."""
+"""Facts about the data that a model needs, enough to use it without the data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ImageFacts:
 
     @property
     def size(self) -> int:
-        """What a model must know of one sample's size: the channels."""
+        """The size of one sample: the channels."""
         return self.channels
 
 
@@ -54,7 +54,7 @@ class SequenceFacts:
 
     @property
     def size(self) -> int:
-        """What a model must know of one sample's size: the numbers per step, or the vocabulary."""
+        """The size of one sample: the numbers per step, or the vocabulary."""
         return self.width
 
 
@@ -80,14 +80,14 @@ class StreamFacts:
 
     @property
     def images(self) -> ImageFacts:
-        """What the images are like, where the samples are images."""
+        """Facts about the images, if the samples are images."""
         if isinstance(self.samples, SequenceFacts):
             raise ConfigError(f"{self.samples.name} holds {self.samples.kind}, not images")
         return self.samples
 
     @cached_property
     def modality(self) -> Modality:
-        """What kind of data the samples are."""
+        """The kind of data of the samples."""
         return modality_of(self.samples.kind, len(self.classes))
 
     @property

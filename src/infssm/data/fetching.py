@@ -227,7 +227,7 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What :func:`check` found.
+    """The findings of :func:`check`.
 
     Attributes:
         name: of the data set.

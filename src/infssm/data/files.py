@@ -182,7 +182,7 @@ class Files(ABC):
         return cache_root() / "files" / f"{digest([os.fsencode(self.root.resolve())])}.json"
 
     def _recall(self) -> dict[str, _Known]:
-        """What is stored; nothing where it is missing, damaged or of another version."""
+        """The stored content; nothing if it is missing, damaged or of another version."""
         try:
             stored = json.loads(self._cache.read_text(encoding="utf-8"))
             files = stored["files"].items() if stored["version"] == _VERSION else ()

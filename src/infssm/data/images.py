@@ -42,7 +42,7 @@ class Images(Protocol):
         """Images as uint8 [n, channels, height, width], all of one size."""
 
     def facts(self, name: str) -> ImageFacts:
-        """What a model must know of the images of the data set ``name``."""
+        """Facts about the images of the data set ``name`` that a model needs."""
 
     def fingerprint(self) -> str:
         """Digest that changes when images are added, removed, reordered or altered."""
@@ -60,7 +60,7 @@ class ArrayImages:
 
     @classmethod
     def from_numpy(cls, pixels: np.ndarray[Any, Any]) -> ArrayImages:
-        """From uint8 [n, height, width] or [n, height, width, channels]."""
+        """Build from uint8 [n, height, width] or [n, height, width, channels]."""
         if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[-1] in (1, 3))):
             raise DataError(
                 "images must be uint8 arrays [n, height, width] or [n, height, width, 1 or 3], "

@@ -42,7 +42,7 @@ _Item = tuple[Tensor | None, Tensor | None]
 
 @dataclass(eq=False)
 class _Loader:
-    """What loaders of images and of sequences share; see :class:`ImageLoader` for the options."""
+    """Base of the loaders of images and of sequences; see :class:`ImageLoader` for the options."""
 
     task: Task
     split: Part = "train"

@@ -1,4 +1,4 @@
-"""Reading .npz files from elsewhere: what their headers claim is checked before memory is asked for."""
+"""Reading .npz files from elsewhere: what their headers claim is checked before memory is allocated."""
 
 from __future__ import annotations
 

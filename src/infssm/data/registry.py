@@ -43,7 +43,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """What is known about a data set before it is loaded.
+    """Facts about a data set before it is loaded.
 
     Attributes:
         name: its name.

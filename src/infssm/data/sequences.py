@@ -41,7 +41,7 @@ class Sequences(ABC):
         """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
 
     def facts(self, name: str) -> SequenceFacts:
-        """What a model must know of the sequences of the data set ``name``."""
+        """Facts about the sequences of the data set ``name`` that a model needs."""
         return SequenceFacts(name, self.kind, self.width)
 
     @abstractmethod

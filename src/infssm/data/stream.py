@@ -152,7 +152,7 @@ class TaskStream:
 
     @property
     def facts(self) -> StreamFacts:
-        """What a model must know about the stream."""
+        """Facts about the stream that a model needs."""
         return StreamFacts(self.dataset.facts, self.class_names, self.task_sizes, self.domains)
 
     def __len__(self) -> int:

@@ -108,7 +108,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> HeldOut:
-        """What :meth:`state_dict` returned, in the order of classes, as :meth:`add` leaves it."""
+        """Restore a :meth:`state_dict`, in the order of classes that :meth:`add` keeps."""
         labels = sorted(state, key=int)
         counts = torch.tensor([len(state[label]) for label in labels])
         return cls(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Prediction(NamedTuple):
-    """What a model predicted for one sample.
+    """The prediction of a model for one sample.
 
     Attributes:
         task: the sample's task, from 0.
@@ -51,7 +51,7 @@ class Prediction(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a learner reaches on samples with labels.
+    """The accuracy of a learner on samples with labels.
 
     Attributes:
         accuracy: share of samples that are classified right.
@@ -82,7 +82,7 @@ def evaluate(
     part: Part = "test",
     record: Record | None = None,
 ) -> Score:
-    """What the method's module reaches on one part of a task, with logits [0, seen) to choose from."""
+    """The score of the method's module on one part of a task, with logits [0, seen) to choose from."""
     module = setup.method.module
     was_training = module.training
     module.eval()

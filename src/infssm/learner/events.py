@@ -1,4 +1,4 @@
-"""What a training run reports while it works, and the one object that can ask it to stop.
+"""Events that a training run reports while it works, and the one object that can ask it to stop.
 
 The loop calls its listener with these events, in the order in which things happen. Displays, executors and searches
 listen; none of them steers the run by raising an error. To end a run, call :meth:`Control.stop`: the run

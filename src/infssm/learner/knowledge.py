@@ -1,4 +1,4 @@
-"""What a learner knows at one version, how that is stored, and what it predicts from features."""
+"""The knowledge of a learner at one version, its storage, and predictions from features."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from infssm.ssm import unwrap
 
 @dataclass(frozen=True)
 class Lesson:
-    """What was taught in one call of :meth:`infssm.Learner.learn`.
+    """One call of :meth:`infssm.Learner.learn`.
 
     Attributes:
         name: given by the user, or made from the data.
@@ -139,7 +139,7 @@ class Knowledge:
 
     @classmethod
     def of_run(cls, run: RunDirectory, device: str) -> Knowledge:
-        """What a run learnt in the tasks that it finished."""
+        """The knowledge of a run after the tasks that it finished."""
         config, facts = load_config(run.config()), StreamFacts.from_json(run.stream())
         # Lessons have boundaries, whatever the stream of the run was like.
         config = config.model_copy(update={"data": config.data.model_copy(update={"online": False, "blur": 0.0})})

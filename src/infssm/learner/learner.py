@@ -152,7 +152,7 @@ class Learner:
             learner._now = Knowledge.of_run(RunDirectory.open(folder), device)
         return learner
 
-    # What it knows.
+    # Its knowledge.
 
     @property
     def version(self) -> int:

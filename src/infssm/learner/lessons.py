@@ -52,7 +52,7 @@ def check_method(config: RunConfig, taught: TaughtTask) -> None:
 def teach(
     now: Knowledge, config: RunConfig, taught: TaughtTask, device: str, listen: Listener, control: Control
 ) -> tuple[Knowledge, Setup]:
-    """What is known after a task. Nothing changes in ``now``, which is known before it."""
+    """The knowledge after a task. ``now``, the knowledge before it, does not change."""
     check_method(config, taught)
     task, before, place = taught.task, now.method, torch.device(device)
     facts = known_facts(config, taught.facts, task.index)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 OWN = "own:"
-"""What the name of a user's own module begins with in the settings; the name of its class follows."""
+"""Prefix of the name of a user's own module in the settings; the name of its class follows."""
 
 
 @dataclass(frozen=True)

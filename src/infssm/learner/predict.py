@@ -25,7 +25,7 @@ from infssm.models import Backbone, LanguageModel
 
 
 class Prediction(NamedTuple):
-    """What a model predicts for one sample.
+    """The prediction of a model for one sample.
 
     Attributes:
         label: name of the most probable class.
@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 def predictions(
     classes: Sequence[str], logits: Tensor, shares: Tensor, known: Tensor | None = None
 ) -> list[Prediction]:
-    """What follows from logits and probabilities ``[n, K]``, and from which samples are like some class ``[n]``.
+    """Predictions from logits and probabilities ``[n, K]``, and from which samples are like some class ``[n]``.
 
     Raises DataError where a sample has no finite logit: ``-inf`` is a class that was not learnt, NaN or inf no answer.
     """

@@ -1,4 +1,4 @@
-"""From files, arrays and images to model input, by the same steps as in evaluation."""
+"""Convert files, arrays and images to model input, by the same steps as in evaluation."""
 
 from __future__ import annotations
 

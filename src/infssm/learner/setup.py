@@ -1,4 +1,4 @@
-"""From a configuration to the things a run works with: stream, recipe, model, method."""
+"""Build what a run works with from its configuration: stream, recipe, model, method."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from infssm.models import check_weights
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run works with; all of it follows from the configuration, but the process's share of the work."""
+    """The parts of a run; all follow from the configuration, except the process's share of the work."""
 
     config: RunConfig
     stream: TaskStream
@@ -79,7 +79,7 @@ class Setup:
 
     @property
     def measure(self) -> Measure:
-        """What is measured of the model on each task."""
+        """The score of the model on each task."""
         return score_of(self.stream).measure(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:

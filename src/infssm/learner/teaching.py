@@ -1,4 +1,4 @@
-"""What a learner is taught in one call: samples in any form, as one more task after those before."""
+"""The data of one lesson: samples in any form, as one more task after the earlier ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TaughtTask(TaskStream):
 
     @property
     def facts(self) -> StreamFacts:
-        """What the learner knows of all its tasks."""
+        """Facts about all tasks of the learner."""
         return self._facts
 
     def __getitem__(self, index: int) -> Task:

@@ -1,4 +1,4 @@
-"""What all backbones share: heads, features, weights on disk, and how they are created."""
+"""Base of all backbones: heads, features, weights on disk, and their creation."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def require(model: nn.Module, method: str, *names: str) -> None:
 
 
 def classifier_prefix(module: nn.Module, model: nn.Module) -> str:
-    """What names of the classifier's tensors of ``model`` begin with in the state dict of ``module``, its wrapper."""
+    """Prefix of the classifier's tensors of ``model`` in the state dict of ``module``, its wrapper."""
     classifier = find_classifier(model).module
     path: str = next(name for name, child in module.named_modules() if child is classifier)
     return f"{path}."

@@ -1,4 +1,4 @@
-"""What every state space mixer of infssm shares: the scans it runs, how its states come out, and what it remembers."""
+"""Base of the state space mixers of infssm: their scans, recorded states, and memory."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def check_state_set(which: str) -> None:
 
 
 class LayerState(NamedTuple):
-    """What one layer remembers of the tokens before.
+    """The memory of one layer of the tokens before.
 
     hidden: [batch, channels, n], complex for S4D. tail: [batch, width - 1, channels], the last inputs of the causal
     convolution in front of the scan; None if there is none.
@@ -159,7 +159,7 @@ class LayerState(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceState:
-    """What a causal model remembers of the tokens before; its size does not depend on their number.
+    """The memory of a causal model of the tokens before; its size does not depend on their number.
 
     Attributes:
         layers: the state of each layer, from the input to the output.

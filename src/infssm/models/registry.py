@@ -35,7 +35,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def describe_model(name: str) -> str:
-    """What a registered model is, in a line."""
+    """A one-line description of a registered model."""
     return MODELS.describe(name)
 
 
@@ -54,7 +54,7 @@ _SMALL = 2**30
 """Bytes up to which a model is simply built; a larger one is first built on the meta device and counted."""
 
 _FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, ConfigError)
-"""What constructors raise for options they cannot use."""
+"""Exceptions of constructors for options they cannot use."""
 
 
 class _TooLargeError(Exception):

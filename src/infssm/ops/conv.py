@@ -16,7 +16,7 @@ from infssm.ops.triton import conv as _triton
 
 
 class ConvInputs(NamedTuple):
-    """What a causal convolution reads.
+    """The inputs of a causal convolution.
 
     x: [batch, tokens, channels]; weight: [channels, width]; bias: [channels]; seq_idx: [batch, tokens] as of the scan:
     no tap reaches into another sequence.

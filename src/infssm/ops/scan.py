@@ -21,7 +21,7 @@ from infssm.ops.triton import scan as _triton
 
 
 class ScanInputs(NamedTuple):
-    """What a selective scan reads.
+    """The inputs of a selective scan.
 
     u, delta, z: [batch, tokens, channels]; A: [channels, n] real; B, C: [batch, tokens, n] or
     [batch, tokens, groups, n]; D, delta_bias: [channels]; initial_state: [batch, channels, n];
@@ -60,7 +60,7 @@ class ScanStates(NamedTuple):
 
 
 class ScanOutput(NamedTuple):
-    """What a selective scan returns; None for what was not asked for.
+    """The outputs of a selective scan; None for those not requested.
 
     y: [batch, tokens, channels]; last_state: [batch, channels, n]; states: see `ScanStates`.
     """

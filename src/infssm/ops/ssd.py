@@ -146,7 +146,7 @@ def _chunked(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, segments
 
 
 def _decays(steps: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What inputs and states decay by, from delta A [b, c, g, L, k] and the packed sequences [b, tokens] or None.
+    """The decay of inputs and states, from delta A [b, c, g, L, k] and the packed sequences [b, tokens] or None.
 
     inside: [b, c, g, k, L, L], exp(s_i - s_j) where token j reaches token i, else 0; entering: [b, c, g, L, k], by
     which the state before the chunk reaches a token; leaving: by which a token reaches the state after it; through:

@@ -1,4 +1,4 @@
-"""What `compress` gathers over calibration data: scores of states, and the least squares for the C that remains."""
+"""Statistics of calibration data for `compress`: scores of states, and the least squares for the C that remains."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ Kept = dict[str, list[Tensor]]
 
 
 def _choose(model: Backbone, size: int, batches: list[Any], score: Score) -> tuple[Kept, Kept]:
-    """What every layer keeps, and how its C takes over the rest (selective layers: [k, n - k] per direction)."""
+    """The states each layer keeps, and the map of the rest onto C (selective layers: [k, n - k] per direction)."""
     mixers: dict[str, Any] = find_mixers(model)
     scans = {name: mixer for name, mixer in mixers.items() if not isinstance(mixer, S4DMixer)}
     selective = {name: _ways(mixer) for name, mixer in scans.items() if isinstance(mixer, _SELECTIVE)}

@@ -40,7 +40,7 @@ class Coverage(NamedTuple):
         return [name for name, layer in self.layers.items() if not layer.trained]
 
     def summary(self) -> str:
-        """What is trained, in one or two sentences, and how to reach the rest."""
+        """The trained layers in one or two sentences, and how to reach the rest."""
         trained = len(self.layers) - len(self.missed)
         text = f"{trained} of {len(self.layers)} state space layers have a trained parameter"
         held = sum(layer.forms_states for layer in self.layers.values())

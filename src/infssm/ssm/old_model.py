@@ -82,7 +82,7 @@ class OldModel:
         logits: bool = False,
         **kwargs: Any,
     ) -> Observation:
-        """What is asked for of one forward ``module(x, **kwargs)``, which ends as soon as it is known."""
+        """The requested records of one forward ``module(x, **kwargs)``, which ends as soon as they are complete."""
         self.follow()
         args: tuple[Any, ...] = (x,)
         if isinstance(x, Mapping):

@@ -25,7 +25,7 @@ _RECORDED: WeakSet[nn.Module] = WeakSet()
 
 
 class StopForward(BaseException):
-    """Ends a forward pass once everything asked for is known; not an Exception, so that no model swallows it."""
+    """Ends a forward pass once everything requested is known; not an Exception, so that no model swallows it."""
 
 
 class Recorder:
@@ -176,10 +176,10 @@ def record_states(
 
 
 class Observation(NamedTuple):
-    """What was recorded of one forward.
+    """The records of one forward.
 
     states: one entry per layer and scan direction. features: ``[b, d]``, of language models ``[b, tokens, d]``.
-    logits: ``[b, K]``, of language models ``[b, tokens, vocabulary]``. None where they were not asked for.
+    logits: ``[b, K]``, of language models ``[b, tokens, vocabulary]``. None if not requested.
     """
 
     states: list[StateSpace]

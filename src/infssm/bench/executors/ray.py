@@ -170,7 +170,7 @@ class _Cluster:
 
 
 def _read(order: Order) -> _Files:
-    """What a machine without the folder needs to carry out an order."""
+    """The files that a machine without the folder needs for a run."""
     run, start = RunDirectory(order.experiment.path), Path(order.experiment.config.train.task0)
     if order.overwrite and run.is_run:
         RunDirectory.create(run.path, overwrite=True)

@@ -27,7 +27,7 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is to do. ``asks``: whether it waits for an answer after each task."""
+    """The order for a worker. ``asks``: whether it waits for an answer after each task."""
 
     experiment: Experiment
     overwrite: bool

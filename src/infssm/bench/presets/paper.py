@@ -49,7 +49,7 @@ _HEADER = ["data set", "tasks", "method"] + [f"{m} {part}" for m in _MEASURES fo
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of a preset gave: measures over seeds, and in which settings the runs differ from the preset."""
+    """Results of runs of a preset: measures over seeds, and in which settings the runs differ from the preset."""
 
     seeds: tuple[int, ...]
     measures: Mapping[str, Summary]
@@ -214,7 +214,7 @@ def _commands(cells: Sequence[Cell]) -> list[str]:
 
 
 def _differing(cells: Sequence[Cell]) -> list[str]:
-    """What starred rows changed, ``preset: setting: published value != value of the run``."""
+    """The changes of starred rows, ``preset: setting: published value != value of the run``."""
     lines = [
         f"* {cell.preset}: {'; '.join(cell.measured.differences)}."
         for cell in cells

@@ -1,4 +1,4 @@
-"""From a preset, a file and a command line to the experiments they ask for, in full or in miniature."""
+"""Turn a preset, a file and a command line into experiments, full or small ones for a test."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Row:
 
     @property
     def measure(self) -> Measure:
-        """What the matrices hold."""
+        """The measure in the matrices."""
         return self.matrices[0].measure
 
     @property
@@ -85,7 +85,7 @@ class Row:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What the rows of one benchmark show, in one sentence; empty where there is nothing to compare."""
+    """The result of one benchmark in one sentence; empty if there is nothing to compare."""
     if len(rows) < 2 or any(math.isnan(row.measures["fm"].mean) for row in rows):
         return ""
     # The baseline is plain sequential training in its best setting; there is none if all rows are of method seq.

@@ -1,4 +1,4 @@
-"""What each method adds to a training step, beside the paper's Table 3."""
+"""The time each method adds to a training step, beside the paper's Table 3."""
 
 from __future__ import annotations
 

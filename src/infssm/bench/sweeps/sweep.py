@@ -107,7 +107,7 @@ class Sweep:
         return score_of(stream).measure(stream)
 
     def first_trial(self) -> list[Experiment]:
-        """What the first trial would run; nothing is written."""
+        """The settings of the first trial; nothing is written."""
         params = propose(self.space, [], self._seed)
         assert params is not None
         return self._plan(overrides_of(self.space, params))

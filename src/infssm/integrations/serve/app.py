@@ -50,7 +50,7 @@ class LearnerInfo(BaseModel):
 
 
 class FilePrediction(BaseModel):
-    """What the learner says about one file."""
+    """The prediction for one file."""
 
     file: str
     label: str = Field(description="The most probable class.")
@@ -135,7 +135,7 @@ def create_app(
 
     @app.get("/api/learner")
     async def learner_info() -> LearnerInfo:
-        """What the learner knows, what was taught when, and which changes are in progress."""
+        """The classes, the history, and the changes in progress."""
         current = await refreshed()
         return LearnerInfo(
             name=Path(current.folder or "").resolve().name,

@@ -1,4 +1,4 @@
-"""From YAML, mappings and ``key=value`` overrides to a `RunConfig`, and back."""
+"""Convert YAML, mappings and ``key=value`` overrides to a `RunConfig`, and back."""
 
 from __future__ import annotations
 

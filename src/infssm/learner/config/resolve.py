@@ -1,4 +1,4 @@
-"""What a configuration leaves open: chosen for the data, then decided before it is hashed and stored."""
+"""Fill in what a configuration leaves open, for the data and the machine, before it is hashed and stored."""
 
 from __future__ import annotations
 

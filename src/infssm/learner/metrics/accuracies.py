@@ -1,4 +1,4 @@
-"""What a run measures of each task, and what follows from it: averages, forgetting, transfer.
+"""The measures of each task and values derived from them: averages, forgetting, transfer.
 
 ``values[i, j]`` is the accuracy (fraction) on the test images of task j after training task i; entries with j > i are
 NaN. All measures are taken after the last row, so values cut to their first rows give the measures at that step.
@@ -21,7 +21,7 @@ ForgettingRule = Literal["code", "paper"]
 
 @dataclass(frozen=True)
 class Measure:
-    """What the cells of a matrix are.
+    """The measure in the cells of a matrix.
 
     Attributes:
         key: name in files.

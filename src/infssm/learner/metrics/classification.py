@@ -30,7 +30,7 @@ class Confusion:
 
     @classmethod
     def of(cls, counts: Sequence[Sequence[int]], classes: Sequence[str], task_sizes: Sequence[int]) -> Confusion:
-        """From counts over the classes seen so far, and the names and tasks of the whole stream."""
+        """Build from counts over the classes seen so far, and the names and tasks of the whole stream."""
         table = np.asarray(counts, dtype=np.int64)
         seen = len(table)
         ends = list(accumulate(task_sizes))

@@ -215,7 +215,7 @@ class RunDirectory:
         return wanted
 
     def stream(self) -> dict[str, Any]:
-        """What the model has to know of its data, as plain values."""
+        """The facts about the data that the model needs, as plain values."""
         return self._json(layout.STREAM)
 
     def confusion(self) -> Confusion | None:
@@ -226,7 +226,7 @@ class RunDirectory:
         return self._parsed(layout.CONFUSION, lambda: Confusion.from_json(values))
 
     def names_per_task(self) -> list[tuple[str, ...]]:
-        """What each task is of, its classes or its domain; empty where that was not recorded."""
+        """The classes or the domain of each task; empty if not recorded."""
         if os.path.lexists(self.path / layout.STREAM) and (domains := self.stream().get("domains")):
             return [(str(domain),) for domain in domains]
         confusion = self.confusion()

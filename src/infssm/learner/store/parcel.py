@@ -17,7 +17,7 @@ _LAST = (layout.LAST, layout.RESULT)
 _OWN = (layout.MARKER, layout.CONFIG, layout.REPORT)
 """Not sent: they hold paths of this machine, and the receiver writes its own."""
 _UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError)
-"""What zipfile and json raise for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
+"""Exceptions of zipfile and json for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
 
 
 def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:

@@ -215,7 +215,7 @@ class InfLoRA(Seq):
         super().__init__(config, context)
         self.adapters = Adapters(context, config, self.name)
         self.memory: dict[str, Subspace] = {}
-        """What old tasks use of each layer's inputs."""
+        """The subspace of each layer's inputs that old tasks use."""
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Choose the directions of the task's pairs."""

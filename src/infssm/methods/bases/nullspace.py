@@ -142,7 +142,7 @@ class Nullspace(Seq):
         self.moments: dict[str, Tensor] = {}
         """Second moments by name, summed over all tasks so far: float64 ``[D, D]``."""
         self.projections: dict[str, Tensor] = {}
-        """What steps are multiplied by, by name of the moment that it follows from."""
+        """The factors of steps, by name of the moment that they are computed from."""
         self._before: dict[Tensor, Tensor] = {}
         for parameter in {matrix.parameter for matrix in self.matrices}:
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
@@ -220,7 +220,7 @@ class Nullspace(Seq):
 
 
 def projection(moment: Tensor, kind: Projection, eta: float) -> Tensor:
-    """What steps are multiplied by, ``[D, D]``, where features have the second ``moment: [D, D]``."""
+    """The factor of steps, ``[D, D]``, for features with the second ``moment: [D, D]``."""
     eigenvalues, vectors = torch.linalg.eigh(moment)  # ascending; of a second moment they are its singular values
     null: Tensor = vectors.flip(1)[:, elbow(eigenvalues.flip(0).clamp(min=0)) :]
     share = (

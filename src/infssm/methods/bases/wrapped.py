@@ -17,7 +17,7 @@ from infssm.models.features import find_classifier, require
 
 
 class WrappedBackbone(nn.Module):
-    """What CLFD's and L2P's modules share: the steps of the backbone and the place of its classifier.
+    """Base of CLFD's and L2P's modules: the steps of the backbone and the place of its classifier.
 
     Subclasses compute features their own way and give them to :meth:`classify`. By the rule of
     :mod:`infssm.models.features` these are the features that heads are fitted to, and a head that stands in the

@@ -1,4 +1,4 @@
-"""From a name such as ``er+inf-ssm`` and flat or dotted options to a :class:`Method`."""
+"""Build a :class:`Method` from a name such as ``er+inf-ssm`` and flat or dotted options."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Composition(NamedTuple):
 
 @cache
 def parse_name(name: str) -> Composition:
-    """What a name stands for, regularizers sorted; no base means ``seq``, no head ``linear``."""
+    """The components of a name, regularizers sorted; no base means ``seq``, no head ``linear``."""
     classes = [components[part] for part in split_name(name)]
     if len({c.name for c in classes}) < len(classes):
         raise ConfigError(f"{name!r} names a method twice")

@@ -1,4 +1,4 @@
-"""What the components of one method share, and how the old model is compared with the new."""
+"""The context that the components of one method share, and the comparison of old and new model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infssm.methods.core.tasks import Input, TaskInfo
 from infssm.ssm import Observation, OldModel, OutputRecorder, Recorder, logits_of
 
 ImageTransform = Callable[[Tensor, torch.Generator], Tensor]
-"""From raw images ``[b, c, h, w]`` uint8 to model input ``[b, c, h', w']`` float, random numbers from the generator."""
+"""Maps raw images ``[b, c, h, w]`` uint8 to model input ``[b, c, h', w']`` float, random numbers from the generator."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Transforms:
 
 
 class ModelPair(NamedTuple):
-    """What the old and the new model computed for the same rows, as far as the regularizers ask for it.
+    """Outputs of the old and the new model for the same rows, as far as the regularizers need them.
 
     Each has ``states``, one entry per layer and scan direction, ``features`` and ``logits``, ``[b, ...]`` (of language
     models per token, ``[b, tokens, ...]``). ``mask: [b, tokens]`` is the input's ``attention_mask`` or ``mask``, if it
@@ -59,11 +59,11 @@ class ModelPair(NamedTuple):
 
 
 NOTHING = ModelPair(Observation([]), Observation([]))
-"""What a regularizer is given that compares neither states, nor features, nor logits."""
+"""The input of a regularizer that compares neither states, nor features, nor logits."""
 
 
 class _Observed(NamedTuple):
-    """What one forward of the new model recorded, and the call that repeats it with the old model."""
+    """The records of one forward of the new model, and the call that repeats it with the old model."""
 
     new: Observation
     x: Input
@@ -73,7 +73,7 @@ class _Observed(NamedTuple):
 
 
 class Context:
-    """What the components of one method share: the module, what is known of the stream, and where training stands.
+    """The shared state of the components of one method: the module, the stream, and the progress of training.
 
     What is known of the stream is fixed when the method is built. ``task``, ``old`` and ``batch_size`` say where
     training stands: components read them, and only the methods of this class write them.
@@ -188,7 +188,7 @@ class Context:
             images = images.to(like.dtype) / 255
         return images.to(like.device, like.dtype)
 
-    # What the method tells the context while it trains.
+    # Called by the method while it trains.
 
     def record(self, *, states: bool, features: bool, logits: bool) -> None:
         """Record these of the module's forwards from the second task on: what the regularizers compare."""
@@ -372,7 +372,7 @@ class Context:
             yield
 
     def _take_record(self) -> Observation:
-        """What was recorded of the last forward, which the recorders forget."""
+        """Take the records of the last forward out of the recorders."""
         states = [] if self._states is None else self._states.flat()
         outputs = {} if self._outputs is None else self._outputs.taken()
         for recorder in self._recorders:

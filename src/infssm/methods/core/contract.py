@@ -1,4 +1,4 @@
-"""What every continual-learning method is made of: one base, any number of regularizers, one head, one shared context.
+"""The parts of every continual-learning method: one base, any number of regularizers, one head, one shared context.
 
 A *base* forms the classification loss of a step (seq, er, lucir, ...). A *regularizer* adds terms that hold the new
 model to the old one (ewc, lwf-ac, inf-ssm, ...). A *head* turns features into logits (linear, ncm, ...; those that
@@ -126,7 +126,7 @@ class Component(Stateful):
         return {}
 
     def warnings(self) -> list[str]:
-        """What a user should know before training with this configuration; shown by ``attach`` and ``infssm run``."""
+        """Notes for users before training with this configuration; shown by ``attach`` and ``infssm run``."""
         return []
 
 

@@ -50,7 +50,7 @@ def samples(loader: Loader, limit: int | None, device: torch.device) -> Iterator
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module, *, gradients: bool = False) -> Iterator[nn.Module]:
-    """Evaluation mode for the block, without gradients unless asked for; afterwards every submodule is as it was."""
+    """Evaluation mode for the block, without gradients unless requested; afterwards every submodule is as it was."""
     modes = [(child, child.training) for child in module.modules()]
     module.eval()
     try:

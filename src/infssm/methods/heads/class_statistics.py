@@ -1,4 +1,4 @@
-"""What fitted heads keep of a class: number, mean and covariance of its features, computed from sums, never an image.
+"""Statistics of a class that fitted heads keep: number, mean and covariance of its features, never an image.
 
 Memory: ``K · d`` numbers for the means and one triangle of ``d (d + 1) / 2`` for the covariance of each class that has
 images, all float64. 100 classes of width 96 take 3.6 MiB, of width 384 57 MiB.
@@ -94,7 +94,7 @@ class ClassStatistics:
         return self.merged(ClassStatistics(-images.count, images.mean, images.triangles, images.shared))
 
     def resized(self, num_classes: int) -> ClassStatistics:
-        """With classes without images behind, ``num_classes`` in all."""
+        """Append classes without images, up to ``num_classes`` in all."""
         more = num_classes - len(self.count)
         if more < 0:
             raise ConfigError(f"these are statistics of {len(self.count)} classes, and the head has {num_classes}")
@@ -146,7 +146,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ClassStatistics:
-        """What :meth:`state_dict` returned."""
+        """Restore a :meth:`state_dict`."""
         count = state["count"]
         if "shared" in state:
             return cls(count, state["mean"], None, state["shared"])

@@ -47,7 +47,7 @@ class NCM(StatisticalHead):
     Module = NearestMean
 
     def transformed(self, features: Tensor) -> Tensor:
-        """Of unit length: ``[b, d]``."""
+        """Features of unit length: ``[b, d]``."""
         return F.normalize(features, dim=1)
 
     def fit(self) -> NearestMean:

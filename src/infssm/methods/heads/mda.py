@@ -38,7 +38,7 @@ class MDA(GDA):
         """No statistics."""
         super().reset()
         self.tasks: list[list[ClassStatistics]] = []
-        """By task, of those that had images, and by model: what :attr:`statistics` are of all tasks together."""
+        """Like :attr:`statistics`, but separately for each task that had images, then by model."""
 
     def joined(self, kept: list[ClassStatistics], fresh: list[ClassStatistics]) -> list[ClassStatistics]:
         """See :class:`StatisticalHead`; the Gaussians of earlier tasks move as their classes do."""
@@ -92,7 +92,7 @@ class MDA(GDA):
 
     @torch.no_grad()
     def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor:
-        """As of the other heads, to the nearest Gaussian of the class, which the image was most likely added to."""
+        """As in the other heads, to the nearest Gaussian of the class, to which the image was most likely added."""
         found = []
         numbers = self.gaussians().members.to(labels.device)[labels, self._tasks_of(features, labels).to(labels.device)]
         parts = features.to(self.context.device).chunk(self.num_models, dim=1)

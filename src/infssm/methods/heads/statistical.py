@@ -187,7 +187,7 @@ class StatisticalHead(FittedHead):
         self.drift_maps, self._gaussians = [], None
 
     def gaussians(self) -> Gaussians:
-        """What distances are measured with: here the covariance that all classes share."""
+        """The metric of the distances: here the covariance that all classes share."""
         if self._gaussians is None:
             alpha = getattr(self.config, "alpha", _ALPHA)
             found = average_over_models(self.statistics, alpha, beta=1)

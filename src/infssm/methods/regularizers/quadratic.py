@@ -1,4 +1,4 @@
-"""What ewc, mas, si and ucl share: the parameters that form states, and a quadratic penalty on them."""
+"""Base of ewc, mas, si and ucl: the parameters that form states, and a quadratic penalty on them."""
 
 from __future__ import annotations
 

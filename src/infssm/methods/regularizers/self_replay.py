@@ -82,7 +82,7 @@ class SelfReplay(Regularizer):
         if unknown := {token for prefix in config.prefixes or [] for token in prefix if not 0 <= token < known}:
             raise ConfigError(f"{self.name}.prefixes has {min(unknown)}, but the model's tokens are 0 to {known - 1}")
         self.sequences: Tensor | None = None
-        """What the old model generated for the current task, int32 ``[sequences, length]``; gone when it ends."""
+        """Sequences of the old model for the current task, int32 ``[sequences, length]``; gone when it ends."""
         self.logits: Tensor | None = None
         """The old model's on these sequences, float16 ``[sequences, length, vocabulary]``; None where not kept."""
         # Away from the seeds of the context's and of replay buffers' draws.

@@ -1,4 +1,4 @@
-"""What the operators share: how the work is cut into programs, and the launch."""
+"""Shared by the operators: the division of the work into programs, and the launch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(kernel: Any, programs: int, like: Tensor, *args: Any, warps: int, **cons
 
 
 def arranged(kernel: Any, *records: Mapping[str, Any]) -> list[Any]:
-    """What a kernel takes, in its order: its parameters have the names of the records' fields, spelled there alone."""
+    """The arguments of a kernel in its order; its parameters have the names of the records' fields."""
     named = {name: value for record in records for name, value in record.items()}
     names = [name for name in kernel.arg_names if name in named]
     assert names == kernel.arg_names[: len(names)]

@@ -15,7 +15,7 @@ _ROWS = 64
 
 
 def _inputs(delta: Tensor, A: Tensor, bias: Tensor | None, groups: int) -> tuple[dict[str, Any], Cut]:
-    """What both kernels read, by the names of their parameters, and the cut."""
+    """The inputs of both kernels, by the names of their parameters, and the cut."""
     batch, tokens, channels = delta.shape
     cut = Cut(batch, tokens, groups, channels, A.shape[1])
     return {"delta": delta, "A": turned(A), "bias": bias} | strides("delta", delta) | cut.sizes, cut
