@@ -38,7 +38,7 @@ class Modality(ABC):
         by: what makes tasks unless the user says so.
         input_option: option of models that takes the samples' size, see :meth:`model_options`.
         field: field of replay buffers that holds the samples, see ``infssm.methods.replay.buffers.FIELDS``.
-        settings: model and training settings for a user's own data; None where they depend on the samples.
+        settings: model and training settings for a user's own data; None if they depend on the samples.
     """
 
     name: ClassVar[str]

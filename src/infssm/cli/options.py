@@ -52,7 +52,7 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
 
 
 def source_of(preset: str | None, variant: str, config: Path | None) -> Any:
-    """The values of a preset, or the config file; None where neither is given."""
+    """The values of a preset, or the config file; None if neither is given."""
     from infssm.bench.presets import load_preset
 
     if preset and config:

@@ -93,7 +93,7 @@ def run(
         _conclude(finished, time.monotonic() - begun)
         if demo and not fast_dev_run:
             _invite(finished)
-    results(ends)  # raises where a run failed
+    results(ends)  # raises if a run failed
 
 
 def _complete(todo: list[Experiment]) -> bool:

@@ -38,7 +38,7 @@ class Dataset:
         running: whether samples follow one another, as pieces of a text do. A validation sample between two training
             samples would be too easy, so the end of each domain validates. For stratified data only.
         domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
-        domain_of: int64 [n] domain of every sample; None where there is one domain.
+        domain_of: int64 [n] domain of every sample; None if there is one domain.
         domain_word: what a domain is, as ``data.by`` may call it.
     """
 

@@ -38,7 +38,7 @@ class DecodedStore:
         return self.__dict__ | {"_file": None}
 
     def get(self, index: int) -> Tensor | None:
-        """Image ``index``, uint8 [3, size, size]; None where it is not there."""
+        """Image ``index``, uint8 [3, size, size]; None if it is not there."""
         file = self._open()
         entry = b"" if file is None else os.pread(file, self._bytes, index * self._bytes)
         if len(entry) < self._bytes or _checksum(entry[4:]) != entry[:4]:
@@ -65,7 +65,7 @@ class DecodedStore:
 
 
 def open_store(fingerprint: str, count: int, size: int) -> DecodedStore | None:
-    """The store of ``count`` images with this fingerprint; None where it would be too large or cannot be written."""
+    """The store of ``count`` images with this fingerprint; None if it would be too large or cannot be written."""
     needed = count * (4 + 3 * size * size)
     folder = cache_root() / "decoded"
     path = folder / f"{fingerprint}-{size}-{_VERSION}.images"

@@ -26,7 +26,7 @@ from infssm.data.registry import DATASETS, Archive, load_dataset
 from infssm.errors import ConfigError, DataError
 
 Received = Callable[[int, int | None], None]
-"""Called with the bytes present and the bytes expected (None where the server does not say)."""
+"""Called with the bytes present and the bytes expected (None if the server does not say)."""
 
 _CHUNK = 1 << 18
 

@@ -110,7 +110,7 @@ class FileImages(Files):
             return to_rgb(image)
 
     def size_of(self, index: int) -> tuple[int, int] | None:
-        """Width and height of image ``index`` by its header, without decoding it; None where it cannot be read."""
+        """Width and height of image ``index`` by its header, without decoding it; None if it cannot be read."""
         try:
             with self._opened(index) as image:
                 width, height = image.size
@@ -165,7 +165,7 @@ class FileImages(Files):
         return ImageFacts(name, 3)
 
     def store(self, size: int) -> DecodedStore | None:
-        """Where images of this size are kept; None where they would not fit or the cache cannot be written."""
+        """Where images of this size are kept; None if they would not fit or the cache cannot be written."""
         if size not in self._stores:
             self._stores[size] = open_store(self.fingerprint(), len(self), size)
         return self._stores[size]

@@ -92,7 +92,7 @@ class ImageLoader(_Loader):
         augment: whether to apply the training transform; for ``train``, and for ``val`` if ``recipe.augment_val``.
         mixing: mixing and label smoothing of shuffled training batches.
         num_workers: processes that read and transform single images; arrays with a batch recipe need none. None: as
-            many as there are cores, where there is enough to do.
+            many as there are cores, if there is enough to do.
         drop_last: leave out a smaller last batch, unless it is the only one.
         skip_batches: start after so many batches, to continue within an epoch.
         in_order: every sample once, in the order of the task's indices, as a stream brings them.

@@ -23,7 +23,7 @@ class Archive:
         url: where it is published (http or https).
         file: name of the downloaded file.
         creates: the folder in it, at the top or one level below, that is moved to the data root.
-        md5: digest in public use; None where none is known.
+        md5: digest in public use; None if none is known.
         sha256: likewise.
         place: where the folder goes, relative to the data root; its own name unless given.
     """
@@ -49,8 +49,8 @@ class DatasetEntry:
         name: its name.
         load: ``load(root, **options) -> Dataset``.
         summary: one line for lists.
-        classes: expected number of classes; None where it is the user's.
-        images: expected number of images; None where it is not fixed.
+        classes: expected number of classes; None if it is the user's.
+        images: expected number of images; None if it is not fixed.
         archives: what fetching downloads; empty when there is nothing to fetch.
     """
 

@@ -120,7 +120,7 @@ class Tokens(Sequences):
         lengths: int64 [n] tokens of each.
         vocabulary: how many different tokens there are.
         text_bytes: int64 [n] bytes of the text that the tokens of each sequence but its first stand for, to report bits
-            per byte; None where they are unknown.
+            per byte; None if they are unknown.
     """
 
     kind: str = "tokens"

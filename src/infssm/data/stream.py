@@ -52,7 +52,7 @@ class Task:
         val: validation images.
         test: test images.
         class_names: names of the labels up to the task's last.
-        past: number of classes known before the task; None where it is ``classes.start``.
+        past: number of classes known before the task; None if it is ``classes.start``.
         domain: name of the task's domains, where tasks are domains.
     """
 

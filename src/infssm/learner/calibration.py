@@ -140,7 +140,7 @@ class Calibration:
             logits: [m, K] by a head that was not fitted to these samples; ``-inf`` for classes without samples.
             labels: [m].
             own: squared distances ``[n]`` of samples to their own classes, each left out of the fit, and these classes
-                ``[n]``; None where the head measures no distances.
+                ``[n]``; None if the head measures no distances.
             unknown: the share of a class's own samples that may be called unknown.
         """
         usable = logits.gather(1, labels[:, None])[:, 0].isfinite()

@@ -142,7 +142,7 @@ def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
 
 
 def bfloat16_unit() -> str | None:
-    """The instructions with which this CPU multiplies bfloat16; None where it has none, and float32 is faster."""
+    """The instructions with which this CPU multiplies bfloat16; None if it has none, and float32 is faster."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     return next((name for name, flag in _UNITS.items() if getattr(torch.cpu, flag, bool)()), None)

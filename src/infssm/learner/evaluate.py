@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
     Attributes:
         task: the sample's task, from 0.
         sample: its index in the data set.
-        file: its path below the data's folder; empty where samples are not files.
+        file: its path below the data's folder; empty if samples are not files.
         true: name of its class.
         predicted: name of the class with the highest score among all classes seen.
         probability: of that class, after a softmax over the classes seen.

@@ -152,7 +152,7 @@ def check_export(
 ) -> float:
     """Run an exported ONNX file on raw samples and compare it with ``classifier.predict``.
 
-    Returns the largest difference of a logit, relative to the largest one; raises where that exceeds ``tolerance``,
+    Returns the largest difference of a logit, relative to the largest one; raises if that exceeds ``tolerance``,
     which allows for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
     """
     plan, largest = _Plan(classifier), 0.0

@@ -37,7 +37,7 @@ class Lesson:
         time: when it was over, UTC, ISO 8601; empty for a task of ``infssm run``.
         samples: number of samples of each class; of language, of the domain.
         score: accuracy on held-out samples of this lesson right after it, among all classes known; of language bits per
-            byte (or token) of its held-out text. None where nothing was held out.
+            byte (or token) of its held-out text. None if nothing was held out.
         seconds: how long it took.
     """
 
@@ -63,7 +63,7 @@ class Knowledge:
         trained: whether weights were trained on something that was taught.
         version: 0 before the first.
         parent: the version before, 0 for none.
-        own: the user's own module, where the model is one.
+        own: the user's own module, if the model is one.
     """
 
     config: RunConfig

@@ -79,7 +79,7 @@ def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True
                 f"the model knows {found.num_classes} tokens and the text has {facts.num_outputs}: give the model's "
                 "own tokenizer, data.options.tokenizer=FILE"
             )
-        return accelerate(found)  # our scans in place of its loops over tokens, where it has layers that we know
+        return accelerate(found)  # our scans in place of its loops over tokens, if it has layers that we know
     options = facts.modality.model_options(len(facts.classes), facts.samples.size) | config.options
     try:
         model: nn.Module = create_model(config.name, weights=config.weights if weights else None, **options)

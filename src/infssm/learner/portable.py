@@ -65,7 +65,7 @@ class RecurrentS4D(nn.Module):
 
 
 def with_recurrent_s4d(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` whose S4D layers are recurrences; the model itself where it has none."""
+    """A copy of ``model`` whose S4D layers are recurrences; the model itself if it has none."""
     if any(isinstance(module, S4DMixer) for module in model.modules()):
         model = copy.deepcopy(model)
         for name, module in list(model.named_modules()):

@@ -46,7 +46,7 @@ def predictions(
 ) -> list[Prediction]:
     """Predictions from logits and probabilities ``[n, K]``, and from which samples are like some class ``[n]``.
 
-    Raises DataError where a sample has no finite logit: ``-inf`` is a class that was not learnt, NaN or inf no answer.
+    Raises DataError if a sample has no finite logit: ``-inf`` is a class that was not learnt, NaN or inf no answer.
     """
     if not bool(logits.amax(1).isfinite().all()):
         raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")

@@ -110,7 +110,7 @@ def sound_input(sample: SampleLike, facts: SequenceFacts) -> Tensor:
 def token_input(prompt: str | Tensor, facts: SequenceFacts, tokenizer: Any = None) -> Tensor:
     """Text, or ids ``[tokens]`` or ``[batch, tokens]``, as ids int64 ``[batch, tokens]`` of a language model.
 
-    ``tokenizer`` is that of the training text; None where its bytes are the tokens.
+    ``tokenizer`` is that of the training text; None if its bytes are the tokens.
     """
     if not isinstance(prompt, str):
         flat = sequence_input(prompt.flatten(), facts)

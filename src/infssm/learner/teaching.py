@@ -68,7 +68,7 @@ def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None
     """A data set of what a user has: a name or path, samples with labels, a data set or a loader of torch.
 
     Args:
-        data: a path or name as for ``infssm run data=``; or samples, where there are ``labels``: arrays uint8 ``[n,
+        data: a path or name as for ``infssm run data=``; or samples, if there are ``labels``: arrays uint8 ``[n,
             height, width]`` or ``[n, height, width, 3]``, series ``[n, time, width]``, or a list of files, PIL images
             or arrays; or a map-style data set or a loader of torch that yields ``(x, label)``.
         labels: names or numbers, one per sample, or one for all.
@@ -145,7 +145,7 @@ def _samples(data: Any) -> Any:
 def fitting(dataset: Dataset, facts: ImageFacts | SequenceFacts, recipe: Recipe | None) -> Dataset:
     """A data set as samples of the kind that a learner knows: colours, sizes, sampling rates are converted.
 
-    Raises DataError where that cannot be: other kinds of data, series of another width, another vocabulary.
+    Raises DataError if that cannot be: other kinds of data, series of another width, another vocabulary.
     """
     if isinstance(facts, ImageFacts):
         if not isinstance(dataset.samples, (ArrayImages, FileImages)):
@@ -170,7 +170,7 @@ def fitting(dataset: Dataset, facts: ImageFacts | SequenceFacts, recipe: Recipe 
 def as_task(
     dataset: Dataset, facts: StreamFacts | None, name: str, *, samples: ImageFacts | SequenceFacts
 ) -> TaughtTask:
-    """A data set as the next task of a learner that knows ``facts``; None where it knows nothing yet.
+    """A data set as the next task of a learner that knows ``facts``; None if it knows nothing yet.
 
     ``samples`` is what its images or sequences are like. Of classes some samples of each are the validation part, of
     text the last tenth of it. A task with samples of known classes has all classes. An official test part is not

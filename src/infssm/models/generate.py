@@ -73,7 +73,7 @@ def vocabulary_of(model: nn.Module) -> int:
 
 
 def _own(model: nn.Module) -> LanguageModel | None:
-    """The package's language model, where the model is one or wraps one (peft)."""
+    """The package's language model, if the model is one or wraps one (peft)."""
     return next((module for module in model.modules() if isinstance(module, LanguageModel)), None)
 
 

@@ -163,7 +163,7 @@ class SequenceState:
 
     Attributes:
         layers: the state of each layer, from the input to the output.
-        total: [batch, dim], float64, the sum of the features of all tokens so far; None where the model does not take
+        total: [batch, dim], float64, the sum of the features of all tokens so far; None if the model does not take
             their mean. In float32 the mean of a million tokens would lose half of its digits.
         tokens: how many tokens were read.
     """

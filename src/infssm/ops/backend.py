@@ -20,7 +20,7 @@ BACKENDS = ("reference", "cpu", "triton")
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-# The compiled module, or None where it was not built or cannot be loaded.
+# The compiled module, or None if it was not built or cannot be loaded.
 NATIVE: ModuleType | None = None
 with contextlib.suppress(ImportError):
     NATIVE = importlib.import_module("infssm.ops._native")

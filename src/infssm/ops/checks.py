@@ -31,7 +31,7 @@ def expect_floats(names: Iterable[str], values: Iterable[object]) -> None:
 
 
 def expect_channels(name: str, tensor: Tensor) -> None:
-    """Raise where the last dimension is empty: there would be nothing to take a mean over."""
+    """Raise if the last dimension is empty: there would be nothing to take a mean over."""
     if tensor.shape[-1] == 0:
         raise ConfigError(f"{name} has shape {list(tensor.shape)}, expected at least one channel")
 

@@ -84,7 +84,7 @@ def _check(row: Kind, pair: Pair) -> None:
 
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
-    """The value, then its derivative by each tensor: empty where it is not wanted or not seen by the kind."""
+    """The value, then its derivative by each tensor: empty if it is not wanted or not seen by the kind."""
     *tensors, kind, _, to_old, to_new, _ = args
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r} has no fused kernel, expected one of {', '.join(KINDS)}")

@@ -86,7 +86,7 @@ def compress(
 
 
 def _check(model: Backbone, states: int | None, share: float | None, score: str, steps: int) -> int:
-    """The number of states to keep; raises where the model or the options do not allow it."""
+    """The number of states to keep; raises if the model or the options do not allow it."""
     if score not in ("output", "last", "magnitude"):
         raise ConfigError(f"compress: score={score!r}; choose 'output', 'last' or 'magnitude'")
     sizes = set()
@@ -115,7 +115,7 @@ def _call(model: Backbone, batch: Any) -> Any:
 
 
 def _mask(batch: Any) -> Tensor | None:
-    """Padding of a batch, [batch, tokens]; None where every token counts."""
+    """Padding of a batch, [batch, tokens]; None if every token counts."""
     return as_mask(batch.get("mask")) if isinstance(batch, Mapping) else None
 
 

@@ -76,7 +76,7 @@ def coverage(model: nn.Module) -> Coverage:
 
 
 def _forms_states(mixer: nn.Module) -> set[str]:
-    """Names of the parameters that form a mixer's states; empty where its probe does not name them."""
+    """Names of the parameters that form a mixer's states; empty if its probe does not name them."""
     try:
         return {name.replace(".base_layer", "") for name, _, _ in state_parameters(mixer, "ABC-full")}
     except ConfigError:

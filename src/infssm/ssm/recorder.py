@@ -50,7 +50,7 @@ class Recorder:
         self.options = StateOptions(include_dt_bias, b_mode)
         self.h = h
         self.hidden: dict[str, list[Tensor]] = {}
-        """Hidden states of the last forward, where they are recorded."""
+        """Hidden states of the last forward, if they are recorded."""
         self.finished: set[str] = set()
         """Mixers whose states of a forward are complete."""
         self.mixers = find_mixers(model, layers)

@@ -106,7 +106,7 @@ class StateSpace:
         return A if self.u is None or self.v is None else A + self.u.mT @ self.v
 
     def to_poles(self) -> StateSpace:
-        """The same system in diagonal form, complex where it has a low-rank part; O(n^3) for each system."""
+        """The same system in diagonal form, complex if it has a low-rank part; O(n^3) for each system."""
         return self if self.is_diagonal else replace(self.from_dense(self.dense(), self.c, self.b), mask=self.mask)
 
     @classmethod

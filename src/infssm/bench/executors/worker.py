@@ -66,7 +66,7 @@ class Channel(Protocol):
         """Whether :meth:`recv` would return, or raise, at once."""
 
     def recv(self) -> Any:
-        """Wait for the next message; EOFError or OSError where none will come."""
+        """Wait for the next message; EOFError or OSError if none will come."""
 
 
 class Reporter:

@@ -30,7 +30,7 @@ class Preset:
     """One cell of a results table, ready to run.
 
     values: nested values for :func:`infssm.learner.load_config`. sources: the tables they come from. assumed: fields
-    the paper does not give, with the reason for the value chosen. paper: the published row, where there is one
+    the paper does not give, with the reason for the value chosen. paper: the published row, if there is one
     (AA, AIA and FM in percent, each with mean and std).
     """
 

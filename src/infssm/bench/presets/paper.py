@@ -118,7 +118,7 @@ def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
 
 
 def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] | None:
-    """Settings in which a run differs from a preset; None where it is another method."""
+    """Settings in which a run differs from a preset; None if it is another method."""
     preset = _resolved(name, variant)
     if config.method.name != preset.method.name or _options(config) != _options(preset):
         return None

@@ -30,7 +30,7 @@ class Row:
         seeds: seeds of the runs, in increasing order.
         measures: mean and standard deviation of every measure over the seeds; accuracies as fractions.
         matrices: one accuracy matrix per seed.
-        names_per_task: class names of each task; empty where they were not recorded or differ between seeds.
+        names_per_task: class names of each task; empty if they were not recorded or differ between seeds.
     """
 
     benchmark: str
@@ -63,7 +63,7 @@ class Row:
     def aa_error(self) -> float | None:
         """Standard error of the mean AA: over seeds, or of the test images where there is one seed.
 
-        None where it is unknown: one seed without image counts, or one seed of a measure other than accuracy.
+        None if it is unknown: one seed without image counts, or one seed of a measure other than accuracy.
         """
         aa = self.measures["aa"]
         if aa.std is not None:

@@ -188,7 +188,7 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 
 def best_cells(rows: Sequence[Row]) -> set[tuple[int, int]]:
-    """(row, column) of the best value of every measure, where there is something to choose from."""
+    """(row, column) of the best value of every measure, if there is something to choose from."""
     best: set[tuple[int, int]] = set()
     for column, (measure, (_, choose)) in enumerate(columns(rows).items(), start=2):
         means = [row.measures[measure].mean for row in rows]

@@ -78,7 +78,7 @@ class Trials:
     def take(self, budget: int | None) -> Trial | None:
         """A trial to work on: one that was left behind, or a new one while there are fewer than ``budget``.
 
-        None where nothing is to be done: all are done, or others work on them.
+        None if nothing is to be done: all are done, or others work on them.
         """
         with self._exclusive():
             trials = self.all()

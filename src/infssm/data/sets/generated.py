@@ -92,7 +92,7 @@ def write_synthetic(name: str, root: str | Path, *, per_class: int = 4, size: in
         name: ``cifar100``, ``imagenet-r``, ``caltech256``, ``cub200``, ``tiny-imagenet-200/train`` or
             ``speech-digits``, whose sounds are tones.
         root: data root to write under.
-        per_class: images per class (and per part, where there are two).
+        per_class: images per class (and per part, if there are two).
         size: height of the images; CIFAR's stay at 32.
     """
     root = Path(root)

@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 
 def store(files: Sequence[UploadFile], folder: Path, modality: str | None, limits: Limits) -> list[Sample]:
-    """Store files as ``0.png``, ``1.jpg`` ... in a folder of their own; HTTPException where one is refused.
+    """Store files as ``0.png``, ``1.jpg`` ... in a folder of their own; HTTPException if one is refused.
 
     The ending follows from the contents. Archives are not accepted, so nothing is ever unpacked, and neither is SVG.
     """

@@ -190,7 +190,7 @@ class Summary:
     runs: int
 
     def format(self, *, scale: float = 100.0, digits: int = 2) -> str:
-        """``"53.21 ± 0.40"``, in percent by default; ``"-"`` where the measure is undefined."""
+        """``"53.21 ± 0.40"``, in percent by default; ``"-"`` if the measure is undefined."""
         if math.isnan(self.mean):
             return "-"
         mean = f"{self.mean * scale:.{digits}f}"

@@ -92,7 +92,7 @@ class RunDirectory:
         return os.path.lexists(self.path / layout.MARKER) or all((self.path / name).exists() for name in rest)
 
     def check_usable(self) -> None:
-        """Raise where a run in this folder would replace files that no run wrote."""
+        """Raise if a run in this folder would replace files that no run wrote."""
         if self.is_run:
             return
         try:

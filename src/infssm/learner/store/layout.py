@@ -164,7 +164,7 @@ def digest_of(content: bytes) -> str:
 def read_checked(path: Path) -> bytes:
     """Content of a file; inside a run directory it is compared with the checksum that the run stored.
 
-    Raises OSError where it cannot be read, DataError where it is not what the run wrote.
+    Raises OSError if it cannot be read, DataError if it is not what the run wrote.
     """
     content = path.read_bytes()
     for folder in (path.parent, path.parent.parent):

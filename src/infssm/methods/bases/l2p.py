@@ -27,7 +27,7 @@ from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 class Selection(NamedTuple):
     """Prompts chosen for each image: ``tokens: [b, N·length, d]``, ``indices: [b, N]``.
 
-    ``similarity: [b, N]`` of the query with the chosen keys; ``None`` where the indices were given.
+    ``similarity: [b, N]`` of the query with the chosen keys; ``None`` if the indices were given.
     """
 
     tokens: Tensor

@@ -85,7 +85,7 @@ class Layer:
 
 
 def find_layers(model: nn.Module, layers: Any) -> list[Layer]:
-    """The selective layers of a model, of those that ``layers`` chooses; ConfigError where there are others."""
+    """The selective layers of a model, of those that ``layers`` chooses; ConfigError if there are others."""
     found = []
     for name, mixer in find_mixers(unwrap(model), layers).items():
         present = [names for names in _DIRECTIONS if all(hasattr(mixer, one) for one in names)]

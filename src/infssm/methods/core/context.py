@@ -69,7 +69,7 @@ class _Observed(NamedTuple):
     x: Input
     kwargs: Mapping[str, Any]
     known: Tensor | None = None
-    """The old model's logits, where they are known and nothing else is compared."""
+    """The old model's logits, if they are known and nothing else is compared."""
 
 
 class Context:
@@ -82,7 +82,7 @@ class Context:
         module: the model; once the base has prepared it, the module to train.
         num_classes: of the whole stream, where known.
         num_tasks: of the stream, where known.
-        task_sizes: classes of each task, where they are known beforehand; tasks may be unequal.
+        task_sizes: classes of each task, if they are known beforehand; tasks may be unequal.
         modality: the kind of data that the samples are.
         seed: of the run; what components draw at random follows from it, alike on all processes.
         transforms: from stored raw images to model input.
@@ -95,12 +95,12 @@ class Context:
     task: TaskInfo | None = None
     """The task in training, or the last one; None before the first."""
     old: OldModel | None = None
-    """The frozen model of the end of the last task, where a component asks for one."""
+    """The frozen model of the end of the last task, if a component asks for one."""
     batch_size: int = 0
     """Samples of the current task in this step, on this process."""
     supply: Callable[[], tuple[Input, Tensor | None]] | None = None
-    """Model input on which old and new are compared in every step, where a component makes it, else the step's own;
-    and the old model's logits on it, where they are known and nothing else is compared."""
+    """Model input on which old and new are compared in every step, if a component makes it, else the step's own;
+    and the old model's logits on it, if they are known and nothing else is compared."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class Context:
             )
 
     def compare(self, fractions: Collection[float] = (1.0,)) -> ModelPair:
-        """Repeat the observed forward with the old model; :data:`NOTHING` where there is no old model yet.
+        """Repeat the observed forward with the old model; :data:`NOTHING` if there is no old model yet.
 
         Where all ``fractions`` are below 1 the old model runs only on the rows of the largest.
         """

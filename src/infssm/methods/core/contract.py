@@ -93,7 +93,7 @@ class Component(Stateful):
     online: ClassVar[bool] = False
     """Whether it works on a stream without task boundaries: nothing happens between tasks."""
     needs_total: ClassVar[str | None] = None
-    """Why it must know all classes before the first task; None where classes may be added at any time."""
+    """Why it must know all classes before the first task; None if classes may be added at any time."""
 
     def __init__(self, config: Any, context: Context) -> None:
         self.config = config

@@ -72,7 +72,7 @@ class Views(nn.Module):
 
     @classmethod
     def of(cls, config: ComponentConfig) -> Views | None:
-        """The views that a head's options ask for; None where it uses the features of the trained classifier."""
+        """The views that a head's options ask for; None if it uses the features of the trained classifier."""
         if isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.keeps_model):
             return cls(config)
         return None
@@ -99,7 +99,7 @@ class Views(nn.Module):
         return torch.cat([pooled, features.mean(dim=1)], dim=1) if self.config.mean_token else pooled
 
     def keep(self, model: nn.Module) -> None:
-        """Keep a frozen copy of ``model`` beside the one that learns, where the options ask for one."""
+        """Keep a frozen copy of ``model`` beside the one that learns, if the options ask for one."""
         if self.config.keeps_model:
             self.first = copy.deepcopy(model)
             find_classifier(self.first).replace(nn.Identity())

@@ -28,7 +28,7 @@ class ClassStatistics:
         count: float64 [K] images of each class.
         mean: float64 [K, d].
         triangles: float64 [d (d + 1) / 2] for each class, the lower triangle of its covariance (divided by its number);
-            without elements where the class has no images. ``None`` where only the pooled covariance is kept.
+            without elements where the class has no images. ``None`` if only the pooled covariance is kept.
         shared: float64 [d, d], the pooled covariance, if only this one is kept.
     """
 

@@ -53,7 +53,7 @@ class MDA(GDA):
         return super().joined(kept, fresh)
 
     def resize(self) -> None:
-        """Add classes without images where the statistics have fewer classes than the head."""
+        """Add classes without images if the statistics have fewer classes than the head."""
         super().resize()
         self.tasks = [[one.resized(self.num_classes) for one in task] for task in self.tasks]
 

@@ -132,7 +132,7 @@ class RanPAC(StatisticalHead):
         return F.relu(features.to(projection) @ projection).double()
 
     def fit(self) -> RandomFeatures:
-        """Ridge regression on all images, with a larger ridge where the Gram matrix is singular in float64."""
+        """Ridge regression on all images, with a larger ridge if the Gram matrix is singular in float64."""
         gram, cross = self.sums[0] + self.sums[2], self.sums[1] + self.sums[3]
         found = (ridge_classifier(gram, cross, ridge) for ridge in RIDGES if ridge >= self.ridge)
         weight = next(weight for weight in found if weight is not None)
@@ -140,7 +140,7 @@ class RanPAC(StatisticalHead):
         return RandomFeatures(self.projection(), weight, offset)
 
     def resize(self) -> None:
-        """Add classes without images where the statistics and sums have fewer classes than the head."""
+        """Add classes without images if the statistics and sums have fewer classes than the head."""
         super().resize()
         if self.sums:
             more = self.num_classes - self.sums[1].shape[1]
@@ -203,7 +203,7 @@ def ridge_errors(
 
 
 def ridge_classifier(gram: Tensor, cross: Tensor, ridge: float) -> Tensor | None:
-    """``(G + λI)⁻¹Q`` transposed, ``[K, M]``; ``None`` where G + λI is singular in float64.
+    """``(G + λI)⁻¹Q`` transposed, ``[K, M]``; ``None`` if G + λI is singular in float64.
 
     gram: [M, M], cross: [M, K].
     """

@@ -173,7 +173,7 @@ class StatisticalHead(FittedHead):
         ]
 
     def resize(self) -> None:
-        """Add classes without images where the statistics have fewer classes than the head."""
+        """Add classes without images if the statistics have fewer classes than the head."""
         self.statistics = [statistics.resized(self.num_classes) for statistics in self.statistics]
         if self.statistics:
             self.task_of = [*self.task_of, *[-1] * (self.num_classes - len(self.task_of))]

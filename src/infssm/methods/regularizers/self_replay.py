@@ -84,7 +84,7 @@ class SelfReplay(Regularizer):
         self.sequences: Tensor | None = None
         """Sequences of the old model for the current task, int32 ``[sequences, length]``; gone when it ends."""
         self.logits: Tensor | None = None
-        """The old model's on these sequences, float16 ``[sequences, length, vocabulary]``; None where not kept."""
+        """The old model's on these sequences, float16 ``[sequences, length, vocabulary]``; None if not kept."""
         # Away from the seeds of the context's and of replay buffers' draws.
         self.generator = torch.Generator().manual_seed(2**33 + context.seed)
         self.begun: int | None = None
@@ -126,7 +126,7 @@ class SelfReplay(Regularizer):
         self.sequences, self.logits = torch.cat(parts).to("cpu", torch.int32), None
 
     def draw(self) -> tuple[Input, Tensor | None]:
-        """This process's share of the step's sequences, as model input; the old model's logits, where they are kept."""
+        """This process's share of the step's sequences, as model input; the old model's logits, if they are kept."""
         if self.sequences is None:
             raise ConfigError(f"{self.name} has generated nothing yet: call begin_task(task) before the first step")
         world = this_share().world

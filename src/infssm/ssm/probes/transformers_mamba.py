@@ -30,7 +30,7 @@ def scan_inputs(mixer: Any, x: Tensor, mask: Tensor | None, seq_idx: Tensor | No
 
 
 def norms_of(mixer: Any) -> tuple[Any, Any, Any]:
-    """The norms of dt, B and C, where the family has them."""
+    """The norms of dt, B and C, if the family has them."""
     dt, b, c = (getattr(mixer, f"{name}_layernorm", None) for name in ("dt", "b", "c"))
     return dt, b, c
 
