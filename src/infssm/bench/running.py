@@ -70,7 +70,7 @@ def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet
     """Continue an interrupted run bit for bit; ``overrides`` may only touch what does not change its results."""
     directory = RunDirectory.open(path)
     if directory.path.resolve().parent.name == layout.TASK0:
-        raise ConfigError(f"{path} is the task-0 model of other runs, which continue it when they are resumed")
+        raise ConfigError(f"{path} is the task-0 model of other runs: resume one of them to continue it")
     directory.verify()
     stored = load_config(directory.config())
     config = load_config(merge(directory.config(), parse_overrides(overrides)))

@@ -186,7 +186,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
 
 
 def check_data(config: RunConfig, split: Split) -> None:
-    """Raise DataError if the data are no longer those of a stored split; data that are not there cannot differ."""
+    """Raise DataError if the data are no longer those of a stored split; missing data are not checked."""
     with suppress(MissingDataError):
         split.verify(read_dataset(config.data))
 

@@ -69,7 +69,7 @@ class Backbone(nn.Module, ABC):
     def initial_state(self, batch: int) -> SequenceState:  # noqa: ARG002
         """The state before the first token; only for causal models."""
         raise ConfigError(
-            f"{type(self).__name__} scans in both directions: what it makes of a token depends on all later tokens, so "
+            f"{type(self).__name__} scans in both directions: the output for a token depends on all later tokens, so "
             "no state can carry it from chunk to chunk. Causal models can: Mamba, Mamba-2, S4D"
         )
 

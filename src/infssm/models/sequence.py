@@ -102,8 +102,8 @@ class CausalBackbone(Backbone):
             return self.head(self.pool(self.encode(self.embed(x), mask), mask))
         if mask is not None:
             raise ConfigError(
-                "mask and state do not go together: padding would become part of the state. Pass sequences of one "
-                "length, or each by itself"
+                "mask and state cannot be combined: padding would become part of the state. Pass sequences of one "
+                "length, or each separately"
             )
         before = self.initial_state(len(x)) if state is None else state
         if x.shape[1] == 0 or len(x) != len(before.layers[0].hidden):

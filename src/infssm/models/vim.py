@@ -216,7 +216,7 @@ class VisionMamba(Backbone):
             return state
         side = math.isqrt(positions.shape[1] - 1)
         if side * side != positions.shape[1] - 1:
-            raise CheckpointError(f"pos_embed of {positions.shape[1]} tokens is no square grid and a class token")
+            raise CheckpointError(f"pos_embed of {positions.shape[1]} tokens is not a square grid plus a class token")
         return {**state, "pos_embed": resample_positions(positions, (side, side), self.grid_size)}
 
 

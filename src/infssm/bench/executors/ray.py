@@ -153,7 +153,7 @@ class _Cluster:
         except self._ray.exceptions.RayTaskError as error:
             return Failed(RuntimeError(str(error)))
         except self._ray.exceptions.RayError as error:
-            return Died(f"the cluster lost it ({type(error).__name__})")
+            return Died(f"its worker was lost ({type(error).__name__})")
         return end
 
     def reply(self, number: int, answer: bool | None) -> None:

@@ -24,11 +24,11 @@ from infssm.learner.store.directory import RunDirectory
 
 
 class LostError(InfssmError):
-    """A run whose process ended again and again."""
+    """A run whose process died repeatedly."""
 
 
 class WorkerPool(Protocol):
-    """Workers that carry out runs. An attempt at an experiment has a number of its own."""
+    """Workers that execute runs. Every attempt at an experiment has its own number."""
 
     @property
     def slots(self) -> int:

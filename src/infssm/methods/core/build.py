@@ -235,7 +235,7 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
         options.setdefault("data_kind", "language")
     if composition.base.joint:
         raise ConfigError(
-            f"{name!r} trains on the data of all tasks at once, so in a loop of your own there is nothing to attach: "
+            f"{name!r} trains on the data of all tasks at once, so there is nothing to attach in your own loop: "
             "train on all data without a method, or let infssm.run do it with method=joint"
         )
     method = build_method(model, name, own_loop=True, **options)

@@ -194,7 +194,7 @@ class FittedHead(Head):
     def fitted_module(self) -> nn.Module:
         """The module that was fitted last: features ``[b, d]`` to logits ``[b, K]``."""
         if self._fitted is None:
-            raise ConfigError(f"{self.name} was not fitted yet: end a task first")
+            raise ConfigError(f"{self.name} is not fitted yet: end a task first")
         return self._fitted
 
     @property

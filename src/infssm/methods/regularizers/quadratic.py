@@ -167,7 +167,7 @@ class MeasuredRegularizer(QuadraticRegularizer):
         super().begin_task(task, loader)
         if task.index > 0 and self.importance is None:
             raise ConfigError(
-                f"{self.name} has no {self.importances} of the past: call method.end_task(task, loader) of the task "
+                f"{self.name} has no {self.importances} of old tasks: call method.end_task(task, loader) of the task "
                 "before first"
             )
 
