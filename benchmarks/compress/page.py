@@ -31,7 +31,7 @@ def listed(items: list[str]) -> str:
 
 
 def answer(tasks: dict[str, Seeds]) -> str:
-    """What halving costs, and which tasks need few states anyway."""
+    """The cost of halving the states, and the tasks that need few states anyway."""
     costs = [f"{spread(lost(of, HALF), 2)} {LIMITS[of[0]['measure']][1]} on {name}" for name, of in tasks.items()]
     held = [name for name, of in tasks.items() if within(of, HALF)]
     easy = [name for name, of in tasks.items() if within(of, FEWEST, "from scratch")]

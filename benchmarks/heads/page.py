@@ -75,7 +75,7 @@ def _top(known: Mapping[str, Any]) -> list[str]:
 
 
 def _left_out(protocol: Mapping[str, Any]) -> list[str]:
-    """What the command measures and the numbers at hand do not have."""
+    """The arms that the command measures but the JSON file does not have."""
     there = {arm.split(", ")[0] for arm in protocol["arms"]}
     missing = [arm for arm in [*ARMS, *REPLAY] if arm not in there]
     searched = [arm for arm in missing if arm in protocol["search"]]

@@ -58,7 +58,7 @@ class Spec(NamedTuple):
     tasks: int = 6
     """Tasks to learn: a search may stop early."""
     epochs: int | None = None
-    """Of a new task, where they are not the protocol's."""
+    """Epochs of a new task, if not the protocol's."""
 
     @property
     def label(self) -> str:
@@ -230,6 +230,6 @@ def features(setup: Setup, model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def pooled(model: Any, images: Tensor) -> Tensor:
-    """What the classifier is given: ``[b, d]``."""
+    """The input of the classifier: ``[b, d]``."""
     result: Tensor = model.forward_head(model.forward_features(images), pre_logits=True)
     return result

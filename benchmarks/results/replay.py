@@ -23,7 +23,7 @@ ALONE = ("er, mask seen", "der", "der++", "lucir")
 
 PLUS = ("inf-ssm", "inf-ssm-exact")
 UNMASKED = "seq, mask full"
-"""What replay methods with a softmax over all classes are to be measured against."""
+"""The reference for replay methods with a softmax over all classes."""
 
 ANSWER = {
     "digits-replay": """# Digits, with replay
