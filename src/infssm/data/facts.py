@@ -19,7 +19,7 @@ class ImageFacts:
         name: name the data set was loaded by.
         channels: colour channels, 1 or 3.
         height: pixels, where all images have one size; None for files of any size.
-        width: as ``height``.
+        width: like ``height``.
     """
 
     kind: ClassVar[str] = "images"

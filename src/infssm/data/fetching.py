@@ -230,7 +230,7 @@ class CheckReport:
     """The findings of :func:`check`.
 
     Attributes:
-        name: of the data set.
+        name: name of the data set.
         root: where it was looked for.
         classes: number of classes found.
         images: number of samples found.

@@ -86,7 +86,7 @@ class ImageLoader(_Loader):
         split: ``train``, ``val`` or ``test``.
         recipe: a recipe, or its name.
         batch_size: images per batch and process; w processes with b / w each see the batches of one with b.
-        seed: of the run.
+        seed: seed of the run.
         epoch: which epoch; shuffling and augmentation depend only on (seed, task, split, epoch).
         shuffle: whether to shuffle; for ``train`` unless given. Without it every image comes exactly once, in order.
         augment: whether to apply the training transform; for ``train``, and for ``val`` if ``recipe.augment_val``.

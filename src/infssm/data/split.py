@@ -31,7 +31,7 @@ class Split:
     Attributes:
         dataset: name of the data set.
         classes: its class names.
-        fingerprint: of the data set the indices belong to.
+        fingerprint: fingerprint of the data set the indices belong to.
         train: int64 [n] indices.
         val: int64 [n] indices.
         test: int64 [n] indices.
@@ -155,7 +155,7 @@ def make_split(
 
     Args:
         dataset: the data.
-        seed: of the generator; 0 is the protocol's, whatever the run's seed.
+        seed: seed of the generator; the protocol uses 0 for every run seed.
         train_per_class: keep only the first samples of each class (of each domain) for training, and a ninth as many
             (at least one) for validation, so that the two keep their proportion.
         test_per_class: keep only the first samples of each class (of each domain) for testing, and as many for

@@ -37,7 +37,7 @@ class Prediction(NamedTuple):
         file: its path below the data's folder; empty if samples are not files.
         true: name of its class.
         predicted: name of the class with the highest score among all classes seen.
-        probability: of that class, after a softmax over the classes seen.
+        probability: probability of that class, after a softmax over the classes seen.
         correct: whether the two are the same.
     """
 

@@ -190,7 +190,7 @@ def export_model(
         path: the file to write.
         to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
         metadata: stored in an ONNX file.
-        name: of the input in an ONNX file.
+        name: name of the input in an ONNX file.
         outputs: names of the outputs in an ONNX file, the logits first.
         any_length: whether inputs are sequences ``[n, time, ...]``, which may be of any length.
         fixed: whether the file takes only inputs of the example's shape.

@@ -74,7 +74,7 @@ class Learner:
             lesson trains it.
         method: as for ``infssm run``; see ``infssm list methods``.
         folder: where every change is written as a new version; None keeps the learner in memory until :meth:`save`.
-        seed: of initial weights, order and augmentation.
+        seed: seed of initial weights, order and augmentation.
         unknown: share of samples of known classes that may be called unknown; sets the threshold.
         settings: further settings, nested as in a config file: ``{"train": {"epochs": 8}}``.
     """
@@ -134,11 +134,11 @@ class Learner:
         """Open a learner, or a run of ``infssm run``, which can be taught more.
 
         Args:
-            folder: of the learner or run.
+            folder: folder of the learner or run.
             version: an older version of it; the current one by default.
             device: where to compute.
-            model: the module, if the learner was made from one of your own, and
-            transform: its transform.
+            model: the module, if the learner was made from one of your own.
+            transform: the transform of that module.
         """
         learner = cls(model, transform=transform)
         learner.folder, learner._device, learner._unknown = Path(folder), device, 0.05
@@ -224,7 +224,7 @@ class Learner:
             data: a folder with one folder per class, an .npz, or a name such as ``hf:...`` or ``text:folder``; samples,
                 with ``labels``; a data set or loader of torch; a task of a :class:`~infssm.data.TaskStream`.
             labels: names or numbers, one per sample, or one name for all.
-            name: of the lesson; made from the data by default.
+            name: name of the lesson; derived from the data by default.
             listen: called with the events of training.
             control: can stop training, in which case nothing is learnt.
         """
@@ -309,7 +309,7 @@ class Learner:
             length: tokens to generate.
             temperature: divides the logits; 0 takes the most probable token.
             top_p: sample among the most probable tokens that together have this probability.
-            seed: of the random draws; None draws differently every time.
+            seed: seed of the random draws; None draws differently every time.
         """
         method, facts = self._now.taught()
         if self._now.has_classes or not isinstance(facts.samples, SequenceFacts):
@@ -463,8 +463,8 @@ def load(
     ```
 
     Args:
-        folder: of a learner or a run.
-        task: of a run, the model as it was after this task (0-based); the last one by default.
+        folder: folder of a learner or a run.
+        task: for a run, use the model after this task (0-based); the last one by default.
         device: where to compute.
         **own: ``model`` and ``transform`` of a learner that was made of a module of your own.
     """

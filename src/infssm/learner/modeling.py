@@ -37,7 +37,7 @@ class OwnModel:
     """A user's own module. Its weights are stored with a learner, its code is not, so it is given again to load it.
 
     Attributes:
-        module: as it was given; it is never changed.
+        module: the given module; it is never changed.
         transform: from a PIL image to model input ``[channels, height, width]``; None for that of the package, and for
             sequences.
     """

@@ -29,8 +29,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         label: name of the most probable class.
-        probability: of that class.
-        probabilities: of every class the model has learnt, by name, most probable first.
+        probability: probability of that class.
+        probabilities: probability of every learnt class, by name, most probable first.
         known: whether the sample is like those of some class; see :class:`infssm.Learner`. Always true of a
             run, which is not calibrated.
     """
@@ -174,7 +174,7 @@ class Stream(Generic[P]):
         model: a causal model in evaluation mode, ``[batch, tokens, width]`` to logits ``[batch, classes]``. Models that
             read in both directions (Vim, VMamba) are refused.
         samples: what the sequences of training were like, by which chunks become model input as in :meth:`predict`.
-        predict: from logits ``[1, classes]`` to a prediction.
+        predict: maps logits ``[1, classes]`` to a prediction.
     """
 
     def __init__(self, model: nn.Module, samples: ImageFacts | SequenceFacts, predict: Callable[[Tensor], P]) -> None:
@@ -198,7 +198,7 @@ class Stream(Generic[P]):
         """Read the next samples and return the prediction on the sequence so far.
 
         Args:
-            chunk: of sounds ``[samples]`` at the rate of the training data, of series ``[time, width]``, of tokens
+            chunk: for sounds ``[samples]`` at the rate of the training data, of series ``[time, width]``, of tokens
                 ``[time]``; any number of them, at least one.
         """
         if self._frames is None:

@@ -213,7 +213,7 @@ def build(
     """Load the data, build model and method; initial weights depend only on the seed.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         device: where the model works.
         split: a stored split; None draws the one of the configuration.
         stream: data that are loaded already.

@@ -54,8 +54,8 @@ class Sweep:
     Args:
         source: what to start from: a config file, its values, or None for the main job's settings.
         overrides: settings, fixed or with a range or list of values (see :func:`parse_space`).
-        seeds: of the runs of every trial.
-        search_seed: of the proposals.
+        seeds: seeds of the runs of every trial.
+        search_seed: seed of the proposals.
         out: folder under which the search has a folder of its own, which other processes join by the same call.
         data_root: folder that holds the data.
     """

@@ -37,7 +37,7 @@ class Trial:
     """Settings that are tried, and what they gave.
 
     Attributes:
-        number: from 0.
+        number: number, from 0.
         params: value of each searched setting.
         state: ``stopped`` trials were worse than others on the way, or diverged.
         value: the objective, of a complete trial.

@@ -27,7 +27,7 @@ class TableImages:
     """Images of a column of tables, one table after the other, decoded when asked for.
 
     Args:
-        tables: of the ``datasets`` library.
+        tables: tables of the ``datasets`` library.
         column: which holds images.
     """
 

@@ -26,11 +26,11 @@ class Measure:
     Attributes:
         key: name in files.
         title: name in tables and plots.
-        unit: of values as they are shown.
-        change: unit of differences as they are shown.
+        unit: unit of displayed values.
+        change: unit of displayed differences.
         higher_is_better: the direction of the measure. Whatever ranks, selects, prunes or searches by a value uses
             this (or :attr:`sign` and :meth:`improves`) instead of assuming that higher is better.
-        scale: from a value to what is shown.
+        scale: factor from a value to the displayed one.
         digits: after the point.
         top: largest possible value; None if there is none.
     """

@@ -80,12 +80,12 @@ class Context:
 
     Args:
         module: the model; once the base has prepared it, the module to train.
-        num_classes: of the whole stream, where known.
-        num_tasks: of the stream, where known.
+        num_classes: number of classes of the whole stream, if known.
+        num_tasks: number of tasks of the stream, if known.
         task_sizes: classes of each task, if they are known beforehand; tasks may be unequal.
         modality: the kind of data that the samples are.
         seed: of the run; what components draw at random follows from it, alike on all processes.
-        transforms: from stored raw images to model input.
+        transforms: map stored raw images to model input.
         states_options: how states are read; the options of :class:`infssm.ssm.Recorder`.
         own_loop: a user's own loop runs the model, so recording is on for the whole task.
     """

@@ -37,7 +37,7 @@ def train_step(
 
     Args:
         loss: the forward; run inside ``precision``, the context that decides its number format.
-        optimizer: of the parameters to move.
+        optimizer: optimizer of the parameters.
         backward: fills their gradients.
         before_update: gets the total and the terms while gradients can still be changed or refused.
         after_update: called after ``optimizer.step()`` (``Method.after_step``); it must not rely on ``.grad``, which a

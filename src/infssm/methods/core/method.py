@@ -190,7 +190,7 @@ class Method:
         """Continue a method that was built for fewer classes or as many; outputs of new classes are as initialized.
 
         Args:
-            state: of that method, see :meth:`state_dict`.
+            state: state of that method, see :meth:`state_dict`.
             module: the ``state_dict`` of its module; a fitted head that stands in it is fitted again at the next end
                 of a task, so the classifier in training takes its place.
         """

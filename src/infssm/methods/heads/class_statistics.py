@@ -163,7 +163,7 @@ class StatisticsSums:
         num_classes: K.
         width: d.
         per_class: keep a covariance per class; memory is allocated for the classes that have images.
-        device: of the sums.
+        device: device of the sums.
     """
 
     def __init__(self, num_classes: int, width: int, *, per_class: bool, device: torch.device | str = "cpu") -> None:
