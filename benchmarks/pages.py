@@ -1,4 +1,4 @@
-"""What the benchmarks share: figures in a JSON file beside a page, tables between the page's markers, kept results.
+"""Shared by the benchmarks: figures in a JSON file beside a page, tables between the page's markers, kept results.
 
 <!-- table -->          replaced by `write_table`; pages with several tables give each a name of its own
 | head | AA |
@@ -19,7 +19,7 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds; an empty dictionary where there is none yet."""
+    """The contents of a file; an empty dictionary if there is none yet."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -46,7 +46,7 @@ def remembered_tensors(path: Path, compute: Callable[[], Any]) -> Any:
 
 
 def remembered(path: Path, measure: Callable[[], Any], key: str | None = None) -> Any:
-    """What ``measure`` returned when it was first asked, as JSON has it; the file holds it, or a value for each key."""
+    """The first result of ``measure``, as JSON has it; the file holds it, or a value for each key."""
     if key is None:
         if not path.exists():
             write_json(path, measure())
@@ -89,7 +89,7 @@ def spread(values: Sequence[float], digits: int = 1, scale: float = 1.0) -> str:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of values."""
+    """The standard error of the mean of values."""
     return statistics.stdev(values) / len(values) ** 0.5
 
 

@@ -114,7 +114,7 @@ def _speech(sequences: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _texts(sequences: Mapping[str, Any]) -> Iterator[tuple[str, list[float], list[tuple[Point, Point]]]]:
-    """Of a language stream: by how many percent the newest domain's perplexity is larger with auto, by seed."""
+    """For each language stream: the percentage by which auto raises the newest domain's perplexity, by seed."""
     for name, pairs in _arms(sequences, bits=True):
         yield name, [100 * (2 ** (b.newest - a.newest) - 1) for a, b in pairs], pairs
 

@@ -17,7 +17,7 @@ from infssm.learner.config.load import merge
 
 NAME = "inf-ssm-exact"
 Values = dict[str, float]
-"""What a run is judged by: measure and value, in percent."""
+"""The measure of a run and its value, in percent."""
 Pair = tuple[Values, Values]
 """A seed of a regime: without a penalty, and with one that sets its own weight."""
 
@@ -104,4 +104,4 @@ GROUPS: dict[str, dict[str, Regime]] = {
         for rate in sorted(protocol.low_rates + protocol.rates)
     },
 }
-"""What is compared, by the page it comes from."""
+"""The compared regimes, by the page they come from."""

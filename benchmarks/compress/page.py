@@ -31,15 +31,16 @@ def listed(items: list[str]) -> str:
 
 
 def answer(tasks: dict[str, Seeds]) -> str:
-    """What halving costs, and which tasks need few states anyway."""
+    """The cost of halving the states, and the tasks that need few states anyway."""
     costs = [f"{spread(lost(of, HALF), 2)} {LIMITS[of[0]['measure']][1]} on {name}" for name, of in tasks.items()]
     held = [name for name, of in tasks.items() if within(of, HALF)]
     easy = [name for name, of in tasks.items() if within(of, FEWEST, "from scratch")]
     return (
-        f"Half of the states cost {listed(costs)} (mean and standard deviation over seeds; negative: the small model "
-        f"is better). The aim, at most 0.5 points or 1 % of the bits, holds on {listed(held)}. **On {listed(easy)} a "
-        f"model trained from scratch with {FEWEST} states is within the same limits of the one with {FULL}**, so these "
-        "tasks do not show the value of compression: they show that it does little harm and what a forward costs."
+        f"Removing half of the states costs {listed(costs)} (mean ± standard deviation over seeds; negative: the "
+        "small model is better). The aim, a loss of at most 0.5 points or 1 % of the bits, holds on "
+        f"{listed(held)}. However, on {listed(easy)} a model trained from scratch with {FEWEST} states is within the "
+        f"same limits of the one with {FULL}: these tasks show that compression does little harm and what it saves, "
+        "but not that it is needed."
     )
 
 
@@ -54,7 +55,7 @@ def misses(tasks: dict[str, Seeds]) -> str:
             if n != FULL and not within(of, n, arm)
         ]
         missed += [f"`{arm}` on {listed(places)}"] if places else []
-    return f"More than the limits is lost by {'; '.join(missed) or 'no arm'}."
+    return f"These lose more than the limits: {'; '.join(missed) or 'no arm'}."
 
 
 def write(found: dict[str, Any], path: Path) -> None:

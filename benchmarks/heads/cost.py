@@ -1,4 +1,4 @@
-"""What a step of each arm of docs/results/heads.md costs over one of plain training."""
+"""The time of a step of each arm of docs/results/heads.md relative to plain training."""
 
 from __future__ import annotations
 

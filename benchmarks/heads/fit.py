@@ -20,7 +20,7 @@ from infssm.methods.heads.statistical import MapDrift
 
 ALPHAS, BETAS = (1e-3, 1e-2, 1e-1), (0.5, 0.75, 0.9)
 PRIORS = ("class", "task")
-"""What is taken to be equally likely before the image is seen: all classes, or all tasks."""
+"""What is equally likely a priori: all classes, or all tasks."""
 Classify = Callable[[Tensor], Tensor]
 
 
@@ -228,7 +228,7 @@ class Quadratic:
 
 
 def judge(path: Path, *, replay: bool) -> Score:
-    """What settings of an arm are chosen by: the best validation score of a Gaussian, or with replay a linear, head."""
+    """The criterion for settings of an arm: best validation score of a Gaussian, or with replay a linear, head."""
 
     def best() -> Score:
         kept = load(path)

@@ -59,7 +59,7 @@ class Spec(NamedTuple):
     tasks: int = 6
     """Tasks to learn: a search may stop early."""
     epochs: int | None = None
-    """Of a new task, where they are not the protocol's."""
+    """Epochs of a new task, if not the protocol's."""
 
     @property
     def label(self) -> str:

@@ -13,7 +13,7 @@ from benchmarks.heads.runs import SEARCHED, Place, Spec, train
 
 
 class Arm(NamedTuple):
-    """What is trained: a method with options, and the weights to search."""
+    """An arm: a method with options, and the weights to search."""
 
     options: dict[str, Any]
     weights: tuple[float, ...] = ()

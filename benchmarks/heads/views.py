@@ -89,14 +89,14 @@ def seen(found: dict[str, Any], view: View) -> Kept:
 
 
 def _scores(kept: Kept, settings: set[tuple[float, float]]) -> dict[tuple[float, float], Tensor]:
-    """Of the validation or test images, by α and β, without a prior, as the head has them: float32 [n, K]."""
+    """Scores of the validation or test images, by α and β, without a prior, as the head has them: float32 [n, K]."""
     (parts,) = kept.parts.values()
     found, x = statistics(kept), torch.cat([x for x, _ in parts]).float()
     return {each: Gaussians(*gaussian_classifier(found, *each)).float()(x) for each in settings}
 
 
 def _judged(kept: Kept, scores: Tensor, prior: str) -> Score:
-    """Of scores that were computed already."""
+    """The accuracies of scores that were computed already."""
     (part,) = kept.parts
     rows = iter((scores + log_prior(kept, prior)).split([len(y) for _, y in kept.parts[part]]))
     return score(kept, lambda _: next(rows), part)

@@ -1,4 +1,4 @@
-"""What the pages on small streams share: the runs of a stream, the search for weights, tables."""
+"""Shared by the pages on small streams: the runs of a stream, the search for weights, tables."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ REGIMES = {
 }
 
 ANSWER = """\
-Without stored images, penalties on states keep more than penalties on weights: `inf-ssm-exact` with its best weight
-ends with an AA of {exact} %, `lwf-ac` with {lwf} %, `ewc` with {ewc} % and plain sequential training with {seq} %.
-With three seeds the lead over `lwf-ac` ({gain} points, paired) is not certain, and joint training on all data, the
-upper bound, is far above with {joint} %. The paper's simplified distance (`inf-ssm`) shows no clear gain at any
-weight or learning rate tried."""
+Without stored images, penalties on states keep more accuracy than penalties on weights: `inf-ssm-exact` at its best
+weight ends with an AA of {exact} %, `lwf-ac` with {lwf} %, `ewc` with {ewc} % and plain sequential training with
+{seq} %. Three seeds do not establish the lead over `lwf-ac` ({gain} points, paired), and joint training on all
+data, the upper bound, is far above ({joint} %). The paper's simplified distance (`inf-ssm`) shows no clear gain at
+any weight or learning rate tried."""
 
 SHOWN = {
     "seq": "plain sequential training",

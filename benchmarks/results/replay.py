@@ -23,18 +23,18 @@ ALONE = ("er, mask seen", "der", "der++", "lucir")
 
 PLUS = ("inf-ssm", "inf-ssm-exact")
 UNMASKED = "seq, mask full"
-"""What replay methods with a softmax over all classes are to be measured against."""
+"""The reference for replay methods with a softmax over all classes."""
 
 ANSWER = {
     "digits-replay": """\
 A buffer of 60 images raises AA from {seq} % (plain sequential training) to {er} % with `er` and {xder} % with
-`x-der`. On top of a buffer neither state penalty helps: `er+inf-ssm-exact` ends at {both} %. A softmax over all
-classes without a buffer costs {mask} points, because the logits of old classes sink while none of their images is
+`x-der`. Adding a state penalty to a buffer does not help: `er+inf-ssm-exact` ends at {both} %. Without a buffer, a
+softmax over all classes costs {mask} points, because the logits of old classes sink while none of their images is
 seen.""",
     "cifar": """\
 A buffer of 250 images raises AA from {seq} % (plain sequential training) to {er} % with `er` and {xder} % with
-`x-der`. Without a buffer `inf-ssm-exact` gains {exact} points; on top of one neither state penalty helps
-(`er+inf-ssm-exact`: {both} %). A softmax over all classes without a buffer costs {mask} points.""",
+`x-der`. Without a buffer `inf-ssm-exact` gains {exact} points; added to a buffer, no state penalty helps
+(`er+inf-ssm-exact`: {both} %). Without a buffer, a softmax over all classes costs {mask} points.""",
 }
 ER = "er, mask current+seen"
 SHOWN = {

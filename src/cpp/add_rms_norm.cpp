@@ -13,7 +13,7 @@ INFSSM_INLINE void each_vector(int64_t channels, const Body& body) {
     if (i < channels) body(i, static_cast<int>(channels - i));
 }
 
-// Rows per partial sum of the weight's gradient; the shape alone decides, so threads do not change the result.
+// Rows per partial sum of the weight's gradient; only the shape decides, so threads do not change the result.
 int64_t rows_per_block(int64_t rows) { return rows > 64 * 16 ? ceil_div(rows, 64) : 16; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the convolution by itself and the convolution within Mamba-2's chunks share.
+// Shared by the separate convolution and the convolution within Mamba-2's chunks.
 #pragma once
 
 #include "scan.h"

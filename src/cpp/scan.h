@@ -1,7 +1,7 @@
 // What the forward and the backward of the selective scan share: how channels are cut into work, and one step.
 //
 // Channels are cut into vectors of W within each group, vectors into blocks, and a work item is one (batch, group,
-// block). The cut depends on the shape alone, never on the number of threads, so results do not either. Tokens are
+// block). The cut depends only on the shape, never on the number of threads, so results do not either. Tokens are
 // walked in chunks in scan order; a reverse scan only walks the pointers the other way.
 #pragma once
 
@@ -167,7 +167,7 @@ struct Tile {
     vf *acc_a, *acc_zoh;  // [length * n]
     vf weight;            // 1 / channels per group in the lanes in use
     vf *kept_a, *kept_h;  // [length * G], [(length + 1) * G]: what the backward replays
-    const bool* starts;   // [length]: whether a token begins a packed sequence; null where there are none
+    const bool* starts;   // [length]: whether a token begins a packed sequence; null if there are none
 };
 
 // Which tokens of a chunk begin a packed sequence; null where the scan has no packed sequences.

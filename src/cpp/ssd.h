@@ -3,8 +3,8 @@
 // Within a chunk, with s the running sum of delta A, y_i = sum_{j <= i} exp(s_i - s_j) (C_i . B_j) delta_j u_j; between
 // chunks one state [n, head size] is carried. So nearly all work is in products of small matrices, cut into tiles.
 //
-// Heads of a group are cut into blocks, and a work item is one (batch, group, block). The cut depends on the shape
-// alone, never on the number of threads, so results do not either.
+// Heads of a group are cut into blocks, and a work item is one (batch, group, block). The cut depends only on the
+// shape, never on the number of threads, so results do not either.
 #pragma once
 
 #include <vector>
@@ -26,7 +26,7 @@ struct SsdCut {
         per_group = in.heads / in.groups;
         size = round_up(in.size, W);
         // Channels of a block: its states and inputs fit the second-level cache. What heads share is done once per block,
-        // so half of that is for few sequences alone, where there would be too few items for the threads.
+        // so half of that is only for few sequences, where there would be too few items for the threads.
         constexpr int64_t most = 512;
         const int64_t wide = in.batch * in.groups * ceil_div(per_group * size, most) >= 4 ? most : most / 2;
         n = round_up(in.n, ROWS);

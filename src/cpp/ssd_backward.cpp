@@ -4,7 +4,7 @@
 //
 // The gradient of delta_t A is the sum of all that passes token t: what tokens before t send to tokens from t on and to the
 // state after the chunk, and what the state before the chunk sends to tokens from t on and to the state after it. Each of
-// the four is summed by itself. As a difference of larger sums (all that a token receives minus all that it sends), what a
+// the four is summed separately. As a difference of larger sums (all that a token receives minus all that it sends), what a
 // strong decay leaves would be lost in the rounding of what does not decay: 29 % of dA at A = -16 and delta = 1.3.
 #include <optional>
 
@@ -250,7 +250,7 @@ __attribute__((noinline)) void pull_rows(const SsdBackward& f, const SsdCut& cut
         }
 }
 
-// The gradient of the state before the chunk in the place of that after it, and what the one state gives the other;
+// Replaces the gradient of the state after the chunk by that before it, and adds what each state contributes to the other;
 // `fresh`: the gradient was 0.
 template <int N>
 __attribute__((noinline)) void pull_state(const SsdCut& cut, const SsdItem& item, const float* before, bool fresh, Scratch& s) {

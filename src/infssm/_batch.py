@@ -53,7 +53,7 @@ def inputs_of(x: Tensor, mask: Tensor | None) -> Tensor | Mapping[str, Tensor]:
 
 
 def model_input(batch: Any, device: torch.device | None = None) -> Tensor | Mapping[str, Any]:
-    """What the model is called with for a :class:`Batch`, or another object with ``x`` and perhaps ``mask``.
+    """The model input of a :class:`Batch`, or another object with ``x`` and perhaps ``mask``.
 
     ``device``: where to put it; None leaves it where it is.
     """
@@ -80,7 +80,7 @@ def run_model(model: Callable[..., Any], x: Tensor | Mapping[str, Any], **kwargs
 
 
 def next_tokens(x: Tensor, mask: Tensor) -> Tensor:
-    """What a language model predicts at every step: int64 [n, time], ``IGNORED`` after the last token.
+    """The targets of a language model at every step: int64 [n, time], ``IGNORED`` after the last token.
 
     Args:
         x: int64 [n, time] tokens.

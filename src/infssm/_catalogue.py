@@ -27,7 +27,7 @@ class Text(NamedTuple):
 
 
 def read_methods() -> dict[str, Text] | None:
-    """Every method of this package by name; None where plugins add methods, which must be imported to be listed."""
+    """Every method of this package by name; None if plugins add methods, which must be imported to be listed."""
     spec = find_spec("infssm.methods")
     if spec is None or spec.origin is None or entry_points(group="infssm.methods"):
         return None

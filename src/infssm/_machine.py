@@ -59,7 +59,7 @@ def measure(
 ) -> list[float]:
     """Seconds of each of ``repeats`` calls, after ``warmup`` calls that are not counted.
 
-    Calls go on until they took ``at_least`` seconds together, and end early once they took ``at_most`` seconds.
+    Calls continue until they took ``at_least`` seconds together, and end early once they took ``at_most`` seconds.
     """
     for _ in range(warmup):
         call()

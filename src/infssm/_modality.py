@@ -31,14 +31,14 @@ class Modality(ABC):
         name: its name; models and methods list the names that they support.
         kinds: values of the samples' ``kind`` that it covers.
         word: what samples are called in output and errors.
-        like: name of a modality whose models and methods work on this one, too; None for its own alone.
+        like: name of a modality whose models and methods also work on this one; None for only its own.
         augmented: whether samples become model input through a recipe (resizing, normalisation, augmentation).
         scoring: how a model is measured, a key of ``infssm.learner.scoring.SCORES``: ``classes``, ``tokens`` or
             ``numbers``.
         by: what makes tasks unless the user says so.
         input_option: option of models that takes the samples' size, see :meth:`model_options`.
         field: field of replay buffers that holds the samples, see ``infssm.methods.replay.buffers.FIELDS``.
-        settings: model and training settings for a user's own data; None where they depend on the samples.
+        settings: model and training settings for a user's own data; None if they depend on the samples.
         hub_task: what the Hugging Face Hub calls a model of such data; None for nothing.
     """
 
@@ -81,7 +81,7 @@ class Modality(ABC):
 
     @abstractmethod
     def rows(self, batch: Any, method: str) -> dict[str, Tensor]:
-        """What a replay buffer stores of a batch, by field, each ``[n, ...]``; ``method`` is named in errors."""
+        """The fields of a batch that a replay buffer stores, each ``[n, ...]``; ``method`` is named in errors."""
 
     @abstractmethod
     def join(self, batch: Any, stored: Mapping[str, Tensor], augment: Augment) -> Batch:
@@ -156,7 +156,7 @@ class _Series(Sequential):
 
 
 class _Regression(_Series):
-    """Series with a number each in the place of a class: the model has one output, and tasks are domains."""
+    """Series with a number instead of a class each: the model has one output, and tasks are domains."""
 
     name = "regression"
     kinds = frozenset({"measured"})
@@ -174,7 +174,7 @@ class _Regression(_Series):
         return super().rows(batch, method) | {"label": none, "target": batch.y}
 
     def join(self, batch: Any, stored: Mapping[str, Tensor], augment: Augment) -> Batch:
-        """All series padded to the longest of them, targets in the place of labels."""
+        """All series padded to the longest of them, targets instead of labels."""
         return super().join(batch, {**stored, "label": stored["target"]}, augment)
 
 

@@ -102,7 +102,7 @@ class _GatherInGraph(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        # Each process brings the gradient of its own rows alone, which the average divides by their number.
+        # Each process brings the gradient of only its own rows, which the average divides by their number.
         return ctx.world * gradient[ctx.first : ctx.first + ctx.count], None, None
 
 

@@ -2,7 +2,7 @@
 
 
 class InfssmError(Exception):
-    """Base of all errors that are the caller's to fix; the message names the fix."""
+    """Base class of all errors that the caller can fix; the message names the fix."""
 
     exit_code = 1
 
@@ -20,7 +20,7 @@ class DataError(InfssmError):
 
 
 class MissingDataError(DataError):
-    """Data that is not where it was looked for."""
+    """Data that is missing at the place where it was searched."""
 
 
 class DivergedError(InfssmError):
@@ -36,6 +36,6 @@ class CheckpointError(InfssmError):
 
 
 class NoSSMLayersError(InfssmError):
-    """The model has no state space layer that infssm knows how to read."""
+    """The model has no state space layer that infssm knows."""
 
     exit_code = 2

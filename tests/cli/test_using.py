@@ -90,7 +90,7 @@ def test_two_classes_of_one_name_are_refused(digits: Path, tmp_path: Path) -> No
     stream = json.loads((copy / "stream.json").read_text())
     stream["classes"][1] = stream["classes"][0]
     RunDirectory(copy).write_json("stream.json", stream)
-    with pytest.raises(DataError, match="names two classes alike"):
+    with pytest.raises(DataError, match="has two classes of one name"):
         infssm.load(copy)
 
 

@@ -101,7 +101,7 @@ def test_a_server_that_cannot_resume_starts_anew(server, tmp_path):
 def test_a_later_call_goes_on_where_the_first_stopped(server, tmp_path):
     server.cut = 120_000
     server.ranges = True
-    with pytest.raises(DataError, match="run it again to go on"):
+    with pytest.raises(DataError, match="run it again to continue"):
         download(server.url, tmp_path / "f", wait=0, attempts=1, timeout=5, progress=_stop_after(server, 100_000))
     kept = (tmp_path / "f.part").stat().st_size
     assert kept == 120_000

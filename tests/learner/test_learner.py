@@ -198,7 +198,7 @@ def test_forgetting_says_what_remains_and_keeps_versions_if_asked(tmp_path: Path
     assert Versions(tmp_path / "trained").numbers == [1, 2]
     learner.undo()
     assert learner.classes == ("digit 0", "digit 1", "digit 2")
-    for names, words in ((("cat",), "does not know"), (learner.classes, "all the learner knows")):
+    for names, words in ((("cat",), "does not know"), (learner.classes, "all classes of the learner")):
         with pytest.raises(ConfigError, match=words):
             learner.forget(*names)
     assert Learner.load(tmp_path / "trained").version == learner.version

@@ -197,7 +197,7 @@ def test_bad_input_is_refused_and_the_version_before_stays(tmp_path: Path) -> No
         (image, ["cafe\u0301"] * 5 + ["caf\u00e9"] * 5, "use one"),
         (image, "../up", "without slashes"),
         (image, " ", "without slashes"),
-        (image, ["a"] * 9, "do not belong together"),
+        (image, ["a"] * 9, "give one label per sample"),
         (image[:0], [], "no samples"),
         (image.astype(np.float32), "x", "learner knows images"),
         (nan, "x", "not finite"),

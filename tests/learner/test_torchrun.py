@@ -78,7 +78,7 @@ def test_two_nodes_train_what_one_process_trains_and_survive_a_killed_worker(tmp
     config.write_text(to_yaml(tiny_config(tmp_path / "shared", "lwf-ac", **own)))
     nodes = two_nodes(tmp_path, config, killed_in=8)
     assert [node.code for node in nodes] == [0, 0], "\n".join(node.said for node in nodes)
-    assert any("another process of this run is gone" in node.said for node in nodes)
+    assert any("another process of this run died" in node.said for node in nodes)
     lives = {note.name: note.read_text() for note in (tmp_path / "notes").iterdir()}
     assert lives["rank1-life0"] == "0 of 2"
     assert lives["rank1-life1"] == "6 of 2", "the second life goes on from the checkpoint of the first"

@@ -197,7 +197,7 @@ def test_misuse_is_explained() -> None:
         build_method(toys.vim(), "inflora", targets=("nothing",))
     with pytest.raises(ConfigError, match="conv1d is none"):
         build_method(toys.vim(), "inflora", targets=("conv1d",))
-    with pytest.raises(ConfigError, match="knows no inputs of the past"):
+    with pytest.raises(ConfigError, match="has no inputs of earlier tasks"):
         build_method(toys.vim(), "inflora").begin_task(TASKS[1], toys.loader(TASKS[1]))
     with pytest.raises(ConfigError, match="chooses the directions"):
         build_method(toys.vim(), "frozen", first_session="lora").begin_task(TASKS[0])

@@ -205,7 +205,7 @@ def test_other_layers_missing_moments_and_bad_options_are_refused() -> None:
     for name in ("mamba2_nano", "s4d_nano", "vmamba_nano"):
         with pytest.raises(ConfigError, match="of another kind or has adapters"):
             build_method(toys.model(name), "nullspace")
-    with pytest.raises(ConfigError, match="knows no features of the past"):
+    with pytest.raises(ConfigError, match="has no features of earlier tasks"):
         build_method(toys.vim(), "nullspace").begin_task(TASKS[1])
     method = build_method(toys.vim(), "nullspace")
     method.begin_task(TASKS[0])

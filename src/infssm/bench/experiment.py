@@ -57,7 +57,7 @@ class Experiment:
 
     @cached_property
     def task0(self) -> Experiment | None:
-        """The experiment that makes the task-0 model this one starts from; None where it needs none.
+        """The experiment that makes the task-0 model this one starts from; None if it needs none.
 
         It has plain training for its method, and of the settings of ``train`` only those that act on task 0, so all
         experiments that agree in these have the same one. It reads no test data.

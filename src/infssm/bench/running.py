@@ -78,7 +78,7 @@ def resume(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, quiet
     """Continue an interrupted run bit for bit; ``overrides`` may only touch what does not change its results."""
     directory = RunDirectory.open(path)
     if directory.path.resolve().parent.name == layout.TASK0:
-        raise ConfigError(f"{path} is the task-0 model of other runs, which continue it when they are resumed")
+        raise ConfigError(f"{path} is the task-0 model of other runs: resume one of them to continue it")
     directory.verify()
     stored = load_config(directory.config())
     config = load_config(merge(directory.config(), parse_overrides(overrides)))
@@ -136,7 +136,7 @@ def _train(
     control: Control,
     stream: TaskStream | None = None,
 ) -> None:
-    """From the checkpoint, or from the beginning, to the result."""
+    """Train from the checkpoint, or from the beginning, to the result."""
     config = experiment.config
     if stream is None:
         stream = load_stream(config, Split.load(run.split_path) if saved is not None else None)

@@ -1,4 +1,4 @@
-"""What the main job leaves for a first try: a learner that knows the digits, and images of a sign that it does not."""
+"""Created by the main job for a first try: a learner that knows the digits, and images of a sign that it does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IMAGES = 20
 def leave_learner(results: Sequence[Result], folder: Path) -> tuple[Path, Path, Path] | None:
     """A learner of the first run with a frozen backbone, a folder of images of plus signs, and one image to classify.
 
-    A learner that is there already stays as it is. None where no such run is among the results.
+    A learner that is there already stays as it is. None if no such run is among the results.
     """
     runs = [result for result in results if result.config.method.name == _METHOD]
     if not runs:

@@ -80,11 +80,11 @@ class Estimate:
     Attributes:
         title: method, data, model and seed in one line.
         tasks: (classes, training, validation, test images, steps) per task.
-        parameters: of the model.
+        parameters: number of parameters of the model.
         memory: bytes of weights, gradients, optimizer, activations of a step and the head's statistics.
         seconds: training and evaluation.
         head: name of the head, which keeps ``statistics`` bytes from task to task, in checkpoints too.
-        modality: of the samples.
+        modality: modality of the samples.
         generated: bytes of sequences that the old model generates for each later task, and the seconds that takes,
             which are among ``seconds``.
     """

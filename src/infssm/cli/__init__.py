@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without "→" shows "?", and the run goes on
+            stream.reconfigure(errors="replace")  # a terminal without "→" shows "?", and the run continues
     sys.exit(invoke(arguments))
 
 

@@ -66,7 +66,7 @@ def _root(
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
-    """Run the application; return its exit code, errors told on stderr."""
+    """Run the application; return its exit code; errors go to stderr."""
     formatwarning, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         app(args=repeat_seeds(sys.argv[1:] if arguments is None else arguments), prog_name="infssm")

@@ -21,7 +21,7 @@ Folder = Annotated[Path, typer.Argument(metavar="LEARNER", help="The folder of a
 
 
 def learn(
-    folder: Annotated[Path, typer.Argument(metavar="LEARNER", help="Its folder, which is made the first time.")],
+    folder: Annotated[Path, typer.Argument(metavar="LEARNER", help="Its folder; created by the first lesson.")],
     data: Annotated[
         str, typer.Argument(help="A folder with one folder per class, an .npz, `text:FOLDER`, `hf:NAME` or a data set.")
     ],
@@ -29,7 +29,7 @@ def learn(
         list[str] | None, typer.Argument(metavar="[SETTING=VALUE]...", help="Settings of a new learner.")
     ] = None,
     label: Annotated[
-        str | None, typer.Option("--label", help="The class of all samples, where DATA is a flat folder of files.")
+        str | None, typer.Option("--label", help="The class of all samples if DATA is a flat folder of files.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the lesson; the folder's by default.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -40,7 +40,7 @@ def learn(
     The old data are not needed. By default the backbone is frozen and a head of class statistics learns, which forgets
     nothing. For images the backbone has weights that come with infssm, for sounds and series the first lesson trains
     it; `model=`, `model.weights=` and `method=` choose others. A run of `infssm run` can be taught more in the same
-    way. Whatever goes wrong, the version before stays.
+    way. If a lesson fails, the previous version stays.
 
     Examples:
 
@@ -87,7 +87,7 @@ def forget(
         bool, typer.Option("--keep-versions", help="Keep older versions, which still know the classes.")
     ] = False,
 ) -> None:
-    """Remove classes from a learner and from all that it stores, older versions included.
+    """Remove classes from a learner and from everything it stores, including older versions.
 
     Examples:
 
@@ -102,7 +102,7 @@ def forget(
 
 
 def undo(folder: Folder) -> None:
-    """Go back to the version of a learner before the last change.
+    """Restore the version of a learner before its last change.
 
     Examples:
 
@@ -119,7 +119,7 @@ def show(
     folder: Folder,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a learner knows: its classes, and what was taught when.
+    """Show what a learner knows: its classes and its history of lessons.
 
     Examples:
 
@@ -165,17 +165,17 @@ def _few(names: list[str]) -> str:
 def serve(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="The folder of a learner or a run; else one for a new learner."),
+        typer.Argument(metavar="FOLDER", help="The folder of a learner or a run, or of a new learner."),
     ],
     host: Annotated[
-        str, typer.Option(help="The address to listen on. Any but this machine's own needs the token that is printed.")
+        str, typer.Option(help="The address to listen on. All but this machine's own needs the token that is printed.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free one.")] = 7860,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
     """Serve a learner as a web page and a JSON API: teach classes, classify samples, undo.
 
-    Where FOLDER holds no learner, one for images is made there, on the weights `cifar100-base` that come with infssm;
+    If FOLDER holds no learner, one for images is created there, on the weights `cifar100-base` that come with infssm;
     start with `infssm learn` for sounds, series or other weights.
 
     Examples:

@@ -32,11 +32,11 @@ def list_names(
         str,
         typer.Argument(help=f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}.", autocompletion=lambda: list(_KINDS)),
     ],
-    name: Annotated[str | None, typer.Argument(help="One of them: what it is, and for a method its options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them, to describe; for a method with its options.")] = None,
     as_json: AsJson = False,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
-    """List what can be named in a configuration.
+    """List the names that a configuration can use.
 
     Examples:
 

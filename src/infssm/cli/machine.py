@@ -43,7 +43,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what this machine has and which code will run on it, or look at the layers of a model.
+    """Show what this machine has and which kernels will run, or inspect the layers of a model.
 
     Examples:
 
@@ -180,7 +180,7 @@ def fetch(name: Annotated[str, typer.Argument(help="See `infssm list datasets`."
 
 @data.command("check")
 def check(name: Annotated[str, typer.Argument(help="A data set, or a path.")], data_root: DataRoot = None) -> None:
-    """Count classes and images, find files that cannot be read, say what is missing and where it was sought."""
+    """Count classes and images, find unreadable files, and report what is missing and where it was searched."""
     from infssm.data import check as check_files
 
     report = check_files(name, data_root, progress=_show_progress if sys.stderr.isatty() else None)

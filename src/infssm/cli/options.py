@@ -29,10 +29,10 @@ Seeds = Annotated[list[int] | None, typer.Option(help="Seeds to repeat every run
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the data sets.")]
 Out = Annotated[str | None, typer.Option("-o", "--out", help="Folder for run directories.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the settings that would run, as YAML.")]
-Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at once, each in a process of its own.")]
+Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Number of runs at once, each in its own process.")]
 Ray = Annotated[
     str | None,
-    typer.Option(metavar="auto|ADDRESS", help="Carry runs out on a Ray cluster: this machine's, or at ADDRESS."),
+    typer.Option(metavar="auto|ADDRESS", help="Execute runs on a Ray cluster: this machine's, or at ADDRESS."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a learner or a run.")]
@@ -45,14 +45,14 @@ Import = Annotated[
         "--import",
         callback=_import,
         is_eager=True,
-        help="A Python file of yours that registers methods, models, data sets or distances.",
+        help="A Python file that registers methods, models, data sets or distances.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
 
 
 def source_of(preset: str | None, variant: str, config: Path | None) -> Any:
-    """The values of a preset, or the config file; None where neither is given."""
+    """The values of a preset, or the config file; None if neither is given."""
     from infssm.bench.presets import load_preset
 
     if preset and config:
@@ -67,7 +67,7 @@ def choose_executor(jobs: int, ray: str | None = None) -> Executor:
     if (jobs > 1 or ray) and "RANK" in os.environ:
         raise ConfigError("torchrun's processes work on one run together: leave out --jobs and --ray")
     if jobs > 1 and ray:
-        raise ConfigError("give --jobs or --ray, not both: a cluster carries out as many runs at once as it has cores")
+        raise ConfigError("give --jobs or --ray, not both: a cluster executes as many runs at once as it has cores")
     if ray:
         return RayExecutor(ray)
     return LocalProcesses(jobs) if jobs > 1 else InProcess()

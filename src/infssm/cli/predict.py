@@ -32,11 +32,11 @@ def predict(
 ) -> None:
     """Classify images, sounds or series with a learner or the model of a run.
 
-    A learner also says where a sample is unlike all that it was taught ("unknown").
+    A learner also marks samples that resemble no class it was taught ("unknown").
 
-    A folder stands for all files in it and below that the model can read. A series is an .npy or .csv file [time,
-    width]; an .npz holds many, as for training. A file that cannot be read is named on stderr, and the others are
-    classified all the same; the exit code is then 3.
+    A folder stands for all files in and below it that the model can read. A series is an .npy or .csv file [time,
+    width]; an .npz holds many, as for training. Files that cannot be read are listed on stderr, and the others are
+    still classified; the exit code is then 3.
 
     Examples:
 
@@ -73,7 +73,7 @@ def predict(
 
 
 def _samples(facts: SampleFacts, paths: list[Path]) -> Iterator[tuple[str, Any]]:
-    """Names and samples, file by file; in the place of a sample the error that names its file."""
+    """Names and samples, file by file; for an unreadable file the error that names it, instead of a sample."""
     for path in paths:
         if not path.exists():
             yield str(path), DataError(f"there is no file or folder {path}")
@@ -201,11 +201,11 @@ def export(
     ] = None,
     imports: Import = None,  # noqa: ARG001 - imported while it is parsed
 ) -> None:
-    """Write a learner or the model of a run as a file that runs without infssm; check that it gives the same answers.
+    """Write a learner or the model of a run as a file that runs without infssm; check that its outputs are equal.
 
     An ONNX file takes raw input: images of any size, waveforms, series of any length. Resizing, normalisation and
     frequency bands are part of its graph. That of a learner also gives calibrated probabilities and whether a sample is
-    like any class. The command prints the Python lines that use it.
+    like any known class. The command prints the Python lines that use it.
 
     Examples:
 
@@ -255,7 +255,7 @@ def compress(
     steps: Annotated[int, typer.Option(help="Training steps towards the large model.")] = 100,
     samples: Annotated[int, typer.Option(help="Most files of DATA to use.")] = 1024,
 ) -> None:
-    """Write a model with fewer states per layer, trained to do what the model of a run does.
+    """Write a model with fewer states per layer, trained to reproduce the model of a run.
 
     States are ranked by the energy that each adds to a layer's output on DATA; the best are kept, and the small model
     is trained towards the outputs and the states of the large one. OUT is a model as `create_model` builds it: load it

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some.")],
+    paths: Annotated[list[Path], typer.Argument(help="Run directories, or folders that contain some.")],
     form: Annotated[str, typer.Option("-f", "--format", help="md, csv, tex, html or json.")] = "",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
@@ -34,7 +34,7 @@ def report(
         typer.Option(metavar="A B", help="Test the difference between two methods, seed by seed."),
     ] = None,
     paper: Annotated[
-        bool, typer.Option("--paper", help="The paper's tables with what was measured, and commands for the rest.")
+        bool, typer.Option("--paper", help="The paper's tables beside your results, with commands for missing ones.")
     ] = False,
 ) -> None:
     """Compare runs: mean and spread over seeds, one row per method.
@@ -53,7 +53,7 @@ def report(
 
     - `infssm report runs --paper -o paper.html` — beside the paper's numbers (md, tex or html)
 
-    Each run's own `report.html` is written again, too.
+    Each run's own `report.html` is also rewritten.
     """
     from infssm._files import write_text
     from infssm.bench.reports import FORMATS, compare, paired_tests, write_figures

@@ -36,13 +36,13 @@ def run(
     ] = False,
     print_config: option.PrintConfig = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, say what would run, stop.")
+        bool, typer.Option("--dry-run", help="Load data, model and method, time a few steps, print the plan, and stop.")
     ] = False,
     fast_dev_run: Annotated[
         bool,
         typer.Option(
             "--fast-dev-run",
-            help="Two steps per task: does it work? A preset runs in miniature on generated images.",
+            help="Two steps per task, as a test. A preset runs a small model on generated images.",
         ),
     ] = False,
     jobs: option.Jobs = 1,
@@ -66,7 +66,7 @@ def run(
 
     Values with commas between them make a grid: every choice is run with every seed. A list in brackets is one value,
     and so is text in quotes: `'data.tasks=[[0, 1], [2, 3]]'`. Task 0 is trained once for all runs that train it alike.
-    Results are the same with any `--jobs` and with `--ray`, and alone or in a grid.
+    Results do not depend on `--jobs`, `--ray` or the other runs of a grid.
 
     A run that was interrupted continues; a complete one is shown, not repeated.
     """
@@ -96,7 +96,7 @@ def run(
         _conclude(finished, time.monotonic() - begun)
         if demo and not fast_dev_run:
             _invite(finished)
-    results(ends)  # raises where a run failed
+    results(ends)  # raises if a run failed
 
 
 def _complete(todo: list[Experiment]) -> bool:
@@ -197,7 +197,7 @@ def resume(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Only what does not change results, such as train.num_workers=4."
+            metavar="[KEY=VALUE]...", help="Settings that do not change results, such as train.num_workers=4."
         ),
     ] = None,
     quiet: option.Quiet = False,
@@ -249,8 +249,8 @@ def sweep(
 
     - `infssm sweep -c my.yaml model.options.depth=int:1..8 data.recipe=light,none --time 8h --seed 0 10 --jobs 2`
 
-    A search that was interrupted continues by the same command, and loses nothing. The same command on other machines,
-    with the same --out on a shared file system, joins in. It ends with a table, a figure and the winner's command.
+    The same command continues an interrupted search without loss. The same command on other machines,
+    with the same --out on a shared file system, joins it. It ends with a table, a figure and the best trial's command.
     """
     from infssm.bench.sweeps import Sweep
     from infssm.learner.config.load import to_yaml

@@ -36,7 +36,7 @@ _SAVE = "save it as 16-bit PCM wav"
 
 
 class _Sound(NamedTuple):
-    """What a header says; ``read`` returns the values, float64 [samples, channels]."""
+    """The contents of a header; ``read`` returns the values, float64 [samples, channels]."""
 
     samples: int
     channels: int
@@ -45,13 +45,13 @@ class _Sound(NamedTuple):
 
 
 def sound_length(path: Path, rate: int) -> int:
-    """Samples of a file at ``rate`` per second, by its header; DataError where it cannot be read."""
+    """Samples of a file at ``rate`` per second, by its header; DataError if it cannot be read."""
     with _open(path) as sound:
         return _resampled_length(path, sound, rate)
 
 
 def sound_rate(path: Path) -> int:
-    """Samples per second of a file, by its header; DataError where it cannot be read."""
+    """Samples per second of a file, by its header; DataError if it cannot be read."""
     with _open(path) as sound:
         return sound.rate
 

@@ -23,8 +23,8 @@ class Mixing:
 
     Attributes:
         num_classes: classes of the whole data set: the width of soft targets.
-        mixup_alpha: of Mixup's Beta distribution; 0 switches Mixup off.
-        cutmix_alpha: of CutMix's Beta distribution; 0 switches CutMix off.
+        mixup_alpha: parameter of Mixup's Beta distribution; 0 switches Mixup off.
+        cutmix_alpha: parameter of CutMix's Beta distribution; 0 switches CutMix off.
         switch: probability of CutMix where both are on.
         smoothing: label smoothing; every class gets ``smoothing / num_classes``.
     """

@@ -43,7 +43,7 @@ class Dataset:
         running: whether samples follow one another, as pieces of a text do. A validation sample between two training
             samples would be too easy, so the end of each domain validates. For stratified data only.
         domains: names of the domains (speakers, kinds of text, years); the position is the number in ``domain_of``.
-        domain_of: int64 [n] domain of every sample; None where there is one domain.
+        domain_of: int64 [n] domain of every sample; None if there is one domain.
         domain_word: what a domain is, as ``data.by`` may call it.
     """
 
@@ -119,12 +119,12 @@ class Dataset:
 
     @property
     def modality(self) -> Modality:
-        """What kind of data the samples are."""
+        """The kind of data of the samples."""
         return modality_of(self.facts.kind, self.num_classes)
 
     @property
     def facts(self) -> SampleFacts:
-        """What the samples are like."""
+        """Shape and kind of the samples."""
         return self.samples.facts(self.name)
 
     @property
@@ -178,7 +178,7 @@ def require_readable(dataset: Dataset, *, skip_unreadable: bool = False) -> Data
         lines.append(f"\n  and {len(bad) - _SHOWN} more: infssm data check {files.root} lists all")
     raise DataError(
         f"{dataset.name}: {len(bad)} of {len(dataset)} files cannot be read{''.join(lines)}\n"
-        "replace or delete them, or go on without them: data.skip_unreadable=true"
+        "replace or delete them, or continue without them: data.skip_unreadable=true"
     )
 
 

@@ -242,7 +242,7 @@ class StreamFacts:
 
     @property
     def images(self) -> ImageFacts:
-        """What the images are like, where the samples are images."""
+        """Facts about the images, if the samples are images."""
         if self.samples.stored_as != "images":
             raise ConfigError(f"{self.samples.name} holds {self.samples.kind}, not images")
         return self.samples  # type: ignore[return-value]

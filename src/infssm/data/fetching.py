@@ -1,4 +1,4 @@
-"""Fetching data sets: a download that can be resumed, an archive that is not trusted, and a check of what is there."""
+"""Fetching data sets: a download that can be resumed, an archive that is not trusted, and a check of the files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from infssm.data.files import Progress, data_root, require_regular
 from infssm.errors import ConfigError, DataError
 
 Received = Callable[[int, int | None], None]
-"""Called with the bytes present and the bytes expected (None where the server does not say)."""
+"""Called with the bytes present and the bytes expected (None if the server does not say)."""
 
 _CHUNK = 1 << 18
 
 
 def fetch(name: str, root: str | Path | None = None) -> list[Path]:
-    """Download and unpack a data set under the data root; what is there already is left alone.
+    """Download and unpack a data set under the data root; files that exist already are kept.
 
     An archive that the user has put under the data root is used and kept. Returns the folders that hold the data.
     """
@@ -99,7 +99,7 @@ def download(
         left = attempts if _size(part) > have else left - 1
         have = _size(part)
         if left <= 0:
-            raise DataError(f"download of {url} stopped: {reason}; {have} bytes are kept, run it again to go on")
+            raise DataError(f"download of {url} stopped: {reason}; {have} bytes are kept, run it again to continue")
         time.sleep(wait)
     try:
         verify_file(part, md5=md5, sha256=sha256)

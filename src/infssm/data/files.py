@@ -185,7 +185,7 @@ class Files(ABC):
         return cache_root() / "files" / f"{digest([os.fsencode(self.root.resolve())])}.json"
 
     def _recall(self) -> dict[str, _Known]:
-        """What is stored; nothing where it is missing, damaged or of another version."""
+        """The stored content; nothing if it is missing, damaged or of another version."""
         try:
             stored = json.loads(self._cache.read_text(encoding="utf-8"))
             files = stored["files"].items() if stored["version"] == _VERSION else ()
@@ -197,7 +197,7 @@ class Files(ABC):
             return {}
 
     def _remember(self, known: dict[str, _Known]) -> None:
-        """Write the cache, completely or not at all; where it cannot be written, the files are read again next time."""
+        """Write the cache, completely or not at all; if it cannot be written, the files are read again next time."""
         with suppress(OSError):
             self._cache.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self._cache) as file:
@@ -215,7 +215,7 @@ _TOTAL = 8 << 30
 class DecodedStore:
     """uint8 [3, size, size] of every file of a list, filled as they are decoded, by any number of processes.
 
-    Every image has a checksum before it, 0 where there is none yet, so half-written and damaged entries are decoded
+    Every image has a checksum before it, 0 if there is none yet, so half-written and damaged entries are decoded
     again. Where the disk is full or cannot be written, nothing is kept.
     """
 
@@ -229,7 +229,7 @@ class DecodedStore:
         return self.__dict__ | {"_file": None}
 
     def get(self, index: int) -> Tensor | None:
-        """Image ``index``, uint8 [3, size, size]; None where it is not there."""
+        """Image ``index``, uint8 [3, size, size]; None if it is not there."""
         file = self._open()
         entry = b"" if file is None else os.pread(file, self._bytes, index * self._bytes)
         if len(entry) < self._bytes or _checksum(entry[4:]) != entry[:4]:
@@ -256,7 +256,7 @@ class DecodedStore:
 
 
 def open_store(fingerprint: str, count: int, size: int) -> DecodedStore | None:
-    """The store of ``count`` images with this fingerprint; None where it would be too large or cannot be written."""
+    """The store of ``count`` images with this fingerprint; None if it would be too large or cannot be written."""
     needed = count * (4 + 3 * size * size)
     folder = cache_root() / "decoded"
     path = folder / f"{fingerprint}-{size}-{_DECODED_VERSION}.images"

@@ -41,7 +41,7 @@ class ImageFacts(SampleFacts, kind="images"):
         name: name the data set was loaded by.
         channels: colour channels, 1 or 3.
         height: pixels, where all images have one size; None for files of any size.
-        width: as ``height``.
+        width: like ``height``.
     """
 
     kind = "images"
@@ -101,7 +101,7 @@ class ImageFacts(SampleFacts, kind="images"):
         if dataset.facts == replace(self, name=dataset.name):
             return dataset
         size = self.height if recipe is None else recipe.raw_size
-        assert size is not None  # a recipe is missing at the first lesson alone, whose size is that of the weights
+        assert size is not None  # a recipe is missing only at the first lesson, whose size is that of the weights
         opened = [self.open(dataset.images.pil(index)) for index in range(len(dataset))]
         return replace(dataset, samples=ArrayImages(torch.stack([to_raw(image, size) for image in opened])))
 
@@ -135,7 +135,7 @@ class Images(Protocol):
         """Images as uint8 [n, channels, height, width], all of one size."""
 
     def facts(self, name: str) -> ImageFacts:
-        """What a model must know of the images of the data set ``name``."""
+        """Facts about the images of the data set ``name`` that a model needs."""
 
     def fingerprint(self) -> str:
         """Digest that changes when images are added, removed, reordered or altered."""
@@ -153,7 +153,7 @@ class ArrayImages:
 
     @classmethod
     def from_numpy(cls, pixels: np.ndarray[Any, Any]) -> ArrayImages:
-        """From uint8 [n, height, width] or [n, height, width, channels]."""
+        """Build from uint8 [n, height, width] or [n, height, width, channels]."""
         if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[-1] in (1, 3))):
             raise DataError(
                 "images must be uint8 arrays [n, height, width] or [n, height, width, 1 or 3], "
@@ -203,7 +203,7 @@ class FileImages(Files):
             return to_rgb(image)
 
     def size_of(self, index: int) -> tuple[int, int] | None:
-        """Width and height of image ``index`` by its header, without decoding it; None where it cannot be read."""
+        """Width and height of image ``index`` by its header, without decoding it; None if it cannot be read."""
         try:
             with self._opened(index) as image:
                 width, height = image.size
@@ -258,7 +258,7 @@ class FileImages(Files):
         return ImageFacts(name, 3)
 
     def store(self, size: int) -> DecodedStore | None:
-        """Where images of this size are kept; None where they would not fit or the cache cannot be written."""
+        """Where images of this size are kept; None if they would not fit or the cache cannot be written."""
         if size not in self._stores:
             self._stores[size] = open_store(self.fingerprint(), len(self), size)
         return self._stores[size]

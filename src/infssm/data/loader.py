@@ -43,7 +43,7 @@ _Item = dict[str, Tensor]
 
 @dataclass(eq=False)
 class _Loader:
-    """What loaders of images and of sequences share; see :class:`ImageLoader` for the options."""
+    """Base of the loaders of images and of sequences; see :class:`ImageLoader` for the options."""
 
     task: Task
     split: Part = "train"
@@ -87,15 +87,15 @@ class ImageLoader(_Loader):
         split: ``train``, ``val`` or ``test``.
         recipe: a recipe, or its name.
         batch_size: images per batch and process; w processes with b / w each see the batches of one with b.
-        seed: of the run.
-        epoch: which epoch; shuffling and augmentation depend on (seed, task, split, epoch) alone.
+        seed: seed of the run.
+        epoch: which epoch; shuffling and augmentation depend only on (seed, task, split, epoch).
         shuffle: whether to shuffle; for ``train`` unless given. Without it every image comes exactly once, in order.
         augment: whether to apply the training transform; for ``train``, and for ``val`` if ``recipe.augment_val``.
         mixing: mixing and label smoothing of shuffled training batches.
         num_workers: processes that read and transform single images; arrays with a batch recipe need none. None: as
-            many as there are cores, where there is enough to do.
+            many as there are cores, if there is enough to do.
         drop_last: leave out a smaller last batch, unless it is the only one.
-        skip_batches: start after so many batches, to go on inside an epoch.
+        skip_batches: start after so many batches, to continue within an epoch.
         in_order: every sample once, in the order of the task's indices, as a stream brings them.
         share: which of how many processes this is.
         with_raw: also yield the images before augmentation.

@@ -20,7 +20,7 @@ _MAX_HEADER = 10_000
 
 
 def read_npz(path: Path, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Array]:
-    """The named arrays of a file; DataError where one is missing, damaged, pickled, or larger than the machine."""
+    """The named arrays of a file; DataError if one is missing, damaged, pickled, or larger than the machine."""
     try:
         require_regular(path)
         with zipfile.ZipFile(path) as archive:

@@ -114,7 +114,7 @@ class TokenFacts(SequenceFacts, kind="tokens"):
     def read_prompt(self, prompt: str | Tensor, tokenizer: Any = None) -> Tensor:
         """Text, or ids ``[tokens]`` or ``[batch, tokens]``, as ids int64 ``[batch, tokens]``.
 
-        ``tokenizer`` is that of the training text; None where its bytes are the tokens.
+        ``tokenizer`` is that of the training text; None if its bytes are the tokens.
         """
         if not isinstance(prompt, str):
             flat = self.read(prompt.flatten())
@@ -217,7 +217,7 @@ class Sequences(ABC):
         """Sequence ``index``: float32 [length, width], or int64 [length] for tokens."""
 
     def facts(self, name: str) -> SequenceFacts:
-        """What a model must know of the sequences of the data set ``name``."""
+        """Facts about the sequences of the data set ``name`` that a model needs."""
         found: SequenceFacts = facts_class(self.kind)(name, self.kind, self.width)
         return found
 
@@ -297,7 +297,7 @@ class Tokens(Sequences):
         lengths: int64 [n] tokens of each.
         vocabulary: how many different tokens there are.
         text_bytes: int64 [n] bytes of the text that the tokens of each sequence but its first stand for, to report bits
-            per byte; None where they are unknown.
+            per byte; None if they are unknown.
     """
 
     kind: str = "tokens"
@@ -411,7 +411,7 @@ class Spectra(Sequences):
 
 
 def in_bands(dataset: Dataset, bands: int | None) -> Dataset:
-    """A data set of sounds with ``bands`` log energies in the place of the waveform; as it is where that is None."""
+    """A data set of sounds with ``bands`` log energies instead of the waveform; unchanged if that is None."""
     if bands is None:
         return dataset
     if not isinstance(dataset.samples, SoundFiles):

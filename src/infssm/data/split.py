@@ -143,13 +143,13 @@ def make_split(
     permutation from the same generator divides the base nine to one.
 
     The published benchmarks draw from all classes together, as the released code does. Where the data set is
-    ``stratified``, as your own data are, each class of each domain is divided by itself with the same shares, so that
+    ``stratified``, as your own data are, each class of each domain is divided separately with the same shares, so that
     small classes have samples in every part. Where it is ``running``, as text is, nothing is permuted: the end of each
     domain validates.
 
     Args:
         dataset: the data.
-        seed: of the generator; 0 is the protocol's, whatever the run's seed.
+        seed: seed of the generator; the protocol uses 0 for every run seed.
         train_per_class: keep only the first samples of each class (of each domain) for training, and a ninth as many
             (at least one) for validation, so that the two keep their proportion.
         test_per_class: keep only the first samples of each class (of each domain) for testing, and as many for

@@ -41,7 +41,7 @@ class Task:
         index: 0-based position in the stream.
         classes: its stream labels, contiguous.
         class_names: names of the labels up to the task's last.
-        past: number of classes known before the task; None where it is ``classes.start``.
+        past: number of classes known before the task; None if it is ``classes.start``.
         domain: name of the task's domains, where tasks are domains.
     """
 
@@ -71,7 +71,7 @@ class TaskStream:
         class_order_seed: seed of a permutation of the classes.
         base_classes: classes of task 0.
         tasks: labels or names of each task's classes.
-        by: ``class``, or ``domain``, in which case all of the above speak of domains in the place of classes.
+        by: ``class``, or ``domain``, in which case the arguments above count domains instead of classes.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class TaskStream:
 
     @property
     def warning(self) -> str | None:
-        """What is questionable about the tasks, in one line; None where nothing is."""
+        """A one-line warning about questionable tasks; None if there are none."""
         single = self.task_sizes.count(1) if self.by == "class" and self.num_classes > 1 else 0
         if not single:
             return None
@@ -141,7 +141,7 @@ class TaskStream:
 
     @property
     def facts(self) -> StreamFacts:
-        """What a model has to know of the stream."""
+        """Facts about the stream that a model needs."""
         return StreamFacts(self.dataset.facts, self.class_names, self.task_sizes, self.domains)
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ class TaskStream:
         return self._task(index, range(self._groups[index].stop))
 
     def merged(self) -> TaskStream:
-        """All tasks as one, for a stream whose boundaries are not told; its samples stay in the order of the split."""
+        """All tasks as one, for a stream without task boundaries; its samples stay in the order of the split."""
         return TaskStream(self.dataset, self.split, tasks=[self._order.tolist()], by=self.by)
 
     def _task(self, index: int, group: range) -> Task:

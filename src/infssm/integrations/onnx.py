@@ -37,7 +37,7 @@ def export_onnx(
     fixed: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> float:
-    """Write a model with Mamba, Mamba-2 or MambaVision layers to a file that runs in onnxruntime alone.
+    """Write a model with Mamba, Mamba-2 or MambaVision layers to a file that runs in onnxruntime without infssm.
 
     transformers loops over the tokens in Python or calls kernels that ONNX does not have; ours become one loop node for
     any number of tokens. The model itself is not changed. Tokens are not padded: give one length per batch.
@@ -49,7 +49,7 @@ def export_onnx(
         example: token numbers ``[n, time]``, int64, or images ``[n, 3, height, width]``; n > 1 unless ``fixed``.
         path: the file to write. Its input is ``tokens`` (any n and time) or ``image`` (any n), its output ``logits``.
         to: ``"onnx"`` or ``"torch"``.
-        fixed: let the file take inputs of the example's shape alone. MambaVision's own models need it, whose windows
+        fixed: let the file take only inputs of the example's shape. MambaVision's own models need it, whose windows
             make the number of images a constant.
         progress: called with a line of text before each stage.
 

@@ -125,7 +125,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self.learner_.predict(list(_samples(X)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the files that the learner is stored in: tensors and JSON, which need no code to be read."""
+        """The state with the files of the learner: tensors and JSON, which need no code to be read."""
         state: dict[str, Any] = dict(super().__getstate__())
         if "learner_" in state:
             with tempfile.TemporaryDirectory() as name:

@@ -26,7 +26,7 @@ class ContinualTrainerMixin:
     """Adds a method's penalty to a Trainer's loss: ``class MyTrainer(ContinualTrainerMixin, Trainer)``.
 
     ``MyTrainer(model=model, method=infssm.attach(model, name), ...)``; then one :meth:`train_task` per task. Every task
-    has an optimizer and a scheduler of its own, and its checkpoints lie in ``output_dir/task-<index>``. They hold the
+    has an optimizer and a scheduler of its own, and its checkpoints are in ``output_dir/task-<index>``. They hold the
     method's state, so a task that was interrupted continues in a new process with ``resume_from_checkpoint=True``.
     The penalty's terms are in the Trainer's logs.
 

@@ -112,7 +112,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> HeldOut:
-        """What :meth:`state_dict` returned, in the order of classes, as :meth:`add` leaves it."""
+        """Restore a :meth:`state_dict`, in the order of classes that :meth:`add` keeps."""
         labels = sorted(state, key=int)
         counts = torch.tensor([len(state[label]) for label in labels])
         return cls(
@@ -144,7 +144,7 @@ class Calibration:
             logits: [m, K] by a head that was not fitted to these samples; ``-inf`` for classes without samples.
             labels: [m].
             own: squared distances ``[n]`` of samples to their own classes, each left out of the fit, and these classes
-                ``[n]``; None where the head measures no distances.
+                ``[n]``; None if the head measures no distances.
             unknown: the share of a class's own samples that may be called unknown.
         """
         usable = logits.gather(1, labels[:, None])[:, 0].isfinite()

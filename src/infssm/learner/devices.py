@@ -71,8 +71,8 @@ def launch(config: TrainConfig, function: Callable[..., Any], *args: Any) -> Any
             if this_share().world == 1 or not _LOST.search(str(error)):
                 raise
             raise InfssmError(
-                "another process of this run is gone, so this one stops too. torchrun starts all of them again where "
-                "it was given --max-restarts; by hand, give the same command again: the run continues from its "
+                "another process of this run died, so this one stops too. torchrun restarts all of them if "
+                "it was given --max-restarts; otherwise run the same command again: the run continues from its "
                 f"checkpoint ({str(error).splitlines()[0][:200]})"
             ) from error
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ def average_gradients(fabric: Fabric, parameters: list[nn.Parameter]) -> None:
 
 
 def bfloat16_unit() -> str | None:
-    """The instructions with which this CPU multiplies bfloat16; None where it has none, and float32 is faster."""
+    """The instructions with which this CPU multiplies bfloat16; None if it has none, and float32 is faster."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     return next((name for name, flag in _UNITS.items() if getattr(torch.cpu, flag, bool)()), None)

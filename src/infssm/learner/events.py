@@ -1,7 +1,7 @@
 """What a training run reports while it works, how that is displayed, and the one object that can ask it to stop.
 
 The loop calls its listener with these events, in the order in which things happen. Displays, executors and searches
-listen; none of them steers the run by raising an error. Whoever wants a run to end calls :meth:`Control.stop`: the run
+listen; none of them steers the run by raising an error. To end a run, call :meth:`Control.stop`: the run
 then saves a checkpoint after the current step and raises :class:`~infssm.learner.events.Interrupted`. All events are
 plain values that can be sent to another process. On a terminal each run has a live line, elsewhere lines are plain.
 """
@@ -58,7 +58,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """An epoch is finished; ``value`` is the measure on validation data, NaN where there are none."""
+    """An epoch is finished; ``value`` is the measure on validation data, NaN if there are none."""
 
     task: int
     epoch: int

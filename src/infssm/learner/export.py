@@ -70,7 +70,7 @@ class RecurrentS4D(nn.Module):
 
 
 def with_recurrent_s4d(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` whose S4D layers are recurrences; the model itself where it has none."""
+    """A copy of ``model`` whose S4D layers are recurrences; the model itself if it has none."""
     if any(isinstance(module, S4DMixer) for module in model.modules()):
         model = copy.deepcopy(model)
         for name, module in list(model.named_modules()):
@@ -94,7 +94,7 @@ Judge: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class _Judging(nn.Module):
-    """Stands in the place of a classifier, and has all outputs of a judge."""
+    """Replaces a classifier, and has all outputs of a judge."""
 
     def __init__(self, judge: Judge) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def check_export(
 ) -> float:
     """Run an exported ONNX file on raw samples and compare it with ``classifier.predict``.
 
-    Returns the largest difference of a logit, relative to the largest one; raises where that exceeds ``tolerance``,
+    Returns the largest difference of a logit, relative to the largest one; raises if that exceeds ``tolerance``,
     which allows for pixels that round to their neighbours. ``batched`` runs all samples, of one size, at once.
     """
     facts, largest = classifier.samples, 0.0
@@ -262,10 +262,10 @@ def export_model(
         path: the file to write.
         to: ``"onnx"`` or ``"torch"`` (torch.export's ``.pt2``).
         metadata: stored in an ONNX file.
-        name: of the input in an ONNX file.
+        name: name of the input in an ONNX file.
         outputs: names of the outputs in an ONNX file, the logits first.
         any_length: whether inputs are sequences ``[n, time, ...]``, which may be of any length.
-        fixed: whether the file takes inputs of the example's shape alone.
+        fixed: whether the file takes only inputs of the example's shape.
         resize: a graph in ONNX's text form whose output ``pixels`` is put before the model.
         progress: called with a line of text before each stage.
     """
@@ -354,7 +354,7 @@ def _difference(found: Tensor, expected: Tensor, path: str | os.PathLike[str]) -
     """Largest difference of two batches of logits [n, K], relative to the largest logit (at least 1)."""
     known = torch.isfinite(expected)  # classes that were not learnt score -inf
     if not torch.equal(known, torch.isfinite(found)):
-        raise InfssmError(f"the exported model {path} gives other logits than the model it came from")
+        raise InfssmError(f"the exported model {path} has other logits than the model it was exported from")
     scale = max(1.0, float(expected[known].abs().max()))
     return float((found - expected)[known].abs().max()) / scale
 

@@ -32,7 +32,7 @@ _TAGS = ["continual-learning", "state-space-model", "infssm"]
 
 
 class _OnHub(ModelHubMixin, library_name="infssm", tags=_TAGS):
-    """What learners and runs have in common: new folders alone are written, and only known files are fetched."""
+    """Base of learners and runs on the Hub: only new folders are written, and only known files are fetched."""
 
     _hub_mixin_config: dict[str, Any] | None = {}  # noqa: RUF012  (the mixin's: nothing of __init__ goes to the Hub)
     _files: ClassVar[list[str]]

@@ -1,4 +1,4 @@
-"""What a learner knows at one version, how that is stored, and what it predicts from features."""
+"""The knowledge of a learner at one version, its storage, and predictions from features."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from infssm.ssm import unwrap
 
 @dataclass(frozen=True)
 class Lesson:
-    """What was taught in one call of :meth:`infssm.Learner.learn`.
+    """One call of :meth:`infssm.Learner.learn`.
 
     Attributes:
         name: given by the user, or made from the data.
         time: when it was over, UTC, ISO 8601; empty for a task of ``infssm run``.
         samples: number of samples of each class; of language, of the domain.
         score: accuracy on held-out samples of this lesson right after it, among all classes known; of language bits per
-            byte (or token) of its held-out text. None where nothing was held out.
+            byte (or token) of its held-out text. None if nothing was held out.
         seconds: how long it took.
     """
 
@@ -64,7 +64,7 @@ class Knowledge:
         trained: whether weights were trained on something that was taught.
         version: 0 before the first.
         parent: the version before, 0 for none.
-        own: the user's own module, where the model is one.
+        own: the user's own module, if the model is one.
     """
 
     config: RunConfig
@@ -140,7 +140,7 @@ class Knowledge:
 
     @classmethod
     def of_run(cls, run: RunDirectory, device: str) -> Knowledge:
-        """What a run learnt in the tasks that it finished."""
+        """The knowledge of a run after the tasks that it finished."""
         config, facts = load_config(run.config()), StreamFacts.from_json(run.stream())
         # Lessons have boundaries, whatever the stream of the run was like.
         config = config.model_copy(update={"data": config.data.model_copy(update={"online": False, "blur": 0.0})})
@@ -159,7 +159,7 @@ class Knowledge:
         return cls(config, facts, method, recipe, history, trained=True)
 
     def without(self, name: str, *, unknown: float) -> Knowledge:
-        """What it would know had it never seen a class, but for trained weights."""
+        """The knowledge without a class, as if never seen, except for trained weights."""
         known, facts = self.taught()
         label, fewer = facts.classes.index(name), facts.without(facts.classes.index(name))
         device, weights = str(known.context.device), resting_weights(known, with_classifier=self.trained)
@@ -238,7 +238,7 @@ class Knowledge:
 
 
 def resting_weights(method: Method, *, with_classifier: bool) -> dict[str, Tensor]:
-    """The module's tensors, the classifier in training in the place of a fitted head.
+    """The module's tensors, with the trained classifier instead of a fitted head.
 
     A classifier that was never trained is left out: it is as the seed initializes it.
     """

@@ -76,13 +76,13 @@ class Learner(Predictor):
             weights that come with infssm. Or a module of your own, with a classifier
             named ``head``, ``classifier``, ``score`` or ``fc``, which is replaced by one of the classes taught. The
             folder holds its weights, not its code: give the module again to :meth:`load`.
-        transform: of a module of your own, from a PIL image to its input ``[channels, height, width]``.
-        weights: file or name of pre-trained weights. A frozen backbone stays as they are; without them the first
+        transform: for a module of your own, maps a PIL image to its input ``[channels, height, width]``.
+        weights: file or name of pre-trained weights. A frozen backbone keeps them; without them the first
             lesson trains it.
         method: as for ``infssm run``; see ``infssm list methods``.
         folder: where every change is written as a new version; None keeps the learner in memory until :meth:`save`.
-        seed: of initial weights, order and augmentation.
-        unknown: share of a class's own samples that may be called unknown; sets how unlike a sample must be for it.
+        seed: seed of initial weights, order and augmentation.
+        unknown: share of samples of known classes that may be called unknown; sets the threshold.
         settings: further settings, nested as in a config file: ``{"train": {"epochs": 8}}``.
     """
 
@@ -138,11 +138,11 @@ class Learner(Predictor):
         """Open a learner, or a run of ``infssm run``, which can be taught more.
 
         Args:
-            folder: of the learner or run.
+            folder: folder of the learner or run.
             version: an older version of it; the current one by default.
             device: where to compute.
-            model: the module that the learner was made of, where it is one of your own, and
-            transform: its transform.
+            model: the module, if the learner was made from one of your own.
+            transform: the transform of that module.
         """
         learner = cls(model, transform=transform)
         learner.folder, learner._device, learner._unknown = Path(folder), device, 0.05
@@ -151,12 +151,12 @@ class Learner(Predictor):
             versions.finish_removal()
             learner._open(versions, versions.current if version is None else version)
         elif version is not None:
-            raise ConfigError(f"{folder} is a run that was taught nothing since: it has no versions")
+            raise ConfigError(f"{folder} is a run without later lessons: it has no versions")
         else:
             learner._now = Knowledge.of_run(RunDirectory.open(folder), device)
         return learner
 
-    # What it knows.
+    # Its knowledge.
 
     @property
     def version(self) -> int:
@@ -185,7 +185,7 @@ class Learner(Predictor):
 
     @property
     def history(self) -> tuple[Lesson, ...]:
-        """What was taught, oldest first."""
+        """The lessons, oldest first."""
         return self._now.history
 
     @property
@@ -208,7 +208,7 @@ class Learner(Predictor):
 
     @property
     def samples(self) -> SampleFacts:
-        """What its images or sequences are like."""
+        """Shape and kind of its images or sequences."""
         return self._now.taught()[1].samples
 
     def __repr__(self) -> str:
@@ -233,7 +233,7 @@ class Learner(Predictor):
             data: a folder with one folder per class, an .npz, or a name such as ``hf:...`` or ``text:folder``; samples,
                 with ``labels``; a data set or loader of torch; a task of a :class:`~infssm.data.TaskStream`.
             labels: names or numbers, one per sample, or one name for all.
-            name: of the lesson; made from the data by default.
+            name: name of the lesson; derived from the data by default.
             listen: called with the events of training.
             control: can stop training, in which case nothing is learnt.
         """
@@ -303,7 +303,7 @@ class Learner(Predictor):
             length: tokens to generate.
             temperature: divides the logits; 0 takes the most probable token.
             top_p: sample among the most probable tokens that together have this probability.
-            seed: of the random draws; None draws differently every time.
+            seed: seed of the random draws; None draws differently every time.
         """
         method, facts = self._now.taught()
         if self._now.has_classes or not isinstance(facts.samples, TokenFacts):
@@ -320,9 +320,9 @@ class Learner(Predictor):
         return found if prompt.ndim == 2 else found[0]
 
     def evaluate(self, data: Any, labels: Any = None) -> Evaluation:
-        """Accuracy, in all and of each class, and confusions on data in any form that :meth:`learn` takes.
+        """Accuracy, overall and of each class, and confusions on data in any form that :meth:`learn` takes.
 
-        Of data with an official test part that part alone is used; of a language model, bits of text are measured.
+        Data with an official test part are tested on that part only; a language model is measured in bits.
         """
         method, facts = self._now.taught()
         dataset = facts.samples.fit(as_dataset(data, labels, self.config.data), self._now.recipe)
@@ -346,7 +346,7 @@ class Learner(Predictor):
 
     @torch.no_grad()
     def shift(self, samples: list[SampleLike]) -> Shift:
-        """How unlike samples without labels are to what was taught: a two-sample test on distances to classes."""
+        """How far unlabelled samples differ from what was taught: a two-sample test on distances to classes."""
         method, _ = self._now.taught()
         held_out = self._now.held_out
         if held_out is None or not method.head.fitted:
@@ -362,9 +362,9 @@ class Learner(Predictor):
     # Changing what it knows.
 
     def forget(self, *classes: str, keep_versions: bool = False) -> str:
-        """Remove classes from everything that is stored, older versions included, and say what remains of them.
+        """Remove classes from everything that is stored, including older versions, and report what remains of them.
 
-        Where weights were never trained on them the folder is then that of a learner that never saw them.
+        If no weights were trained on them, the folder is then that of a learner that never saw them.
         ``keep_versions`` keeps the older versions, which still know the classes.
         """
         with self._alone():
@@ -376,7 +376,7 @@ class Learner(Predictor):
             if not now.has_classes or facts.domains:
                 raise ConfigError("a domain cannot be forgotten: its traces lie in the weights; go back with undo")
             if len(set(classes)) >= len(facts.classes):
-                raise ConfigError("that would be all the learner knows: delete its folder instead")
+                raise ConfigError("these are all classes of the learner: delete its folder instead")
             for name in dict.fromkeys(classes):
                 now = now.without(name, unknown=self._unknown)
             self._change(now, only=not keep_versions)
@@ -414,7 +414,7 @@ class Learner(Predictor):
             self._change(self._now, only=True)
 
     def publish(self, folder: str | os.PathLike[str], config: RunConfig) -> None:
-        """Write the current version alone to a folder, with other settings than its own; the learner stays here."""
+        """Write only the current version to a folder, with other settings; the learner keeps its own folder."""
         replace(self._now, config=config).write(Versions(Path(folder)), unknown=self._unknown, parent=0)
 
     @contextlib.contextmanager
@@ -457,8 +457,8 @@ def load(
     ```
 
     Args:
-        folder: of a learner or a run.
-        task: of a run, the model as it was after this task (0-based); the last one by default.
+        folder: folder of a learner or a run.
+        task: for a run, use the model after this task (0-based); the last one by default.
         device: where to compute.
         **own: ``model`` and ``transform`` of a learner that was made of a module of your own.
     """

@@ -72,12 +72,12 @@ class TaughtTask(TaskStream):
 
     @property
     def facts(self) -> StreamFacts:
-        """What the learner knows of all its tasks."""
+        """Facts about all tasks of the learner."""
         return self._facts
 
     def __getitem__(self, index: int) -> Task:
         if index != self.task.index:
-            raise ConfigError(f"the data of task {index} are no longer there; only those of {self.task.index} are")
+            raise ConfigError(f"the data of task {index} are no longer available; only those of {self.task.index} are")
         return self.task
 
 
@@ -85,7 +85,7 @@ def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None
     """Data in any form as a data set: a name or path, samples with labels, a data set or a loader of torch.
 
     Args:
-        data: a path or name as for ``infssm run data=``; or samples, where there are ``labels``: arrays uint8 ``[n,
+        data: a path or name as for ``infssm run data=``; or samples, if there are ``labels``: arrays uint8 ``[n,
             height, width]`` or ``[n, height, width, 3]``, series ``[n, time, width]``, or a list of files, PIL images
             or arrays, or :class:`~infssm.data.Sequences`; or a map-style data set or a loader of torch that yields
             ``(x, label)``.
@@ -104,7 +104,7 @@ def as_dataset(data: Any, labels: Any = None, settings: DataConfig | None = None
         data, labels = _collected(data)
     names = [labels] * len(data) if isinstance(labels, str) else [str(label) for label in _plain(labels)]
     if len(names) != len(data):
-        raise DataError(f"{len(data)} samples and {len(names)} labels do not belong together")
+        raise DataError(f"{len(data)} samples and {len(names)} labels: give one label per sample")
     if not names:
         raise DataError("there are no samples to learn from")
     classes = tuple(sorted(set(names)))
@@ -160,7 +160,7 @@ def _samples(data: Any) -> Any:
 
 
 def as_task(dataset: Dataset, facts: StreamFacts | None, name: str, *, samples: SampleFacts) -> TaughtTask:
-    """A data set as the next task of a learner that knows ``facts``; None where it knows nothing yet.
+    """A data set as the next task of a learner that knows ``facts``; None if it knows nothing yet.
 
     ``samples`` is what its images or sequences are like. Of classes some samples of each are the validation part, of
     text the last tenth of it. A task with samples of known classes has all classes. An official test part is not
@@ -188,8 +188,8 @@ def as_task(dataset: Dataset, facts: StreamFacts | None, name: str, *, samples: 
         if few := [label for label in new if counts[classes.index(label)] < 2]:
             number = counts[classes.index(few[0])]
             raise DataError(
-                f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs two or more, one "
-                "of them to test itself on"
+                f"{few[0]!r} has {'one' if number else 'no'} sample to learn from: a new class needs at least two, one "
+                "of which is held out for testing"
             )
         held = held_out_rows(torch.from_numpy(labels[whole])).numpy()
         fresh = len(new) == len(dataset.classes) and not before.domains
@@ -240,7 +240,7 @@ def _check_names(known: Sequence[str], taught: Sequence[str]) -> None:
             raise DataError(f"{label!r} is not a name for a class: use one without slashes or spaces around it")
         other = spelling.setdefault(spelt(label), label)
         if other != label:
-            raise DataError(f"the classes {other!r} and {label!r} differ in case or accents' encoding alone: use one")
+            raise DataError(f"the classes {other!r} and {label!r} differ in case or accents' encoding only: use one")
 
 
 def check_method(config: RunConfig, taught: TaughtTask) -> None:
@@ -248,14 +248,14 @@ def check_method(config: RunConfig, taught: TaughtTask) -> None:
     base, *others = parse_name(config.method.name).classes
     if getattr(base, "joint", False):
         raise ConfigError(
-            f"{base.name} cannot be taught at any time, since it trains on the data of all tasks, and those of earlier "
-            "lessons are gone: choose another method, or use it with `infssm run`"
+            f"{base.name} cannot be taught at any time, since it trains on the data of all tasks, and earlier "
+            "lessons are no longer available: choose another method, or use it with `infssm run`"
         )
     more = taught.task.past and taught.task.classes.start == 0
     check_growing(config.method.name)
     for component in (base, *others):
         if more and not component.supports_domains:
-            raise ConfigError(f"{component.name} cannot learn more samples of known classes: teach new classes alone")
+            raise ConfigError(f"{component.name} cannot learn more samples of known classes: teach only new classes")
 
 
 def teach(

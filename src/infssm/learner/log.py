@@ -69,7 +69,7 @@ def _earlier(path: Path, keep: int, digest: str | None) -> bytes:
     """The part of a log that the checkpoint knows; empty if the user deleted the log."""
     if not keep or not os.path.lexists(path):
         return b""
-    remedy = "restore it, or delete it to go on with a log that starts here"
+    remedy = "restore it, or delete it to continue with a log that starts here"
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -47,7 +47,7 @@ _REPORT_EVERY = 0.5
 
 @dataclass
 class Loop:
-    """The training of one run: ``train`` is the loop, ``train_task0`` runs the first task alone."""
+    """The training of one run: ``train`` is the loop, ``train_task0`` runs only the first task."""
 
     fabric: Fabric
     setup: Setup
@@ -80,7 +80,7 @@ class Loop:
             self.end_task(task)
 
     def train_task0(self) -> None:
-        """Task 0 alone, up to the model that other runs start from; nothing is tested."""
+        """Only task 0, up to the model that other runs start from; nothing is tested."""
         task = self.setup.task(0)
         self.begin_task(task)
         self.train_task(task, self.setup.epochs(0))

@@ -25,12 +25,12 @@ from infssm.models import Backbone, LanguageModel
 
 
 class Prediction(NamedTuple):
-    """What a model predicts for one sample.
+    """The prediction of a model for one sample.
 
     Attributes:
         label: name of the most probable class.
-        probability: of that class.
-        probabilities: of every class the model has learnt, by name, most probable first.
+        probability: probability of that class.
+        probabilities: probability of every learnt class, by name, most probable first.
         known: whether the sample is like those of some class; see :class:`infssm.Learner`. Always true of a
             run, which is not calibrated.
     """
@@ -44,9 +44,9 @@ class Prediction(NamedTuple):
 def predictions(
     classes: Sequence[str], logits: Tensor, shares: Tensor, known: Tensor | None = None
 ) -> list[Prediction]:
-    """What follows from logits and probabilities ``[n, K]``, and from which samples are like some class ``[n]``.
+    """Predictions from logits and probabilities ``[n, K]``, and from which samples are like some class ``[n]``.
 
-    Raises DataError where a sample has no finite logit: ``-inf`` is a class that was not learnt, NaN or inf no answer.
+    Raises DataError if a sample has no finite logit: ``-inf`` is a class that was not learnt, NaN or inf no answer.
     """
     if not bool(logits.amax(1).isfinite().all()):
         raise DataError("the model gives no finite logits for a sample: its values are too large or not finite")
@@ -152,8 +152,8 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     last = directory.saved_task(task)
     if not (directory.path / layout.STREAM).exists():
         raise DataError(
-            f"{directory.path} does not say what its classes and images were: its {layout.STREAM} is missing; "
-            "`infssm eval` still tests it, with its data"
+            f"{directory.path} does not have its classes and kind of images: its {layout.STREAM} is missing; "
+            "`infssm eval` can still test it with its data"
         )
     config, facts = load_config(directory.config()), StreamFacts.from_json(directory.stream())
     try:
@@ -172,7 +172,7 @@ def load_classifier(run: str | os.PathLike[str], *, task: int | None = None, dev
     known = facts.classes[: facts.seen(last)]
     if len(set(known)) < len(known):
         raise DataError(
-            f"{directory.path / layout.STREAM} names two classes alike, so predictions would not tell them apart: give "
+            f"{directory.path / layout.STREAM} has two classes of one name, so predictions would be ambiguous: give "
             "each class a name of its own and train again"
         )
     return TrainedClassifier(method.module.eval().requires_grad_(False), known, facts.samples, recipe)
@@ -191,7 +191,7 @@ class Stream(Generic[P]):
         model: a causal model in evaluation mode, ``[batch, tokens, width]`` to logits ``[batch, classes]``. Models that
             read in both directions (Vim, VMamba) are refused.
         samples: what the sequences of training were like, by which chunks become model input as in :meth:`predict`.
-        predict: from logits ``[1, classes]`` to a prediction.
+        predict: maps logits ``[1, classes]`` to a prediction.
     """
 
     def __init__(self, model: nn.Module, samples: SampleFacts, predict: Callable[[Tensor], P]) -> None:
@@ -213,7 +213,7 @@ class Stream(Generic[P]):
         """Read the next samples and return the prediction on the sequence so far.
 
         Args:
-            chunk: of sounds ``[samples]`` at the rate of the training data, of series ``[time, width]``, of tokens
+            chunk: for sounds ``[samples]`` at the rate of the training data, of series ``[time, width]``, of tokens
                 ``[time]``; any number of them, at least one.
         """
         if self._frames is None:

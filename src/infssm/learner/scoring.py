@@ -242,5 +242,5 @@ def score_of(stream: TaskStream) -> type[Score]:
 
 
 def _text_bytes(dataset: Dataset) -> NDArray[np.int64] | None:
-    """Bytes of text behind the samples of a language data set, where they are known; see :class:`Tokens`."""
+    """Bytes of text behind the samples of a language data set, if they are known; see :class:`Tokens`."""
     return dataset.samples.text_bytes if isinstance(dataset.samples, Tokens) else None

@@ -1,4 +1,4 @@
-"""From a configuration to the things a run works with: stream, recipe, model, method."""
+"""Build what a run works with from its configuration: stream, recipe, model, method."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 OWN = "own:"
-"""What the name of a user's own module begins with in the settings; the name of its class follows."""
+"""Prefix of the name of a user's own module in the settings; the name of its class follows."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class OwnModel:
     """A user's own module. Its weights are stored with a learner, its code is not, so it is given again to load it.
 
     Attributes:
-        module: as it was given; it is never changed.
+        module: the given module; it is never changed.
         transform: from a PIL image to model input ``[channels, height, width]``; None for that of the package, and for
             sequences.
     """
@@ -106,7 +106,7 @@ def build_model(config: ModelConfig, facts: StreamFacts, *, weights: bool = True
                 f"the model knows {found.num_classes} tokens and the text has {facts.num_outputs}: give the model's "
                 "own tokenizer, data.options.tokenizer=FILE"
             )
-        return accelerate(found)  # our scans in place of its loops over tokens, where it has layers that we know
+        return accelerate(found)  # our scans in place of its loops over tokens, if it has layers that we know
     options = facts.modality.model_options(len(facts.classes), facts.samples.size) | config.options
     try:
         model: nn.Module = create_model(config.name, weights=config.weights if weights else None, **options)
@@ -229,7 +229,7 @@ def load_weights(into: nn.Module | Method, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run works with; all of it follows from the configuration, but the process's share of the work."""
+    """The parts of a run; all follow from the configuration, except the process's share of the work."""
 
     config: RunConfig
     stream: TaskStream
@@ -271,7 +271,7 @@ class Setup:
 
     @property
     def quantity(self) -> Quantity:
-        """What is measured of the model on each task."""
+        """The score of the model on each task."""
         return score_of(self.stream).quantity(self.stream)
 
     def train_loader(self, task: Task, epoch: int, *, skip: int = 0) -> ImageLoader | SequenceLoader:
@@ -303,7 +303,7 @@ class Setup:
     def _loader(
         self, task: Task, part: Part, images: Mapping[str, Any], **options: Any
     ) -> ImageLoader | SequenceLoader:
-        """Batches of a part of a task; the options ``images`` are for images alone."""
+        """Batches of a part of a task; the options ``images`` are only for images."""
         options |= {"seed": self.config.seed, "share": self.share}
         if self.recipe is None:
             return SequenceLoader(task, part, **options)
@@ -378,7 +378,7 @@ def load_stream(config: RunConfig, split: Split | None = None) -> TaskStream:
 
 
 def check_data(config: RunConfig, split: Split) -> None:
-    """Raise DataError where the data are no longer those of a stored split; data that are not there cannot differ."""
+    """Raise DataError if the data are no longer those of a stored split; missing data are not checked."""
     with suppress(MissingDataError):
         split.verify(read_dataset(config.data))
 
@@ -403,10 +403,10 @@ def build(
     task0: Path | None = None,
     own: OwnModel | None = None,
 ) -> Setup:
-    """Load the data, build model and method; initial weights depend on the seed alone.
+    """Load the data, build model and method; initial weights depend only on the seed.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         device: where the model works.
         split: a stored split; None draws the one of the configuration.
         stream: data that are loaded already.

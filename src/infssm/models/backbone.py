@@ -1,4 +1,4 @@
-"""What all backbones share: heads, features, weights on disk, and how they are created."""
+"""Base of all backbones: heads, features, weights on disk, and their creation."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Backbone(nn.Module, ABC):
         return self.forward_head(self.forward_features(x))
 
     def initial_state(self, batch: int) -> SequenceState:  # noqa: ARG002
-        """The state before the first token, of causal models alone."""
+        """The state before the first token; only for causal models."""
         raise ConfigError(
-            f"{type(self).__name__} scans in both directions: what it makes of a token depends on all later tokens, so "
+            f"{type(self).__name__} scans in both directions: the output for a token depends on all later tokens, so "
             "no state can carry it from chunk to chunk. Causal models can: Mamba, Mamba-2, S4D"
         )
 

@@ -79,7 +79,7 @@ def output_layer(model: nn.Module) -> nn.Module:
 
 
 def train_only(model: nn.Module, parameters: Iterable[Tensor] = ()) -> None:
-    """Give gradients to the output layer and to these ``parameters`` alone."""
+    """Give gradients only to the output layer and to these ``parameters``."""
     model.requires_grad_(False)
     output_layer(model).requires_grad_(True)
     for parameter in parameters:
@@ -130,7 +130,7 @@ def require(model: nn.Module, method: str, *names: str) -> None:
 
 
 def classifier_prefix(module: nn.Module, model: nn.Module) -> str:
-    """What names of the classifier's tensors of ``model`` begin with in the state dict of ``module``, its wrapper."""
+    """Prefix of the classifier's tensors of ``model`` in the state dict of ``module``, its wrapper."""
     classifier = find_classifier(model).module
     path: str = next(name for name, child in module.named_modules() if child is classifier)
     return f"{path}."
@@ -142,7 +142,7 @@ def trained_classifier(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def training_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Saved weights with the classifier in training in the place of a fitted head."""
+    """Saved weights with the trained classifier instead of a fitted head."""
     trained = trained_classifier(weights)
     if not trained:
         return dict(weights)

@@ -73,7 +73,7 @@ def vocabulary_of(model: nn.Module) -> int:
 
 
 def _own(model: nn.Module) -> LanguageModel | None:
-    """The package's language model, where the model is one or wraps one (peft)."""
+    """The package's language model, if the model is one or wraps one (peft)."""
     return next((module for module in model.modules() if isinstance(module, LanguageModel)), None)
 
 
@@ -112,7 +112,7 @@ def _by_transformers(
         options |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
     if model.generation_config.pad_token_id is None:
         options["pad_token_id"] = 0  # nothing is padded, but transformers would warn
-    # transformers draws from torch's own generator alone, so that is seeded for the call and put back after it.
+    # transformers draws only from torch's global generator, so that is seeded for the call and put back after it.
     devices = [ids.device] if ids.is_cuda else []
     with torch.random.fork_rng(devices, enabled=generator is not None):
         if generator is not None:

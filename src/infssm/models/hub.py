@@ -12,7 +12,7 @@ from infssm._optional import require
 from infssm.errors import CheckpointError
 
 PREFIX = "hf:"
-"""What names of transformers' models begin with in a configuration."""
+"""Prefix of the names of transformers' models in a configuration."""
 
 _MAX_COUNT = 100_000
 _VALUES_PER_BYTE = 8

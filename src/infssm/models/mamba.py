@@ -61,7 +61,7 @@ class Direction(NamedTuple):
         )
 
     def weights(self) -> DirectionWeights | None:
-        """The parameters as one call reads them; None where a layer is another kind than it was built as, or hooked."""
+        """The parameters as one call reads them; None if a layer is another kind than it was built as, or hooked."""
         conv, x_proj, dt = self.conv, self.x_proj, self.dt_proj
         if type(conv) is not nn.Conv1d or type(x_proj) is not nn.Linear or type(dt) is not nn.Linear:
             return None

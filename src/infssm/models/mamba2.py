@@ -28,7 +28,7 @@ from infssm.ops.ssd_layer import SsdWeights, scan_projected
 
 
 class RMSNormGated(nn.Module):
-    """Weight of the norm after the gate; each of ``groups`` slices of the channels is normalised by itself."""
+    """Weight of the norm after the gate; each of ``groups`` slices of the channels is normalised separately."""
 
     def __init__(self, dim: int, *, groups: int = 1, eps: float = 1e-5) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Mamba2Mixer(SSMMixer):
     def _scan_by_steps(
         self, projected: Tensor, mask: Tensor | None, state: LayerState | None
     ) -> tuple[Tensor, LayerState | None]:
-        """Between the projections by one operation after the other, where one call does not serve."""
+        """Between the projections by one operation after the other, if one call does not serve."""
         z, xbc, dt = torch.split(projected, [self.d_inner, self.conv1d.in_channels, self.nheads], dim=-1)
         if state is None:
             xbc, tail = causal_conv1d(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias), None
@@ -144,7 +144,7 @@ class Mamba2Mixer(SSMMixer):
             self.emit([RawStates(means.a, c, b, means.delta, means.zoh, mask)])
 
     def _parts(self, xbc: Tensor) -> tuple[Tensor, ...]:
-        """x: [batch, tokens, channels]; B, C: [batch, tokens, n], with a group axis where there is more than one."""
+        """x: [batch, tokens, channels]; B, C: [batch, tokens, n], with a group axis if there is more than one."""
         width = self.ngroups * self.d_state
         x, b, c = torch.split(xbc, [self.d_inner, width, width], dim=-1)
         if self.ngroups == 1:

@@ -1,4 +1,4 @@
-"""What every state space mixer of infssm shares: the scans it runs, how its states come out, and what it remembers."""
+"""Base of the state space mixers of infssm: their scans, recorded states, and memory."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def check_state_set(which: str) -> None:
 
 
 class LayerState(NamedTuple):
-    """What one layer remembers of the tokens before.
+    """The memory of one layer of the tokens before.
 
     hidden: [batch, channels, n], complex for S4D. tail: [batch, width - 1, channels], the last inputs of the causal
-    convolution in front of the scan; None where there is none.
+    convolution in front of the scan; None if there is none.
     """
 
     hidden: Tensor
@@ -159,11 +159,11 @@ class LayerState(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceState:
-    """What a causal model remembers of the tokens before; its size does not depend on their number.
+    """The memory of a causal model of the tokens before; its size does not depend on their number.
 
     Attributes:
         layers: the state of each layer, from the input to the output.
-        total: [batch, dim], float64, the sum of the features of all tokens so far; None where the model does not take
+        total: [batch, dim], float64, the sum of the features of all tokens so far; None if the model does not take
             their mean. In float32 the mean of a million tokens would lose half of its digits.
         tokens: how many tokens were read.
     """

@@ -67,7 +67,7 @@ def find_weights(weights: str | os.PathLike[str]) -> Path:
 
 
 def check_weights(weights: str | os.PathLike[str]) -> None:
-    """Raise where there is no such file, or its first bytes are no checkpoint's; reads nothing else of it."""
+    """Raise if there is no such file, or its first bytes are no checkpoint's; reads nothing else of it."""
     path = find_weights(weights)
     try:
         with path.open("rb") as file:

@@ -46,7 +46,7 @@ _SMALL = 2**30
 """Bytes up to which a model is simply built; a larger one is first built on the meta device and counted."""
 
 _FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, ConfigError)
-"""What constructors raise for options they cannot use."""
+"""Exceptions of constructors for options they cannot use."""
 
 
 class _TooLargeError(Exception):
@@ -120,7 +120,7 @@ def build_within_memory(name: str, factory: Callable[..., nn.Module], options: M
             torch.set_rng_state(state)
         if needed:
             raise ConfigError(
-                f"model {name!r} with {shown} needs {describe_bytes(needed)} or more for its weights alone, and this "
+                f"model {name!r} with {shown} needs {describe_bytes(needed)} or more for its weights, and this "
                 f"machine has {describe_bytes(available)}: make it smaller"
             ) from None
         model = construct(math.inf)

@@ -86,7 +86,7 @@ class S4DKernel(nn.Module):
         """Convolution kernel [channels, tokens]: 2 Re(sum_j c_j b_j a_j^t).
 
         With t = q w + s the power is a_j^(q w) a_j^s: two tables of about sqrt(tokens) powers and one matrix product
-        for each channel, in the place of a table of all tokens.
+        for each channel, instead of a table of all tokens.
         """
         _, factor = self.discretize()
         within, starts = self._powers(tokens)
@@ -103,7 +103,7 @@ class S4DKernel(nn.Module):
         return self._kept_as("recurrence", lambda: (*self.discretize(), self.complex_c()))
 
     def _kept_as(self, key: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What depends on the parameters alone; in evaluation without gradients kept until one of them changes."""
+        """Values that depend only on the parameters; in evaluation without gradients kept until one of them changes."""
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             self._kept = None
             return make()
@@ -125,7 +125,7 @@ class S4DKernel(nn.Module):
         return torch.exp(log_a * steps), torch.exp(log_a * (width * steps[: -(-tokens // width)]))
 
     def carry(self, u: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What a state adds to the outputs of a chunk, [batch, tokens, channels], and the state after the chunk.
+        """The share of a state in the outputs of a chunk, [batch, tokens, channels], and the state after the chunk.
 
         u: [batch, tokens, channels]; hidden: complex [batch, channels, n/2]. Powers of the transition come from two
         tables of about sqrt(tokens) as in `forward`: y_t = 2 Re(c a^(t+1) x) and x' = a^T x + sum_j a^(T-1-j) b u_j.

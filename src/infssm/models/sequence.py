@@ -60,7 +60,7 @@ class SequenceEncoder(nn.Module):
 class CausalBackbone(Backbone):
     """A model that reads a sequence from its first token to its last, at once or in chunks.
 
-    ``pooling`` is what the head sees: the mean of all tokens, the last one, or (None) every token by itself.
+    ``pooling`` is what the head sees: the mean of all tokens, the last one, or (None) every token separately.
     """
 
     pooling: Pooling | None = "mean"
@@ -85,7 +85,7 @@ class CausalBackbone(Backbone):
         state: SequenceState | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Logits; with ``return_state`` the pair of logits and state, from which the next chunk goes on.
+        """Logits; with ``return_state`` the pair of logits and state, from which the next chunk continues.
 
         Args:
             x: [batch, tokens, ...]; where there is a state, the tokens that follow those it was made from. A
@@ -102,8 +102,8 @@ class CausalBackbone(Backbone):
             return self.head(self.pool(self.encode(self.embed(x), mask), mask))
         if mask is not None:
             raise ConfigError(
-                "mask and state do not go together: padding would become part of the state. Pass sequences of one "
-                "length, or each by itself"
+                "mask and state cannot be combined: padding would become part of the state. Pass sequences of one "
+                "length, or each separately"
             )
         before = self.initial_state(len(x)) if state is None else state
         if x.shape[1] == 0 or len(x) != len(before.layers[0].hidden):

@@ -216,7 +216,7 @@ class VisionMamba(Backbone):
             return state
         side = math.isqrt(positions.shape[1] - 1)
         if side * side != positions.shape[1] - 1:
-            raise CheckpointError(f"pos_embed of {positions.shape[1]} tokens is no square grid and a class token")
+            raise CheckpointError(f"pos_embed of {positions.shape[1]} tokens is not a square grid plus a class token")
         return {**state, "pos_embed": resample_positions(positions, (side, side), self.grid_size)}
 
 
@@ -240,7 +240,7 @@ def _grid(img_size: int | tuple[int, int], patch_size: int) -> tuple[tuple[int, 
 
 @register_model("vim_nano")
 def vim_nano(**options: Any) -> VisionMamba:
-    """Vim for small images: 32x32, patch 4, depth 6, width 96 unless told otherwise."""
+    """Vim for small images: 32x32, patch 4, depth 6, width 96 by default."""
     defaults = {"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 6, "num_classes": 100}
     return VisionMamba(**{**defaults, **options})
 

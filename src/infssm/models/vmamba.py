@@ -191,7 +191,7 @@ class VMamba(Backbone):
         """Run all stages on the tokens of a square image: [batch, tokens, dim] -> [batch, tokens / 64, dims[-1]]."""
         side = math.isqrt(tokens.shape[1])
         if side * side != tokens.shape[1]:
-            raise ConfigError(f"{tokens.shape[1]} tokens are no square grid: VMamba scans images, not sequences")
+            raise ConfigError(f"{tokens.shape[1]} tokens do not form a square grid: VMamba scans images, not sequences")
         return self._encode_grid(tokens.reshape(len(tokens), side, side, -1))
 
     def forward_features(self, x: Tensor) -> Tensor:

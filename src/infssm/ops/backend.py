@@ -1,4 +1,4 @@
-"""Which implementation serves a call: `cpu` (the compiled module), `triton` (CUDA) or `reference` (plain PyTorch)."""
+"""Which implementation computes a call: `cpu` (the compiled module), `triton` (CUDA) or `reference` (plain PyTorch)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BACKENDS = ("reference", "cpu", "triton")
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-# The compiled module, or None where it was not built or cannot be loaded.
+# The compiled module, or None if it was not built or cannot be loaded.
 NATIVE: ModuleType | None = None
 with contextlib.suppress(ImportError):
     NATIVE = importlib.import_module("infssm.ops._native")
@@ -60,7 +60,7 @@ def choose(backend: str | None, *tensors: Tensor | None, names: Sequence[str] = 
     fastest = "triton" if any(tensor is not None and tensor.is_cuda for tensor in tensors) else "cpu"
     obstacle = _obstacle(backend or fastest, tensors)
     if obstacle is not None and backend is not None:
-        raise ConfigError(f"backend={backend!r} cannot serve this call: {obstacle}; use backend=None or 'reference'")
+        raise ConfigError(f"backend={backend!r} cannot run this call: {obstacle}; use backend=None or 'reference'")
     # A tensor without elements has no address to hand over; the reference returns its empty result.
     empty = any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
     return "reference" if obstacle is not None or empty else backend or fastest

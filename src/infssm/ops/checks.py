@@ -1,4 +1,4 @@
-"""Shape checks shared by the operations: the error names the argument, what it has and what it needs."""
+"""Shape checks shared by the operations: the error names the argument, its shape and the expected one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def expect_floats(names: Iterable[str], values: Iterable[object]) -> None:
 
 
 def expect_channels(name: str, tensor: Tensor) -> None:
-    """Raise where the last dimension is empty: there would be nothing to take a mean over."""
+    """Raise if the last dimension is empty: there would be nothing to take a mean over."""
     if tensor.shape[-1] == 0:
         raise ConfigError(f"{name} has shape {list(tensor.shape)}, expected at least one channel")
 

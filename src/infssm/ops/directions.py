@@ -36,7 +36,7 @@ class DirectionWeights(NamedTuple):
 
 
 class DirectionStates(NamedTuple):
-    """What one direction's scan formed: mean states as of `ScanStates`, and its B and C.
+    """Results of one direction's scan: mean states as of `ScanStates`, and its B and C.
 
     a: [batch, tokens, n]; delta: [batch, tokens]; low: [batch, tokens, rank], what dt_proj reads; b, c:
     [batch, tokens, n].
@@ -55,7 +55,7 @@ def scan_directions(
     """Sum over the directions of `scale * scan(conv(x))`, gated by z; xz: [batch, tokens, 2 channels] holds x, then z.
 
     weights: those of `DirectionWeights` of every direction, one after the other; all float32 CPU tensors (see
-    `can_fuse`). Returns y: [batch, tokens, channels], and the states of each direction if they were asked for.
+    `can_fuse`). Returns y: [batch, tokens, channels], and the states of each direction if requested.
     """
     y, *parts = _directions(xz, reverse, scale, states, torch.is_grad_enabled(), weights)
     found = []
@@ -68,7 +68,7 @@ def scan_directions(
 
 
 class _Kept(NamedTuple):
-    """What one direction forms on its way, of which its backward starts; all but `A` [batch, tokens, ...].
+    """Intermediate values of one direction, from which its backward starts; all but `A` [batch, tokens, ...].
 
     The mean states are not among it: a checkpoint compares what forward and recomputation save, and only one of the two
     may be recorded.
@@ -101,7 +101,7 @@ def _scan_inputs(z: Tensor, way: DirectionWeights, kept: _Kept, reverse: bool) -
 
 
 def _outputs(xz: Tensor, *args: Any) -> list[Tensor]:
-    """As of the kernel, uninitialised."""
+    """Outputs as the kernel writes them, uninitialised."""
     *_, states, save, weights = args
     batch, tokens, channels = *xz.shape[:2], xz.shape[2] // 2
     y = xz.new_empty(batch, tokens, channels)
@@ -162,7 +162,7 @@ def _backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple[A
 
 
 def _input_grads(xz: Tensor, *args: Any) -> list[Tensor]:
-    """As of the backward kernel, uninitialised."""
+    """Gradients as the backward kernel writes them, uninitialised."""
     *_, needs, _, weights = args
     found = [torch.empty_like(xz, memory_format=torch.contiguous_format)]
     for i, (weight, need) in enumerate(zip(weights, needs, strict=True)):

@@ -47,7 +47,7 @@ def fused_distance(
     pair = Pair(*tensors, soft=soft_normalize)
     _check(row, pair)
     found = choose(backend, *tensors)
-    # The kernels know the defaults of all options alone, and no `torch.func` transforms.
+    # The kernels know only the defaults of all options, and no `torch.func` transforms.
     defaults = getattr(row.formula, "__kwdefaults__", None) or {}
     fused = found in row.backends and not torch._C._are_functorch_transforms_active()
     if not fused or (options and not options.items() <= defaults.items()):
@@ -86,7 +86,7 @@ def _check(row: Kind, pair: Pair) -> None:
 
 
 def _outputs(*args: Any) -> tuple[Tensor, ...]:
-    """The value, then its derivative by each tensor: empty where it is not wanted or not seen by the kind."""
+    """The value, then its derivative by each tensor: empty if it is not wanted or not seen by the kind."""
     *tensors, kind, _, to_old, to_new, _ = args
     sees, like = (KINDS.get(kind) or _unknown(kind)).sees, tensors[1]
     slopes = []
@@ -113,7 +113,7 @@ def _kernel(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _mend(outputs: tuple[Tensor, ...], rows: Tensor, kind: str, pair: Pair) -> None:
-    """Replace the results of the systems ``rows``, of which float32 was not sure, by the formula's in float64."""
+    """Replace the results of the systems ``rows``, where float32 may be imprecise, by float64 ones."""
     wanted = [slope.numel() > 0 for slope in outputs[1:]]
     few = pair.map(lambda x: x[rows].double())
     for tensor, want in zip(few.tensors, wanted, strict=True):

@@ -3,7 +3,7 @@
 An operator takes float32 tensors. Its compiled kernel runs on the CPU; where it also has a Triton kernel, the last
 argument ``bool triton`` selects that one (for CUDA tensors, or CPU tensors in Triton's interpreter). The public
 functions choose a backend and convert; the compiled module checks shapes and strides, so operators can also be called
-directly. Outputs that were not asked for are empty tensors, because an operator always returns the same number of
+directly. Outputs that were not requested are empty tensors, because an operator always returns the same number of
 tensors; kernels read them as absent.
 """
 
@@ -113,7 +113,7 @@ def arguments(record: type[Any]) -> str:
 
 
 def given(tensor: Tensor | None) -> Any:
-    """The tensor, or None for the empty tensor of an output that was not asked for, as Triton's kernels expect."""
+    """The tensor, or None for the empty tensor of an output that was not requested, as Triton's kernels expect."""
     return None if tensor is None or tensor.numel() == 0 else tensor
 
 

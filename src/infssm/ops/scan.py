@@ -55,7 +55,7 @@ class ScanStates(NamedTuple):
 
 
 class ScanOutput(NamedTuple):
-    """What a selective scan returns; None for what was not asked for.
+    """The outputs of a selective scan; None for those not requested.
 
     y: [batch, tokens, channels]; last_state: [batch, channels, n]; states: see `ScanStates`.
     """
@@ -107,7 +107,7 @@ def selective_scan(  # type: ignore[misc] # the overloads say what is returned, 
     An A expanded from [channels, 1] (a scalar transition) costs one exponential per channel instead of n.
     seq_idx: [batch, tokens], for rows that hold several sequences: the state restarts where the number changes.
 
-    Returns y: [batch, tokens, channels], or the tuple `(y[, last_state][, states])` of what was asked for;
+    Returns y: [batch, tokens, channels], or the tuple `(y[, last_state][, states])` of the requested outputs;
     last_state: [batch, channels, n]; states: see `ScanStates` (`return_states="zoh"` fills its zoh).
     Every output is differentiable in every input.
     """
@@ -260,7 +260,7 @@ def _scan_exported(x: ScanInputs) -> tuple[Tensor, Tensor, None]:
 
 
 def _continues(x: ScanInputs) -> Tensor:
-    """1 where the state goes on from the token before in scan order, 0 where a sequence begins: [batch, tokens]."""
+    """1 where the state continues from the token before in scan order, 0 where a sequence begins: [batch, tokens]."""
     assert x.seq_idx is not None
     changes = (x.seq_idx[:, 1:] != x.seq_idx[:, :-1]).to(x.u.dtype)
     return 1 - F.pad(changes, (0, 1) if x.reverse else (1, 0))
@@ -315,7 +315,7 @@ def _exp_slope(x: Tensor) -> Tensor:
 class KernelOutputs(NamedTuple):
     """y, the last state, the mean states, and what the backward starts its chunks from; or gradients of the first five.
 
-    None where there is none.
+    None if there is none.
     """
 
     y: Any

@@ -128,7 +128,7 @@ def _chunked(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, segments
 
 
 def _decays(steps: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What inputs and states decay by, from delta A [b, c, g, L, k] and the packed sequences [b, tokens] or None.
+    """The decay of inputs and states, from delta A [b, c, g, L, k] and the packed sequences [b, tokens] or None.
 
     inside: [b, c, g, k, L, L], exp(s_i - s_j) where token j reaches token i, else 0; entering: [b, c, g, L, k], by
     which the state before the chunk reaches a token; leaving: by which a token reaches the state after it; through:
@@ -184,7 +184,7 @@ def _outputs(*args: Any) -> tuple[Tensor, ...]:
     expect_rank("u", x.u, "batch, tokens, channels")
     expect_rank("A", x.A, "heads")
     expect_rank("B", x.B, "batch, tokens, groups, n")
-    # The backward needs y for the gradient of the gate alone.
+    # The backward needs y only for the gradient of the gate.
     plain = x.u.shape if save and x.z is not None else (0,)
     saved = (_triton.saved_shape(x) if triton else saved_shape(x)) if save else (0,)
     return new(x.u, *x.u.shape), new(x.u, *plain), new(x.u, *saved)

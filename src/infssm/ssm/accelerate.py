@@ -170,7 +170,7 @@ def accelerate(model: M) -> M:
 
     For CPUs, where transformers loops over the tokens in Python; on other devices keep its own kernels. Outputs are
     the same (to 1e-4), in training and inference; generation steps from a cache run the original code. Packed sequences
-    (``seq_idx``, ``cu_seqlens``, ``position_ids`` that restart) stay apart in layers that are told of them. States are
+    (``seq_idx``, ``cu_seqlens``, ``position_ids`` that restart) stay apart in layers that receive them. States are
     then recorded by the same scan. Parameters, ``state_dict`` and ``save_pretrained`` are as before, and all but
     MambaVision can be pickled; :func:`restore` undoes it.
     """

@@ -1,4 +1,4 @@
-"""What `compress` gathers over calibration data: scores of states, and the least squares for the C that remains."""
+"""Statistics of calibration data for `compress`: scores of states, and the least squares for the C that remains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Refit:
     """Least squares for P [k, n - k]: C_keep + P C_rest reads from the kept states what comes nearest to all states.
 
     The unknown P_ij multiplies C_j h_i, with i kept and j not; the target is the sum of C_l h_l over the rest l. The
-    normal equations need sums over tokens and channels alone. P is zero where there are too many unknowns.
+    normal equations need only sums over tokens and channels. P is zero where there are too many unknowns.
     """
 
     def __init__(self, keep: Tensor, n: int) -> None:

@@ -41,7 +41,7 @@ def compress(
     rate: float = 1e-3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Backbone:
-    """A copy of the model with fewer states per layer, as near to it as a few steps of training bring it.
+    """A copy of the model with fewer states per layer, trained for a few steps to match it.
 
     Each layer keeps the states with the largest score; the remaining C takes over what it can of the rest, by least
     squares (S4D; Mamba and Vim where kept times pruned states are at most 1,024); then all parameters are trained for
@@ -58,7 +58,7 @@ def compress(
         share: share of the states to keep, instead of ``states``.
         score: ``output``, the energy above; ``last``, ``|c b|^2 / (1 - |a|)^2`` (LAST, Gwak et al. 2024);
             ``magnitude``, the size of the weights that form B and C.
-        steps: of training; 0 leaves the pruned model as it is.
+        steps: training steps; 0 leaves the pruned model unchanged.
         rate: Adam's learning rate.
         progress: called with a line of text before each stage.
     """
@@ -87,7 +87,7 @@ def compress(
 
 
 def _check(model: Backbone, states: int | None, share: float | None, score: str, steps: int) -> int:
-    """The number of states to keep; raises where the model or the options do not allow it."""
+    """The number of states to keep; raises if the model or the options do not allow it."""
     if score not in ("output", "last", "magnitude"):
         raise ConfigError(f"compress: score={score!r}; choose 'output', 'last' or 'magnitude'")
     sizes = set()
@@ -112,7 +112,7 @@ def _check(model: Backbone, states: int | None, share: float | None, score: str,
 
 
 def _mask(batch: Any) -> Tensor | None:
-    """Padding of a batch, [batch, tokens]; None where every token counts."""
+    """Padding of a batch, [batch, tokens]; None if every token counts."""
     return as_mask(batch.get("mask")) if isinstance(batch, Mapping) else None
 
 
@@ -131,7 +131,7 @@ Kept = dict[str, list[Tensor]]
 
 
 def _choose(model: Backbone, size: int, batches: list[Any], score: Score) -> tuple[Kept, Kept]:
-    """What every layer keeps, and how its C takes over the rest (selective layers: [k, n - k] per direction)."""
+    """The states each layer keeps, and the map of the rest onto C (selective layers: [k, n - k] per direction)."""
     mixers: dict[str, Any] = find_mixers(model)
     scans = {name: mixer for name, mixer in mixers.items() if not isinstance(mixer, S4DMixer)}
     selective = {name: _ways(mixer) for name, mixer in scans.items() if isinstance(mixer, _SELECTIVE)}

@@ -40,7 +40,7 @@ class Coverage(NamedTuple):
         return [name for name, layer in self.layers.items() if not layer.trained]
 
     def summary(self) -> str:
-        """What is trained, in one or two sentences, and how to reach the rest."""
+        """The trained layers in one or two sentences, and how to reach the rest."""
         trained = len(self.layers) - len(self.missed)
         text = f"{trained} of {len(self.layers)} state space layers have a trained parameter"
         held = sum(layer.forms_states for layer in self.layers.values())
@@ -69,14 +69,14 @@ def coverage(model: nn.Module) -> Coverage:
             if isinstance(module, nn.Linear) or key in wrapped:
                 targets[key] += key not in _NOT_ADVISED
         forms = _forms_states(mixer)
-        # The adapter of a layer that forms states is trained in the place of its weight.
+        # The adapter of a layer that forms states is trained instead of its weight.
         reached = any(key in forms or key.split(".")[0] in {x.split(".")[0] for x in forms} for key in trained)
         layers[name] = LayerCoverage(trained, reached, [key for key in wrapped if key in _READ_DIRECTLY])
     return Coverage(layers, [key for key, count in targets.items() if count], adapters)
 
 
 def _forms_states(mixer: nn.Module) -> set[str]:
-    """Names of the parameters that form a mixer's states; empty where its probe does not name them."""
+    """Names of the parameters that form a mixer's states; empty if its probe does not name them."""
     try:
         return {name.replace(".base_layer", "") for name, _, _ in state_parameters(mixer, "ABC-full")}
     except ConfigError:

@@ -130,7 +130,7 @@ def principal_angles(old: StateSpace, new: StateSpace) -> Tensor:
     """
     _check_pair(old, new, soft_normalize=False)
     if not (old.is_diagonal and new.is_diagonal):
-        raise ConfigError("principal_angles: a system with a low-rank part has no poles at hand; use space.to_poles()")
+        raise ConfigError("principal_angles: a system with a low-rank part has no explicit poles; use space.to_poles()")
     old, new = _alike(old, new)
     return ops.principal_angles(old.a, new.a)
 
@@ -177,7 +177,7 @@ def _sampled(old: StateSpace, new: StateSpace, kind: str, soft_normalize: bool, 
     """`output` of two systems of any kind, by samples of their transfer functions."""
     if kind != "output":
         raise ConfigError(
-            f"distance: kind {kind!r} needs poles, and a system with a low-rank part has none at hand; use "
+            f"distance: kind {kind!r} needs poles, which a system with a low-rank part does not have; use "
             "kind='output', or compare space.to_poles(), which takes O(n^3) operations for each system"
         )
     if soft_normalize:

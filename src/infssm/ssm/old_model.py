@@ -69,7 +69,7 @@ class OldModel:
         logits: bool = False,
         **kwargs: Any,
     ) -> Observation:
-        """What is asked for of one forward ``module(x, **kwargs)``, which ends as soon as it is known."""
+        """The requested records of one forward ``module(x, **kwargs)``, which ends as soon as they are complete."""
         self.follow()
         args: tuple[Any, ...] = (x,)
         if isinstance(x, Mapping):
@@ -157,7 +157,9 @@ class OldModel:
             if id(tensors[key]) in self._shared:
                 self._separate(tensors[key])
         if unknown := self.module.load_state_dict(own, strict=False).unexpected_keys:
-            raise ConfigError(f"this is the old model of another model: unknown tensors {', '.join(unknown[:3])}")
+            raise ConfigError(
+                f"this state is of the old model of another model: unknown tensors {', '.join(unknown[:3])}"
+            )
         for name, layer in _adapter_layers(self.module):
             if name in state.get(_ADAPTERS, {}):
                 layer.set_adapter(list(state[_ADAPTERS][name]), inference_mode=True)

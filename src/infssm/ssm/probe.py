@@ -66,7 +66,7 @@ class MixerInputs:
 
 
 def as_mask(mask: Tensor | None) -> Tensor | None:
-    """A padding mask [batch, tokens] of any dtype as booleans; None where no token is padding."""
+    """A padding mask [batch, tokens] of any dtype as booleans; None if no token is padding."""
     if mask is None:
         return None
     tokens = mask.detach() != 0

@@ -25,7 +25,7 @@ _RECORDED: WeakSet[nn.Module] = WeakSet()
 
 
 class StopForward(BaseException):
-    """Ends a forward pass once everything asked for is known; not an Exception, so that no model swallows it."""
+    """Ends a forward pass once everything requested is known; not an Exception, so that no model swallows it."""
 
 
 class Recorder:
@@ -60,7 +60,7 @@ class Recorder:
         self.options = StateOptions(include_dt_bias, b_mode)
         self.h = h
         self.hidden: dict[str, list[Tensor]] = {}
-        """Hidden states of the last forward, where they are recorded."""
+        """Hidden states of the last forward, if they are recorded."""
         self.finished: set[str] = set()
         """Mixers whose states of a forward are complete."""
         self.mixers = find_mixers(model, layers) if states else {}
@@ -209,10 +209,10 @@ def record_states(
 
 
 class Observation(NamedTuple):
-    """What was recorded of one forward.
+    """The records of one forward.
 
     states: one entry per layer and scan direction. features: ``[b, d]``, of language models ``[b, tokens, d]``.
-    logits: ``[b, K]``, of language models ``[b, tokens, vocabulary]``. None where they were not asked for.
+    logits: ``[b, K]``, of language models ``[b, tokens, vocabulary]``. None if not requested.
     """
 
     states: list[StateSpace]

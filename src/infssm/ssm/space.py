@@ -29,8 +29,8 @@ def soft_normalize(x: Tensor) -> Tensor:
 class StateSpace:
     """A state space system ``x' = A x + b input, output = c x`` with diagonal A, one per leading index.
 
-    Where u and v are given, A is ``diag(a) + sum_k u_k v_k^T``: diagonal plus low rank, as in S4 and in delta rules
-    with a decay per channel. Such a system has no poles at hand; the `output` distance compares it by samples of its
+    If u and v are given, A is ``diag(a) + sum_k u_k v_k^T``: diagonal plus low rank, as in S4 and in delta rules
+    with a decay per channel. Its poles are not known; the `output` distance compares it by samples of its
     transfer function. The values are raw: no soft-normalisation is applied unless `soft_normalized` is called.
 
     Attributes:
@@ -61,7 +61,7 @@ class StateSpace:
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether a are the poles, as there is no low-rank part."""
+        """Whether a holds the poles, because there is no low-rank part."""
         return self.u is None
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> StateSpace:
@@ -106,7 +106,7 @@ class StateSpace:
         return A if self.u is None or self.v is None else A + self.u.mT @ self.v
 
     def to_poles(self) -> StateSpace:
-        """The same system in diagonal form, complex where it has a low-rank part; O(n^3) for each system."""
+        """The same system in diagonal form, complex if it has a low-rank part; O(n^3) for each system."""
         return self if self.is_diagonal else replace(self.from_dense(self.dense(), self.c, self.b), mask=self.mask)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a recorder installs on mixers: a tap on ours, a forward pre-hook on those of other libraries.
+"""Taps that a recorder installs on mixers: a tap on ours, a forward pre-hook on those of other libraries.
 
 Both are kept out of compiled code, which would trace into the recorder. The recorder imports this file with the first
 recording, because ``torch.compiler.disable`` imports all of torch's compiler.

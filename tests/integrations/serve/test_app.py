@@ -114,11 +114,11 @@ def test_a_change_that_fails_leaves_the_version_before(client):
     teach(client, "zero", 0, 4)
     two = upload(STRIPES, STRIPES)
     for path, sent, says in (
-        ("learn", {"data": {"label": "one"}, "files": upload(STRIPES)}, "needs two or more"),
+        ("learn", {"data": {"label": "one"}, "files": upload(STRIPES)}, "needs at least two"),
         ("learn", {"data": {"label": "ZERO"}, "files": two}, "differ in case"),
         ("learn", {"data": {"label": "../one"}, "files": two}, "not a name"),
         ("undo", {}, "no version before"),
-        ("forget", {"json": {"label": "zero"}}, "all the learner knows"),
+        ("forget", {"json": {"label": "zero"}}, "all classes of the learner"),
     ):
         job = wait(client, client.post(f"/api/{path}", **sent))
         assert (job["state"], says in job["message"]) == ("failed", True), job["message"]

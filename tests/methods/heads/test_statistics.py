@@ -81,7 +81,7 @@ def test_beyond_the_limit_of_memory_merging_keeps_the_pooled_covariance():
     first = y < 2
     one, two = (gathered(x[p], y[p], per_class=c, size=64) for p, c in ((first, True), (~first, False)))
     close(one.merged(two), gathered(x, y, per_class=False, size=64))
-    with pytest.raises(ConfigError, match="cannot be forgotten where only the covariance of all classes together"):
+    with pytest.raises(ConfigError, match="cannot be forgotten if only the shared covariance of all classes"):
         two.without(0)
 
 

@@ -1,4 +1,4 @@
-"""What an executor is: experiments in, their ends out; and the one that carries them out here."""
+"""The protocol of executors, from experiments to results, and the one that runs them in this process."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class _Cluster:
         except self._ray.exceptions.RayTaskError as error:
             return Failed(RuntimeError(str(error)))
         except self._ray.exceptions.RayError as error:
-            return Died(f"the cluster lost it ({type(error).__name__})")
+            return Died(f"its worker was lost ({type(error).__name__})")
         return end
 
     def reply(self, number: int, answer: bool | None) -> None:
@@ -169,7 +169,7 @@ class _Cluster:
 
 
 def _read(order: Order) -> _Files:
-    """What a machine without the folder needs to carry out an order."""
+    """The files that a machine without the folder needs for a run."""
     run, start = RunDirectory(order.experiment.path), Path(order.experiment.config.train.task0)
     if order.overwrite and run.is_run:
         RunDirectory.create(run.path, overwrite=True)

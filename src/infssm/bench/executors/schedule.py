@@ -31,11 +31,11 @@ from infssm.learner.store.directory import RunDirectory
 
 
 class LostError(InfssmError):
-    """A run whose process ended again and again."""
+    """A run whose process died repeatedly."""
 
 
 class WorkerPool(Protocol):
-    """Workers that carry out runs. An attempt at an experiment has a number of its own."""
+    """Workers that execute runs. Every attempt at an experiment has its own number."""
 
     @property
     def slots(self) -> int:
@@ -45,7 +45,7 @@ class WorkerPool(Protocol):
         """Have a worker carry out an order."""
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Messages with the numbers of their attempts; waits a moment where there are none."""
+        """Messages with the numbers of their attempts; waits a moment if there are none."""
 
     def reply(self, number: int, answer: bool | None) -> None:
         """Answer a finished task: whether to continue. None, at any time, asks the worker to save the run and exit."""

@@ -27,7 +27,7 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is to do. ``asks``: whether it waits for an answer after each task."""
+    """The order for a worker. ``asks``: whether it waits for an answer after each task."""
 
     experiment: Experiment
     overwrite: bool
@@ -66,7 +66,7 @@ class Channel(Protocol):
         """Whether :meth:`recv` would return, or raise, at once."""
 
     def recv(self) -> Any:
-        """Wait for the next message; EOFError or OSError where none will come."""
+        """Wait for the next message; EOFError or OSError if none will come."""
 
 
 class Reporter:

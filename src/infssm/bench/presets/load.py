@@ -22,7 +22,7 @@ VARIANTS = ("paper", "authors-code")
 
 _HERE = files("infssm.bench.presets")
 MAIN_JOB = "digits/5-task"
-"""What ``infssm run`` does without arguments."""
+"""The runs of ``infssm run`` without arguments."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Preset:
     """One cell of a results table, ready to run.
 
     values: nested values for :func:`infssm.learner.load_config`. sources: the tables they come from. assumed: fields
-    the paper does not give, with the reason for the value chosen. paper: the published row, where there is one
+    the paper does not give, with the reason for the value chosen. paper: the published row, if there is one
     (AA, AIA and FM in percent, each with mean and std).
     """
 
@@ -113,7 +113,7 @@ def load_preset(name: str, variant: str = "paper") -> Preset:
 def main_job(
     changes: Mapping[str, Any] | None = None, name: str = MAIN_JOB
 ) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
-    """What ``infssm run`` does without arguments: the set-up of ``digits/5-task``, and its methods side by side.
+    """The runs of ``infssm run`` without arguments: the set-up of ``digits/5-task``, and its methods side by side.
 
     The first method trains task 0 for all. With ``changes`` to the model, the data set or its images, which its
     weights to start from may not fit, the set-up begins from scratch. ``name``: another benchmark of ours.

@@ -118,7 +118,7 @@ def compare_with_paper(runs: Sequence[RunDirectory]) -> list[Cell]:
 
 
 def _differences(config: RunConfig, name: str, variant: str) -> tuple[str, ...] | None:
-    """Settings in which a run differs from a preset; None where it is another method."""
+    """Settings in which a run differs from a preset; None if it is another method."""
     preset = _resolved(name, variant)
     if config.method.name != preset.method.name or _options(config) != _options(preset):
         return None
@@ -214,7 +214,7 @@ def _commands(cells: Sequence[Cell]) -> list[str]:
 
 
 def _differing(cells: Sequence[Cell]) -> list[str]:
-    """What starred rows changed, ``preset: setting: published value != value of the run``."""
+    """The changes of starred rows, ``preset: setting: published value != value of the run``."""
     lines = [
         f"* {cell.preset}: {'; '.join(cell.measured.differences)}."
         for cell in cells

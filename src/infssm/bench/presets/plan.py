@@ -1,4 +1,4 @@
-"""From a preset, a file and a command line to the experiments they ask for, in full or in miniature."""
+"""Turn a preset, a file and a command line into experiments, full or small ones for a test."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(
     )
     if len(plans) > 1:
         raise ConfigError(
-            f"{what!r} with lists of values makes {len(plans)} runs, and this carries out one: use "
+            f"{what!r} with lists of values makes {len(plans)} runs, but only one can be run here: use "
             "infssm.bench.presets.plan and an executor of infssm.bench.executors"
         )
     return running.run(plans[0])

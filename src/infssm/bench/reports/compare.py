@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """What the rows of each benchmark show, in one sentence; benchmarks with nothing to compare are left out."""
+        """The result of each benchmark in one sentence; benchmarks with nothing to compare are left out."""
         return {name: sentence for name, rows in self.benchmarks.items() if (sentence := verdict(rows))}
 
     def sentences(self, benchmark: str) -> list[str]:
@@ -61,7 +61,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Setup:
-    """What the runs of one row have in common: everything that decides a result, except the seed.
+    """The key that runs of one row share: everything that decides a result, except the seed.
 
     ``settings`` are by dotted names.
     """

@@ -22,7 +22,7 @@ FIGURE_FORMATS = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None
 """With the metadata that would make two files of one chart differ."""
 _MARKERS = ("o", "s", "D", "^")
 _DASHES: tuple[Any, ...] = ("-", (0, (3.5, 2)), (0, (1, 1.5)), (0, (4.5, 1.5, 1, 1.5)))
-"""As in report.css, in widths of the line."""
+"""Dash patterns as in report.css, in units of the line width."""
 _STYLE: Any = {
     "font.size": 8.6,
     "axes.spines.top": False,

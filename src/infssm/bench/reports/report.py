@@ -148,7 +148,7 @@ def forgetting_chart(groups: Sequence[tuple[str, Sequence[float]]], measure: Qua
 
 
 def accuracy_map(values: Any, names: Sequence[Sequence[str]] = (), measure: Quantity = ACCURACY) -> HeatMap:
-    """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, where they are known."""
+    """Accuracies ``[steps, tasks]`` as a heat map; ``names`` are the classes of each task, if they are known."""
 
     def where(i: int, j: int) -> str:
         return f"after task {i + 1}, on task {j + 1}" + (f" ({shown(names[j], 6)})" if j < len(names) else "")

@@ -30,7 +30,7 @@ class Row:
         seeds: seeds of the runs, in increasing order.
         metrics: mean and standard deviation of every metric over the seeds; accuracies as fractions.
         matrices: one accuracy matrix per seed.
-        names_per_task: class names of each task; empty where they were not recorded or differ between seeds.
+        names_per_task: class names of each task; empty if they were not recorded or differ between seeds.
     """
 
     benchmark: str
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def measure(self) -> Quantity:
-        """What the matrices hold."""
+        """The measure in the matrices."""
         return self.matrices[0].quantity
 
     @property
@@ -63,7 +63,7 @@ class Row:
     def aa_error(self) -> float | None:
         """Standard error of the mean AA: over seeds, or of the test images where there is one seed.
 
-        None where it is unknown: one seed without image counts, or one seed of a measure other than accuracy.
+        None if it is unknown: one seed without image counts, or one seed of a measure other than accuracy.
         """
         aa = self.metrics["aa"]
         if aa.std is not None:
@@ -85,10 +85,10 @@ class Row:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What the rows of one benchmark show, in one sentence; empty where there is nothing to compare."""
+    """The result of one benchmark in one sentence; empty if there is nothing to compare."""
     if len(rows) < 2 or any(math.isnan(row.metrics["fm"].mean) for row in rows):
         return ""
-    # The baseline is plain sequential training in its best setting; there is none where all rows are of method seq.
+    # The baseline is plain sequential training in its best setting; there is none if all rows are of method seq.
     plain = [row for row in rows if row.method == "seq"]
     plain = [] if len(plain) == len(rows) else plain
     if rows[0].measure != ACCURACY:

@@ -1,4 +1,4 @@
-"""What each method adds to a training step, beside the paper's Table 3."""
+"""The time each method adds to a training step, beside the paper's Table 3."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _batch(method: Method, count: int, classes: range) -> Batch:
 
 
 def _time(methods: Mapping[str, Method], batch: Batch, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of the loss alone and of loss and backward; the first round warms up and is not counted."""
+    """Median seconds of the loss, and of loss and backward; the first round warms up and is not counted."""
     forward: dict[str, list[float]] = {label: [] for label in methods}
     both: dict[str, list[float]] = {label: [] for label in methods}
     for turn in range(repeats + 1):

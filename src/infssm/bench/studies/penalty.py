@@ -173,7 +173,7 @@ def _train(
 
 
 def _penalty(method: Method, x: Tensor) -> Tensor:
-    """The regularizer's term alone: the forward is run for its states."""
+    """Only the regularizer's term: the forward is run for its states."""
     classes = method.context.current.classes
     y = torch.full((len(x),), classes.start if classes else 0)
     terms = method.loss(Batch(x, y))

@@ -1,4 +1,4 @@
-"""What is searched: settings with a range or a list of values in the place of one."""
+"""The search space: settings with a range or a list of values instead of one value."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class Sweep:
     Args:
         source: what to start from: a config file, its values, or None for the main job's settings.
         overrides: settings, fixed or with a range or list of values (see :func:`parse_space`).
-        seeds: of the runs of every trial.
-        search_seed: of the proposals.
+        seeds: seeds of the runs of every trial.
+        search_seed: seed of the proposals.
         out: folder under which the search has a folder of its own, which other processes join by the same call.
         data_root: folder that holds the data.
     """
@@ -94,12 +94,12 @@ class Sweep:
 
     @cached_property
     def measure(self) -> Quantity:
-        """What is searched for: accuracy, or bits of language, of which fewer are better."""
+        """The objective: accuracy, or bits of language, for which lower is better."""
         stream = load_stream(self.first_trial()[0].config)
         return score_of(stream).quantity(stream)
 
     def first_trial(self) -> list[Experiment]:
-        """What the first trial would run; nothing is written."""
+        """The settings of the first trial; nothing is written."""
         params = propose(self.space, [], self._seed)
         assert params is not None
         return self._plan(overrides_of(self.space, params))

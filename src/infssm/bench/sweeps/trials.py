@@ -35,7 +35,7 @@ class Trial:
     """Settings that are tried, and what they gave.
 
     Attributes:
-        number: from 0.
+        number: number, from 0.
         params: value of each searched setting.
         state: ``stopped`` trials were worse than others on the way, or diverged.
         value: the objective, of a complete trial.
@@ -76,7 +76,7 @@ class Trials:
     def take(self, budget: int | None) -> Trial | None:
         """A trial to work on: one that was left behind, or a new one while there are fewer than ``budget``.
 
-        None where nothing is to be done: all are done, or others work on them.
+        None if nothing is to be done: all are done, or others work on them.
         """
         with locked(self.folder, wait=True):
             trials = self.all()
@@ -156,7 +156,7 @@ def hopeless(value: float, step: int, finished: Sequence[Trial], better: int = 1
 
 
 def propose(space: Space, trials: Sequence[Trial], seed: int, better: int = 1) -> dict[str, Any] | None:
-    """Settings for trial number ``len(trials)``, unlike all others; None where there are none left.
+    """Settings for trial number ``len(trials)``, unlike all others; None if none are left.
 
     The result depends on the seed and the trials alone, so a search that was interrupted proposes what it would have
     proposed. ``better`` is 1 where higher values are better, -1 where lower ones are.

@@ -230,7 +230,7 @@ class TableImages:
     """Images of a column of tables, one table after the other, decoded when asked for.
 
     Args:
-        tables: of the ``datasets`` library.
+        tables: tables of the ``datasets`` library.
         column: which holds images.
     """
 
@@ -243,7 +243,7 @@ class TableImages:
         return int(self._ends[-1])
 
     def pil(self, index: int, at_least: int | None = None) -> Image:  # noqa: ARG002 - the library decodes whole images
-        """Image ``index`` as an RGB PIL image; DataError where it cannot be read."""
+        """Image ``index`` as an RGB PIL image; DataError if it cannot be read."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         table = self._tables[number]
         try:
@@ -283,7 +283,7 @@ def load_hub(
         name: a name on the hub, or a folder written by ``save_to_disk``.
         image: column of images; the only one of that type unless given.
         label: column of class labels; likewise.
-        text: column of text, where there are no images.
+        text: column of text, if there are no images.
         domain: column whose values are domains; text without one has a single domain.
         length: tokens per sample of text.
         tokenizer: see :func:`~infssm.data.sets.text.text_folder`.

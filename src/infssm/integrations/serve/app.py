@@ -45,12 +45,12 @@ class LearnerInfo(BaseModel):
     previous: int = Field(description="The version that undo goes back to; 0 for none.")
     modality: str | None = Field(description="images, series or tokens; null before the first lesson.")
     classes: list[str]
-    history: list[Lesson] = Field(description="What was taught, oldest first.")
+    history: list[Lesson] = Field(description="The lessons, oldest first.")
     jobs: list[Job] = Field(description="Changes that run or wait.")
 
 
 class FilePrediction(BaseModel):
-    """What the learner says about one file."""
+    """The prediction for one file."""
 
     file: str
     label: str = Field(description="The most probable class.")
@@ -135,7 +135,7 @@ def create_app(
 
     @app.get("/api/learner")
     async def learner_info() -> LearnerInfo:
-        """What the learner knows, what was taught when, and which changes are in progress."""
+        """The classes, the history, and the changes in progress."""
         current = await refreshed()
         return LearnerInfo(
             name=Path(current.folder or "").resolve().name,
@@ -241,7 +241,7 @@ def _form(files: str, label: str | None = None) -> dict[str, Any]:
 
 
 def _html(name: str) -> HTMLResponse:
-    """A page of this package; it may run its own script and style alone, and load nothing."""
+    """A page of this package; it may use only its own script and style, and load nothing."""
     text = (Path(__file__).parent / name).read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
     policy += ["connect-src 'self'", "img-src 'self' blob: data:"]

@@ -59,7 +59,7 @@ _HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can be reached from this machine alone."""
+    """Whether a host name or address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -67,7 +67,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware that checks who asks and how much, and counts the bytes that arrive.
+    """ASGI middleware that checks the sender and size of requests, and counts the bytes that arrive.
 
     - ``Host`` must name this server. Otherwise a page of another site could point its own name at 127.0.0.1 after it
       was loaded and read the answers (DNS rebinding). An IP address is no name that anybody can point elsewhere.
@@ -94,7 +94,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, then pass it on."""
-        if scope["type"] != "http":  # "lifespan"; uvicorn is told not to speak WebSocket
+        if scope["type"] != "http":  # "lifespan"; WebSockets are disabled in uvicorn
             await self._app(scope, receive, send)
             return
 

@@ -59,7 +59,7 @@ class Service:
     def refreshed(self) -> Learner:
         """The current learner, opened again where another process has changed the folder.
 
-        A change of its own needs no look at the folder: while it runs, no other process can make one.
+        While it makes a change itself, it need not read the folder: while it runs, no other process can make one.
         """
         folder = self.learner.folder
         if folder is not None and not self.unfinished:

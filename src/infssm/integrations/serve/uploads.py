@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 
 def store(files: Sequence[UploadFile], folder: Path, modality: str | None, limits: Limits) -> list[Sample]:
-    """Store files as ``0.png``, ``1.jpg`` ... in a folder of their own; HTTPException where one is refused.
+    """Store files as ``0.png``, ``1.jpg`` ... in a folder of their own; HTTPException if one is refused.
 
     The ending follows from the contents. Archives are not accepted, so nothing is ever unpacked, and neither is SVG.
     """
@@ -93,7 +93,7 @@ def _image_ending(path: Path, head: bytes, limits: Limits) -> str:
 
 
 def _sequence_ending(path: Path, head: bytes, limits: Limits) -> str:
-    """The ending of a sound (wav, flac) or of a series (npy, csv), each told by its first bytes."""
+    """The ending of a sound (wav, flac) or of a series (npy, csv), recognized by its first bytes."""
     sound = ".wav" if head.startswith((b"RIFF", b"RIFX")) else ".flac" if head.startswith(b"fLaC") else None
     if sound is None:
         if head.startswith(b"\x93NUMPY"):

@@ -42,7 +42,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, values: Any) -> Any:
-        """Read a section that is written as its name alone: ``model: vim_nano``."""
+        """Read a section that is given only by its name: ``model: vim_nano``."""
         return {"name": values} if isinstance(values, str) and "name" in cls.model_fields else values
 
 
@@ -93,7 +93,7 @@ class DataConfig(Section):
     val_transform: Literal["eval", "train"] = "eval"
     """transform of validation images; the release uses 'train' for CIFAR-100 and CUB"""
     evaluate: Literal["test", "val"] = "test"
-    """images that accuracies are measured on after each task; 'val': validation images, so that no test image is used
+    """images on which accuracy is measured after each task; 'val': validation images, so that no test image is used
     (what `infssm sweep` does)"""
     skip_unreadable: bool = False
     """leave out image files that cannot be read; false: list them and stop"""
@@ -103,9 +103,9 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _fits_online(self) -> DataConfig:
         if self.blur and not self.online:
-            raise ValueError("blur mixes the tasks of a stream without told boundaries: set online=true, too")
+            raise ValueError("blur needs a stream without task boundaries: also set online=true")
         if self.online and self.shots is not None:
-            raise ValueError("shots counts samples of the tasks after the first, which an online stream does not tell")
+            raise ValueError("shots counts samples per task after the first, but an online stream has no tasks")
         return self
 
     @model_validator(mode="before")
@@ -207,7 +207,7 @@ class TrainConfig(Section):
     devices: int = Field(default=1, ge=1, le=4096)
     """processes, one device each; under torchrun its world size decides"""
     threads: int | None = Field(default=None, ge=1, le=4096)
-    """CPU threads per process; null: 1 for models called ..._nano, else torch's choice. Decided before the run is
+    """CPU threads per process; null: 1 for models named ..._nano, else torch's choice. Decided before the run is
     hashed, and stored"""
     num_workers: int | None = Field(default=None, ge=0, le=1024, json_schema_extra=_FREE)
     """loader processes; null: one per core where images are read or transformed one by one; results do not depend on it

@@ -1,4 +1,4 @@
-"""From YAML, mappings and ``key=value`` overrides to a `RunConfig`, and back."""
+"""Convert YAML, mappings and ``key=value`` overrides to a `RunConfig`, and back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def load_config(
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` updated with ``changes``, mappings merged key by key.
 
-    A section given by its name alone (``method: ewc``) is a mapping with that ``name``; a new
+    A section given only by its name (``method: ewc``) is a mapping with that ``name``; a new
     ``method.name`` or ``model.name`` drops the options and weights of what it replaces. ``train.epochs`` alone
     holds for task 0 too.
     """

@@ -1,4 +1,4 @@
-"""What a configuration leaves open: chosen for the data, then decided before it is hashed and stored."""
+"""Fill in what a configuration leaves open, for the data and the machine, before it is hashed and stored."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def resolve(config: RunConfig) -> RunConfig:
     lora = any(getattr(option, "first_session", "all") == "lora" for option in options.values())
     if lora and task0 not in ("train", "own"):
         raise ConfigError(f"method.first_session=lora trains task 0, which train.task0={task0} replaces: leave it out")
-    if task0 == "train":  # by cross-entropy alone, unless the method needs a model of its own
+    if task0 == "train":  # only by cross-entropy, unless the method needs its own model
         plain = options.get("seq")
         full = getattr(plain, "mask", "current") == "full"  # trains the logits of later classes, in task 0 too
         own = (
@@ -172,7 +172,7 @@ def _later_rates(composition: Composition) -> dict[str, Any]:
 
 
 def _check_online(config: RunConfig) -> None:
-    """Raise for settings and methods that cannot work on one pass without told boundaries."""
+    """Raise for settings and methods that cannot work on one pass without task boundaries."""
     train = config.train
     wrong = {
         "train.epochs=1": train.epochs == 1 and train.task0_epochs in (None, 1),
@@ -186,8 +186,8 @@ def _check_online(config: RunConfig) -> None:
     if bad:
         known = ", ".join(name for name in list_methods() if all(c.online for c in parse_name(name).classes))
         raise ConfigError(
-            f"method {bad[0]!r} acts where a task begins or ends, and with data.online=true no such boundary is told; "
-            f"these need none: {known}"
+            f"method {bad[0]!r} acts where a task begins or ends, and data.online=true has no such boundaries; "
+            f"these methods need none: {known}"
         )
 
 

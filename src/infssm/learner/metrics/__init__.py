@@ -1,4 +1,4 @@
-"""What is measured, the accuracy matrix, the confusion of classes, and everything computed from them."""
+"""Measures, the accuracy matrix, the confusion of classes, and everything computed from them."""
 
 from infssm.learner.metrics.accuracies import (
     ACCURACY,

@@ -23,18 +23,18 @@ ForgettingRule = Literal["code", "paper"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What the cells of a matrix are.
+    """The measure in the cells of a matrix.
 
     Attributes:
         key: name in files.
         title: name in tables and plots.
-        unit: of values as they are shown.
-        change: unit of differences as they are shown.
+        unit: unit of displayed values.
+        change: unit of displayed differences.
         higher_is_better: the direction. Whatever ranks, selects, prunes or searches by a value uses
             this (or :attr:`sign` and :meth:`improves`) instead of assuming that higher is better.
-        scale: from a value to what is shown.
+        scale: factor from a value to the displayed one.
         digits: after the point.
-        top: largest possible value; None where there is none.
+        top: largest possible value; None if there is none.
     """
 
     key: str
@@ -194,7 +194,7 @@ class Summary:
     runs: int
 
     def format(self, *, scale: float = 100.0, digits: int = 2) -> str:
-        """``"53.21 ± 0.40"``, in percent by default; ``"-"`` where the measure is undefined."""
+        """``"53.21 ± 0.40"``, in percent by default; ``"-"`` if the measure is undefined."""
         if math.isnan(self.mean):
             return "-"
         mean = f"{self.mean * scale:.{digits}f}"
@@ -217,7 +217,7 @@ class Confusion:
 
     @classmethod
     def of(cls, counts: Sequence[Sequence[int]], classes: Sequence[str], task_sizes: Sequence[int]) -> Confusion:
-        """From counts over the classes seen so far, and the names and tasks of the whole stream."""
+        """Build from counts over the classes seen so far, and the names and tasks of the whole stream."""
         table = np.asarray(counts, dtype=np.int64)
         seen = len(table)
         ends = list(accumulate(task_sizes))

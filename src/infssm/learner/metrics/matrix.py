@@ -27,7 +27,7 @@ _VALUE = "class_incremental"
 _OTHERS = ("step", "task", "task_incremental", "samples", "num_tasks", "tokens")
 """Columns of the CSV; that of the values is called by the quantity, accuracy by :data:`_VALUE`."""
 _UNREADABLE = (LookupError, StopIteration, TypeError, ValueError, MemoryError, ConfigError, DataError, csv.Error)
-"""What reading damaged files raises."""
+"""Exceptions that reading damaged files raises."""
 
 
 class AccuracyMatrix(Accuracies):
@@ -116,7 +116,7 @@ class AccuracyMatrix(Accuracies):
 
     @property
     def bits_per_token(self) -> float:
-        """Of language: mean over the tasks of the bits per token after the last step; NaN where it is unknown."""
+        """For language: mean over the tasks of the bits per token after the last step; NaN if unknown."""
         if self.quantity == BITS_PER_TOKEN:
             return self.aa
         if not self.steps:

@@ -95,7 +95,7 @@ class RunDirectory:
         return os.path.lexists(self.path / layout.MARKER) or all((self.path / name).exists() for name in rest)
 
     def check_usable(self) -> None:
-        """Raise where a run in this folder would replace files that no run wrote."""
+        """Raise if a run in this folder would replace files that no run wrote."""
         if self.is_run:
             return
         try:
@@ -118,7 +118,7 @@ class RunDirectory:
             ) from error
 
     def lock(self) -> AbstractContextManager[None]:
-        """Be the only process that works in this directory, for as long as the context lasts."""
+        """Lock the directory: no other process works in it until the context ends."""
         return locked(self.path)
 
     def adopt(self) -> None:
@@ -218,7 +218,7 @@ class RunDirectory:
         return wanted
 
     def stream(self) -> dict[str, Any]:
-        """What the model has to know of its data, as plain values."""
+        """The facts about the data that the model needs, as plain values."""
         return self._json(layout.STREAM)
 
     def confusion(self) -> Confusion | None:
@@ -229,7 +229,7 @@ class RunDirectory:
         return self._parsed(layout.CONFUSION, lambda: Confusion.from_json(values))
 
     def names_per_task(self) -> list[tuple[str, ...]]:
-        """What each task is of, its classes or its domain; empty where that was not recorded."""
+        """The classes or the domain of each task; empty if not recorded."""
         if os.path.lexists(self.path / layout.STREAM) and (domains := self.stream().get("domains")):
             return [(str(domain),) for domain in domains]
         confusion = self.confusion()
@@ -342,7 +342,7 @@ _LAST = (layout.LAST, layout.RESULT)
 _OWN = (layout.MARKER, layout.CONFIG, layout.REPORT)
 """Not sent: they hold paths of this machine, and the receiver writes its own."""
 _UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError)
-"""What zipfile and json raise for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
+"""Exceptions of zipfile and json for damaged bytes; RuntimeError includes RecursionError and NotImplementedError."""
 
 
 def pack(run: RunDirectory, known: dict[str, str] | None = None) -> bytes:

@@ -113,7 +113,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a run directory; an empty one where there is none."""
+        """The manifest of a run directory; an empty one if there is none."""
         path = folder / MARKER
         try:
             now = os.stat(path)
@@ -164,7 +164,7 @@ def digest_of(content: bytes) -> str:
 def read_checked(path: Path) -> bytes:
     """Content of a file; inside a run directory it is compared with the checksum that the run stored.
 
-    Raises OSError where it cannot be read, DataError where it is not what the run wrote.
+    Raises OSError if it cannot be read, DataError if it is not what the run wrote.
     """
     content = path.read_bytes()
     for folder in (path.parent, path.parent.parent):
@@ -176,7 +176,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class InUseError(ConfigError):
-    """Another process works in the run directory."""
+    """The run directory is in use by another process."""
 
 
 @contextlib.contextmanager

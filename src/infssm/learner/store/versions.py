@@ -72,7 +72,7 @@ class Versions:
 
     @property
     def current(self) -> int:
-        """Number of the current version; 0 where there is none."""
+        """Number of the current version; 0 if there is none."""
         return int(self._pointer()["version"])
 
     def _pointer(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Versions:
         self.point_to(current)
 
     def content(self, number: int) -> dict[str, Any]:
-        """Everything of a version but its tensors, of which it has the digests."""
+        """Everything of a version except its tensors, for which it has digests."""
         path = self._path(number)
         try:
             values: dict[str, Any] = json.loads(path.read_text())
@@ -223,7 +223,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A state with digests in the place of tensors, which are added to ``tensors``."""
+    """A state with digests instead of tensors, which are added to ``tensors``."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu().contiguous()
         digest = _digest(tensor)

@@ -34,7 +34,7 @@ from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 
 
 class CLFDConfig(ReplayConfig):
-    """Options of :class:`CLFD`; the paper gives the buffer size alone."""
+    """Options of :class:`CLFD`; the paper gives only the buffer size."""
 
     capacity_factor: int = Field(
         4, ge=1, description="entries per image of buffer_size; a map of a quarter of the pixels (original: 4)"
@@ -51,7 +51,7 @@ class CLFDConfig(ReplayConfig):
 
 @register_method
 class CLFD(StreamReplay):
-    """Replays small frequency maps instead of images, and gives each class the features it shares least.
+    """Replays small frequency maps instead of images, and selects for each class the features it shares least.
 
     Cross-entropy of the stream, its features selected per class, plus cross-entropy of replayed maps.
 

@@ -33,7 +33,7 @@ class ERConfig(ReplayConfig):
 
 @register_method
 class ER(StreamReplay):
-    """Experience replay: every batch of new images is joined by some old ones from a small memory.
+    """Experience replay: adds some old images from a small memory to every batch of new ones.
 
     Cross-entropy over stream and replayed images in one batch.
 
@@ -97,7 +97,7 @@ class DERPlusPlusConfig(DERConfig):
 
 @register_method
 class DER(StreamReplay):
-    """Replays old images and asks for the outputs (logits) the model gave when it stored them.
+    """Replays old images with the outputs (logits) that the model gave when it stored them as targets.
 
     ``CE(stream) + alpha · MSE(logits now, logits stored)``, softmax over all classes.
 
@@ -139,7 +139,7 @@ class DER(StreamReplay):
 
 @register_method
 class DERPlusPlus(DER):
-    """DER, and the labels of a second handful of old images are learned again.
+    """DER, which also replays a second batch of old images with their labels.
 
     DER plus ``beta · CE`` of a second draw's labels.
 

@@ -1,4 +1,4 @@
-"""Frozen: learn features on the first task, then train the classifier alone. The baseline for holding features."""
+"""Frozen: learn features on the first task, then train only the classifier. The baseline for holding features."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from infssm.ssm import unwrap
 
 @register_method
 class Frozen(Seq):
-    """Trains all of the model on the first task and only its classifier on later ones: the features stay.
+    """Trains the whole model on the first task and only its classifier on later ones: the features stay.
 
-    With ``first_session=lora`` the first task trains LoRA pairs and the classifier alone (first-session adaptation).
+    With ``first_session=lora`` the first task trains only LoRA pairs and the classifier (first-session adaptation).
     """
 
     name = "frozen"
@@ -34,7 +34,7 @@ class Frozen(Seq):
         self.adapters = Adapters(context, config, self.name) if config.first_session == "lora" else None
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """From the second task on, gradients for the classifier alone; before that, as ``first_session`` says."""
+        """From the second task on, gradients only for the classifier; before that, as ``first_session`` says."""
         if self.adapters is not None and task.index == 0:
             loader = require_loader(loader, self.name, "chooses the directions it trains by the task's data")
             self.adapters.begin(self.adapters.moments(loader))

@@ -56,7 +56,7 @@ class Pair:
             self.B.grad = weight.grad @ self.A.T
 
     def put(self, a: Tensor, b: Tensor | None = None, start: Tensor | None = None) -> None:
-        """Begin with ``a: [r, in]``, and with a stored B and weight where training goes on."""
+        """Begin with ``a: [r, in]``, and with a stored B and weight if training continues."""
         weight = self.layer.weight
         self.A = a.to(weight)
         self.B.data = torch.zeros_like(self.B, device=weight.device) if b is None else b.to(weight)
@@ -115,7 +115,7 @@ class Adapters:
         train_only(unwrap(self.context.module), [pair.layer.weight for pair in self.pairs.values()])
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The optimizer trains B, without weight decay, in the place of the weights with pairs."""
+        """The optimizer trains B, without weight decay, instead of the weights with pairs."""
         self._offered = True
         if not self.active and self.context.task is not None:
             return groups
@@ -215,7 +215,7 @@ class InfLoRA(Seq):
         super().__init__(config, context)
         self.adapters = Adapters(context, config, self.name)
         self.memory: dict[str, Subspace] = {}
-        """What old tasks use of each layer's inputs."""
+        """The subspace of each layer's inputs that old tasks use."""
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
         """Choose the directions of the task's pairs."""
@@ -224,7 +224,7 @@ class InfLoRA(Seq):
             return
         if task.index > 0 and not self.memory:
             raise ConfigError(
-                f"{self.name} knows no inputs of the past: call method.end_task(task, loader) of the task before"
+                f"{self.name} has no inputs of earlier tasks: call method.end_task(task, loader) of the task before"
             )
         loader = require_loader(loader, self.name, "chooses the directions it trains by the task's data")
         moments = self.adapters.moments(loader)
@@ -233,7 +233,7 @@ class InfLoRA(Seq):
         self.adapters.begin(moments)
 
     def param_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The pairs in the place of their weights."""
+        """The pairs instead of their weights."""
         return self.adapters.param_groups(groups)
 
     def after_step(self) -> None:

@@ -27,7 +27,7 @@ from infssm.methods.replay.rehearsal import ReplayConfig, StreamReplay
 class Selection(NamedTuple):
     """Prompts chosen for each image: ``tokens: [b, N·length, d]``, ``indices: [b, N]``.
 
-    ``similarity: [b, N]`` of the query with the chosen keys; ``None`` where the indices were given.
+    ``similarity: [b, N]`` of the query with the chosen keys; ``None`` if the indices were given.
     """
 
     tokens: Tensor
@@ -136,7 +136,7 @@ class L2PRConfig(ReplayConfig):
 
 @register_method
 class L2PR(StreamReplay):
-    """Learning to prompt, with replay: extra input tokens, chosen per image from a learned pool, tell tasks apart.
+    """Learning to prompt, with replay: extra input tokens, chosen per image from a learned pool, distinguish tasks.
 
     ``CE - pull · mean over images of the sum of cos(query, chosen keys)``, with replay from the second task on.
 

@@ -151,7 +151,7 @@ class LUCIR(Replay):
 
     @classmethod
     def prepare(cls, config: LUCIRConfig, context: Context) -> nn.Module:  # noqa: ARG003
-        """Put a cosine classifier with one block per task in the place of the model's own."""
+        """Replace the model's classifier by a cosine classifier with one block per task."""
         place, like = find_classifier(context.module), next(context.module.parameters())
         classifier = CosineClassifier(place.in_features, context.sizes(cls.name))
         place.replace(classifier.to(like.device, like.dtype))

@@ -110,7 +110,7 @@ class NullspaceConfig(SeqConfig):
 
 @register_method
 class Nullspace(Seq):
-    """After task 0, trains x_proj, A_log, out_proj and the classifier alone, in the null space of old features.
+    """After task 0, trains only x_proj, A_log, out_proj and the classifier, in the null space of old features.
 
     For each matrix the second moment of what it is multiplied with is summed over the data of all tasks. Every step of
     the optimizer is projected, ``W ← W₀ + (W - W₀)P̃``, onto the directions in which that moment is small: those from
@@ -134,16 +134,16 @@ class Nullspace(Seq):
         self.moments: dict[str, Tensor] = {}
         """Second moments by name, summed over all tasks so far: float64 ``[D, D]``."""
         self.projections: dict[str, Tensor] = {}
-        """What steps are multiplied by, by name of the moment that it follows from."""
+        """The factors of steps, by name of the moment that they are computed from."""
         self._before: dict[Tensor, Tensor] = {}
         for parameter in {matrix.parameter for matrix in self.matrices}:
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """From the second task on, gradients for the projected matrices and the classifier alone."""
+        """From the second task on, gradients only for the projected matrices and the classifier."""
         if task.index > 0 and not self.moments:
             raise ConfigError(
-                f"{self.name} knows no features of the past: call method.end_task(task, loader) of the task before"
+                f"{self.name} has no features of earlier tasks: call method.end_task(task, loader) of the task before"
             )
         self._freeze(task)
 
@@ -208,7 +208,7 @@ class Nullspace(Seq):
 
 
 def projection(moment: Tensor, kind: Projection, eta: float) -> Tensor:
-    """What steps are multiplied by, ``[D, D]``, where features have the second ``moment: [D, D]``."""
+    """The factor of steps, ``[D, D]``, for features with the second ``moment: [D, D]``."""
     eigenvalues, vectors = torch.linalg.eigh(moment)  # ascending; of a second moment they are its singular values
     null: Tensor = vectors.flip(1)[:, elbow(eigenvalues.flip(0).clamp(min=0)) :]
     share = (

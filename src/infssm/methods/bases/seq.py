@@ -22,7 +22,7 @@ class SeqConfig(ComponentConfig):
 
 @register_method
 class Seq(Base):
-    """Plain training on one task after another, nothing held: what forgets, and the base of every regularizer."""
+    """Plain training on one task after another, which forgets; the base of every regularizer."""
 
     name = "seq"
     online = True
@@ -44,7 +44,7 @@ class Seq(Base):
 
 @register_method
 class Joint(Seq):
-    """Trains on the data of all tasks so far at once: what a learner that may keep everything reaches."""
+    """Trains on the data of all tasks so far at once: the upper bound, which keeps all data."""
 
     name = "joint"
     online = False

@@ -17,7 +17,7 @@ from infssm.models.features import find_classifier, require
 
 
 class WrappedBackbone(nn.Module):
-    """What CLFD's and L2P's modules share: the steps of the backbone and the place of its classifier.
+    """Base of CLFD's and L2P's modules: the steps of the backbone and the place of its classifier.
 
     Subclasses compute features their own way and give them to :meth:`classify`. By the rule of
     :mod:`infssm.models.features` these are the features that heads are fitted to, and a head that stands in the
@@ -82,7 +82,7 @@ class Encoded(NamedTuple):
 class FrequencyEncoder(nn.Module):
     """Three maps of half the image size: of the low band, of all bands, and of the high bands.
 
-    A backbone of one input channel gets the map of all bands alone. The weights of the low band start at 1/(2c), which
+    A backbone of one input channel gets only the map of all bands. The weights of the low band start at 1/(2c), which
     makes a grey image of it, so that a pre-trained backbone is given input it knows.
     """
 

@@ -1,1 +1,1 @@
-"""What every method is made of: the contract, the context, building by name, the training step."""
+"""The core of every method: contract, context, building by name, training step."""

@@ -1,4 +1,4 @@
-"""From a name such as ``er+inf-ssm`` and flat or dotted options to a :class:`Method`."""
+"""Build a :class:`Method` from a name such as ``er+inf-ssm`` and flat or dotted options."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Composition(NamedTuple):
 
 @cache
 def parse_name(name: str) -> Composition:
-    """What a name stands for, regularizers sorted; no base means ``seq``, no head ``linear``."""
+    """The components of a name, regularizers sorted; no base means ``seq``, no head ``linear``."""
     classes = [components[part] for part in split_name(name)]
     if len({c.name for c in classes}) < len(classes):
         raise ConfigError(f"{name!r} names a method twice")
@@ -208,7 +208,7 @@ def check_suits(name: str, data_kind: str, *, domains: bool) -> None:
 
 
 def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Method:
-    """Hold ``model`` to what it knew, in your own training loop.
+    """Attach a method against forgetting to ``model``, for your own training loop.
 
     ```python
     method = infssm.attach(model, "inf-ssm-exact")
@@ -224,16 +224,16 @@ def attach(model: nn.Module, name: str = "inf-ssm-exact", **options: Any) -> Met
     are the fields of the method's components: ``weight=1e3``, ``layers=12``; where several components share a field
     name, prefix it with the component: ``**{"ewc.weight": 1e3, "lwf-ac": {"weight": 1e4}}``.
 
-    A mapping of keyword arguments may stand for ``x`` in ``penalty``. Methods that measure on data need a loader:
-    ``end_task(task, loader)``. To go on in the middle of a task, build the same method on the restored model and call
-    ``load_state_dict`` in the place of ``begin_task``.
+    ``x`` of ``penalty`` may be a mapping of keyword arguments. Methods that measure on data need a loader:
+    ``end_task(task, loader)``. To continue within a task, build the same method on the restored model and call
+    ``load_state_dict`` instead of ``begin_task``.
     """
     composition = parse_name(name)
     if not all("images" in component.supported_data for component in composition.classes):
         options.setdefault("data_kind", "language")
     if composition.base.joint:
         raise ConfigError(
-            f"{name!r} trains on the data of all tasks at once, so in a loop of your own there is nothing to attach: "
+            f"{name!r} trains on the data of all tasks at once, so there is nothing to attach in your own loop: "
             "train on all data without a method, or let infssm.run do it with method=joint"
         )
     method = build_method(model, name, own_loop=True, **options)

@@ -1,4 +1,4 @@
-"""What the components of one method share, and how the old model is compared with the new."""
+"""The context that the components of one method share, and the comparison of old and new model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infssm.methods.core.tasks import Input, TaskInfo
 from infssm.ssm import Observation, OldModel, Recorder, logits_of
 
 ImageTransform = Callable[[Tensor, torch.Generator], Tensor]
-"""From raw images ``[b, c, h, w]`` uint8 to model input ``[b, c, h', w']`` float, random numbers from the generator."""
+"""Maps raw images ``[b, c, h, w]`` uint8 to model input ``[b, c, h', w']`` float, random numbers from the generator."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Transforms:
 
 
 class ModelPair(NamedTuple):
-    """What the old and the new model computed for the same rows, as far as the regularizers ask for it.
+    """Outputs of the old and the new model for the same rows, as far as the regularizers need them.
 
     Each has ``states``, one entry per layer and scan direction, ``features`` and ``logits``, ``[b, ...]`` (of language
     models per token, ``[b, tokens, ...]``). ``mask: [b, tokens]`` is the input's ``attention_mask`` or ``mask``, if it
@@ -48,7 +48,7 @@ class ModelPair(NamedTuple):
     order: Tensor | None = None
     """A random order of the rows, drawn where a regularizer compares a fraction of them."""
     batch_size: int = 0
-    """Rows of the whole batch, of which this pair may hold a part."""
+    """Number of rows of the whole batch; this pair may hold only some of them."""
 
     def subset(self, fraction: float) -> ModelPair:
         """A fraction of the batch's rows, drawn at random; a smaller fraction's are among those of a larger one."""
@@ -59,33 +59,33 @@ class ModelPair(NamedTuple):
 
 
 NOTHING = ModelPair(Observation([]), Observation([]))
-"""What a regularizer is given that compares neither states, nor features, nor logits."""
+"""The input of a regularizer that compares neither states, nor features, nor logits."""
 
 
 class _Observed(NamedTuple):
-    """What one forward of the new model recorded, and the call that repeats it with the old model."""
+    """The records of one forward of the new model, and the call that repeats it with the old model."""
 
     new: Observation
     x: Input
     kwargs: Mapping[str, Any]
     known: Tensor | None = None
-    """The old model's logits, where they are known and nothing else is compared."""
+    """The old model's logits, if they are known and nothing else is compared."""
 
 
 class Context:
-    """What the components of one method share: the module, what is known of the stream, and where training stands.
+    """The shared state of the components of one method: the module, the stream, and the progress of training.
 
     What is known of the stream is fixed when the method is built. ``task``, ``old`` and ``batch_size`` say where
-    training stands: components read them, and the methods of this class alone write them.
+    training stands: components read them, and only the methods of this class write them.
 
     Args:
         module: the model; once the base has prepared it, the module to train.
-        num_classes: of the whole stream, where known.
-        num_tasks: of the stream, where known.
-        task_sizes: classes of each task, where they are known beforehand; tasks may be unequal.
+        num_classes: number of classes of the whole stream, if known.
+        num_tasks: number of tasks of the stream, if known.
+        task_sizes: classes of each task, if they are known beforehand; tasks may be unequal.
         modality: the kind of data that the samples are.
         seed: of the run; what components draw at random follows from it, alike on all processes.
-        transforms: from stored raw images to model input.
+        transforms: map stored raw images to model input.
         states_options: how states are read; the options of :class:`infssm.ssm.Recorder`.
         own_loop: a user's own loop runs the model, so recording is on for the whole task.
     """
@@ -95,12 +95,12 @@ class Context:
     task: TaskInfo | None = None
     """The task in training, or the last one; None before the first."""
     old: OldModel | None = None
-    """The frozen model of the end of the last task, where a component asks for one."""
+    """The frozen model of the end of the last task, if a component asks for one."""
     batch_size: int = 0
     """Samples of the current task in this step, on this process."""
     supply: Callable[[], tuple[Input, Tensor | None]] | None = None
-    """Model input on which old and new are compared in every step, where a component makes it, else the step's own;
-    and the old model's logits on it, where they are known and nothing else is compared."""
+    """Model input on which old and new are compared in every step, if a component makes it, else the step's own;
+    and the old model's logits on it, if they are known and nothing else is compared."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Context:
         return self.task
 
     def sizes(self, method: str) -> tuple[int, ...]:
-        """Number of classes of each task of the stream: as told beforehand, else equal shares."""
+        """Number of classes of each task of the stream: as given in advance, else equal shares."""
         if self.task_sizes is not None:
             return self.task_sizes
         if self.num_classes is None or self.num_tasks is None or self.num_classes % self.num_tasks:
@@ -158,7 +158,7 @@ class Context:
         return (self.num_classes // self.num_tasks,) * self.num_tasks
 
     def classes(self, method: str, task: TaskInfo | None = None) -> range:
-        """The classes of a task, by default the current one: told by the task itself, else its share of all classes."""
+        """The classes of a task, by default the current one: as the task says, else its share of all classes."""
         task = self.current if task is None else task
         if task.classes is not None:
             return task.classes
@@ -186,7 +186,7 @@ class Context:
             images = images.to(like.dtype) / 255
         return images.to(like.device, like.dtype)
 
-    # What the method tells the context while it trains.
+    # Called by the method while it trains.
 
     def record(self, *, states: bool, features: bool, logits: bool) -> None:
         """Record these of the module's forwards from the second task on: what the regularizers compare."""
@@ -196,7 +196,7 @@ class Context:
         self.compares_logits_alone = logits and not (states or features)
 
     def begin_task(self, task: TaskInfo, *, needs_old: bool) -> None:
-        """Start a task; the old model is copied where there is none yet, or where frozen weights have changed."""
+        """Start a task; the old model is copied if there is none yet, or if frozen weights have changed."""
         again = self.task is not None and self.task.index == task.index
         self.task = task
         if needs_old and task.index > 0:
@@ -326,9 +326,9 @@ class Context:
             )
 
     def compare(self, fractions: Collection[float] = (1.0,)) -> ModelPair:
-        """Repeat the observed forward with the old model; :data:`NOTHING` where there is no old model yet.
+        """Repeat the observed forward with the old model; :data:`NOTHING` if there is no old model yet.
 
-        Where all ``fractions`` are below 1 the old model runs on the rows of the largest alone.
+        Where all ``fractions`` are below 1 the old model runs only on the rows of the largest.
         """
         if self.old is None:
             return NOTHING

@@ -1,4 +1,4 @@
-"""What every continual-learning method is made of: one base, any number of regularizers, one head, one shared context.
+"""The parts of every continual-learning method: one base, any number of regularizers, one head, one shared context.
 
 A *base* forms the classification loss of a step (seq, er, lucir, ...). A *regularizer* adds terms that hold the new
 model to the old one (ewc, lwf-ac, inf-ssm, ...). A *head* turns features into logits (linear, ncm, ...; those that
@@ -51,7 +51,7 @@ class Stateful:
     saved: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to go on, made of tensors and plain values."""
+        """Everything that is needed to continue, as tensors and plain values."""
         return {name: _copied(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,9 +91,9 @@ class Component(Stateful):
     supports_domains: ClassVar[bool] = True
     """Whether tasks may be new domains of the same classes."""
     online: ClassVar[bool] = False
-    """Whether it works on a stream whose boundaries between tasks are not told: nothing happens where tasks meet."""
+    """Whether it works on a stream without task boundaries: nothing happens between tasks."""
     needs_total: ClassVar[str | None] = None
-    """Why it must know all classes before the first task; None where classes may be added at any time."""
+    """Why it must know all classes before the first task; None if classes may be added at any time."""
 
     def __init__(self, config: Any, context: Context) -> None:
         self.config = config
@@ -126,7 +126,7 @@ class Component(Stateful):
         return {}
 
     def warnings(self) -> list[str]:
-        """What a user should know before training with this configuration; shown by ``attach`` and ``infssm run``."""
+        """Notes for users before training with this configuration; shown by ``attach`` and ``infssm run``."""
         return []
 
 
@@ -138,7 +138,7 @@ class PairConfig(ComponentConfig):
         gt=0,
         le=1,
         description="part of each batch, drawn at random, on which old and new are compared; the old model runs on "
-        "those rows alone",
+        "those rows only",
     )
 
 
@@ -219,7 +219,7 @@ class Head(Component, ABC):
         """Discard all statistics: called at first, and before joint training presents the images of all tasks again."""
 
     def install(self) -> None:
-        """Put the fitted module in the place of the trained classifier."""
+        """Replace the trained classifier by the fitted module."""
 
     def withdraw(self) -> None:
         """Put the trained classifier back and discard the fitted module."""

@@ -51,7 +51,7 @@ class Features:
         self._context = context
         self._loader = loader
         self.old = context.old if old else None
-        """The model before the task, where its features are computed too."""
+        """The model before the task, if its features are computed too."""
         self._features = features if views is None else views
 
     def __iter__(self) -> Iterator[FeatureBatch]:
@@ -99,7 +99,7 @@ class FittedHead(Head):
         """
 
     def resize(self) -> None:
-        """Add classes without images where the statistics have fewer classes than the head."""
+        """Add classes without images if the statistics have fewer classes than the head."""
 
     def forget(self, label: int) -> None:
         """Remove a class from the statistics: the labels above move down by one.
@@ -109,7 +109,7 @@ class FittedHead(Head):
         raise ConfigError(f"{self.name} cannot forget class {label}: it has no way to remove one from its statistics")
 
     def leaving_out(self, features: Tensor, labels: Tensor) -> FittedHead:  # noqa: ARG002 - of heads that can
-        """A head fitted to the same images without the given ones; this head itself where it cannot remove images.
+        """A head fitted to the same images without the given ones; this head itself if it cannot remove images.
 
         ``features: [m, d]``, transformed, with ``labels: [m]``. This head does not change. Used for calibration: a head
         scores the images that it was fitted to too well.
@@ -145,7 +145,7 @@ class FittedHead(Head):
         check_views(config, context, cls.name)
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """Keep a copy of the model as it is before the first task, where that model is one of the views.
+        """Keep a copy of the model as it is before the first task, if that model is one of the views.
 
         A model that was trained elsewhere counts as the model after the first task; its earlier state is unknown.
         """
@@ -194,7 +194,7 @@ class FittedHead(Head):
     def fitted_module(self) -> nn.Module:
         """The module that was fitted last: features ``[b, d]`` to logits ``[b, K]``."""
         if self._fitted is None:
-            raise ConfigError(f"{self.name} was not fitted yet: end a task first")
+            raise ConfigError(f"{self.name} is not fitted yet: end a task first")
         return self._fitted
 
     @property
@@ -203,7 +203,7 @@ class FittedHead(Head):
         return self._trained is not None
 
     def install(self) -> None:
-        """Put the fitted module in the place of the trained classifier."""
+        """Replace the trained classifier by the fitted module."""
         if self._fitted is None or self.installed:
             return
         place = self.classifier

@@ -37,7 +37,7 @@ def train_step(
 
     Args:
         loss: the forward; run inside ``precision``, the context that decides its number format.
-        optimizer: of the parameters to move.
+        optimizer: optimizer of the parameters.
         backward: fills their gradients.
         before_update: gets the total and the terms while gradients can still be changed or refused.
         after_update: called after ``optimizer.step()`` (``Method.after_step``); it must not rely on ``.grad``, which a
@@ -96,7 +96,7 @@ def mean_over_states(
         values = difference(_stacked(old), _stacked(new)).unbind()
     else:
         values = tuple(map(difference, old, new))
-    # The mean of a batch of padding alone would be NaN.
+    # The mean of a batch that is all padding would be NaN.
     return torch.stack([value.mean() if value.numel() else value.sum() for value in values]).mean()
 
 

@@ -161,11 +161,11 @@ class Method:
         return {f"{c.name}.{key}": value for c in self.components for key, value in c.automatic_options().items()}
 
     def warnings(self) -> list[str]:
-        """What a user should know before training with these components on this model."""
+        """Notes for users before training with these components on this model."""
         return [text for component in self.components for text in component.warnings()]
 
     def state_dict(self) -> dict[str, Any]:
-        """With the module's own ``state_dict``, all that resuming needs."""
+        """Together with the module's ``state_dict``, everything that resuming needs."""
         return {
             "name": self.name,
             **self.context.state_dict(),
@@ -190,7 +190,7 @@ class Method:
         """Continue a method that was built for fewer classes or as many; outputs of new classes are as initialized.
 
         Args:
-            state: of that method, see :meth:`state_dict`.
+            state: state of that method, see :meth:`state_dict`.
             module: the ``state_dict`` of its module; a fitted head that stands in it is fitted again at the next end
                 of a task, so the classifier in training takes its place.
         """

@@ -50,7 +50,7 @@ def samples(loader: Loader, limit: int | None, device: torch.device) -> Iterator
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module, *, gradients: bool = False) -> Iterator[nn.Module]:
-    """Evaluation mode for the block, without gradients unless asked for; afterwards every submodule is as it was."""
+    """Evaluation mode for the block, without gradients unless requested; afterwards every submodule is as it was."""
     modes = [(child, child.training) for child in module.modules()]
     module.eval()
     try:
@@ -65,7 +65,7 @@ def evaluating(module: nn.Module, *, gradients: bool = False) -> Iterator[nn.Mod
 def capture(module: nn.Module, *, inputs: bool = False) -> Iterator[list[Any]]:
     """Collect what ``module`` returns (or its first argument) in the forwards of the block.
 
-    Works below any wrapper around the model (DDP, Fabric), whose forward gives logits alone.
+    Works below any wrapper around the model (DDP, Fabric), whose forward gives only logits.
     """
     seen: list[Any] = []
     if inputs:

@@ -1,4 +1,4 @@
-"""What methods are given: tasks, and the batches of their data."""
+"""The input of methods: tasks, and the batches of their data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infssm._batch import Batch
 from infssm.errors import ConfigError
 
 Input = Tensor | Mapping[str, Any]
-"""What a model is called with: one tensor ``[b, ...]``, or keyword arguments."""
+"""The input of a model: one tensor ``[b, ...]``, or keyword arguments."""
 
 
 class BatchLike(Protocol):

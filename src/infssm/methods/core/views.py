@@ -1,7 +1,7 @@
 """Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
-The mean of all tokens, the mirror image and the model as the first task left it cost no images of old tasks. Training
-does not change: the views are features for the fitted head alone, when it is fitted and when it classifies.
+The mean of all tokens, the mirror image and the model after the first task need no images of old tasks. Training
+does not change: the views are features only for the fitted head, when it is fitted and when it classifies.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FittedConfig(ComponentConfig):
     )
     first_model: bool = Field(
         False,
-        description="images: features are also those of the model as the first task left it, a frozen copy beside the "
-        "one that goes on learning; likelihoods of both are averaged (lda, gda)",
+        description="images: features are also those of the model after the first task, a frozen copy beside the "
+        "one that keeps learning; likelihoods of both are averaged (lda, gda)",
     )
     start_model: bool = Field(
         False,
@@ -72,7 +72,7 @@ class Views(nn.Module):
 
     @classmethod
     def of(cls, config: ComponentConfig) -> Views | None:
-        """The views that a head's options ask for; None where it uses the features of the trained classifier."""
+        """The views that a head's options ask for; None if it uses the features of the trained classifier."""
         if isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.keeps_model):
             return cls(config)
         return None
@@ -99,7 +99,7 @@ class Views(nn.Module):
         return torch.cat([pooled, features.mean(dim=1)], dim=1) if self.config.mean_token else pooled
 
     def keep(self, model: nn.Module) -> None:
-        """Keep a frozen copy of ``model`` beside the one that learns, where the options ask for one."""
+        """Keep a frozen copy of ``model`` beside the one that learns, if the options ask for one."""
         if self.config.keeps_model:
             self.first = copy.deepcopy(model)
             find_classifier(self.first).replace(nn.Identity())

@@ -1,4 +1,4 @@
-"""What fitted heads keep of a class: number, mean and covariance of its features, computed from sums, never an image.
+"""Statistics of a class that fitted heads keep: number, mean and covariance of its features, never an image.
 
 Memory: ``K · d`` numbers for the means and one triangle of ``d (d + 1) / 2`` for the covariance of each class that has
 images, all float64. 100 classes of width 96 take 3.6 MiB, of width 384 57 MiB.
@@ -28,8 +28,8 @@ class ClassStatistics:
         count: float64 [K] images of each class.
         mean: float64 [K, d].
         triangles: float64 [d (d + 1) / 2] for each class, the lower triangle of its covariance (divided by its number);
-            without elements where the class has no images. ``None`` where only the pooled covariance is kept.
-        shared: float64 [d, d], the pooled covariance, where it alone is kept.
+            without elements where the class has no images. ``None`` if only the pooled covariance is kept.
+        shared: float64 [d, d], the pooled covariance, if only this one is kept.
     """
 
     count: Tensor
@@ -82,7 +82,7 @@ class ClassStatistics:
                 triangles[label] = other
             elif count[label] == 0:
                 triangles[label] = own.new_empty(0)
-            elif count[label] == 1:  # removal leaves rounding errors in the place of 0, of either sign
+            elif count[label] == 1:  # removal leaves rounding errors instead of 0, of either sign
                 triangles[label] = torch.zeros_like(own)
             else:
                 spread = lower_triangle(torch.outer(gap[label], gap[label]))
@@ -94,7 +94,7 @@ class ClassStatistics:
         return self.merged(ClassStatistics(-images.count, images.mean, images.triangles, images.shared))
 
     def resized(self, num_classes: int) -> ClassStatistics:
-        """With classes without images behind, ``num_classes`` in all."""
+        """Append classes without images, up to ``num_classes`` in all."""
         more = num_classes - len(self.count)
         if more < 0:
             raise ConfigError(f"these are statistics of {len(self.count)} classes, and the head has {num_classes}")
@@ -108,7 +108,7 @@ class ClassStatistics:
         """Without a class: the labels above it move down by one."""
         if self.triangles is None:
             raise ConfigError(
-                "a class cannot be forgotten where only the covariance of all classes together is kept: their own "
+                "a class cannot be forgotten if only the shared covariance of all classes is kept: their own "
                 "covariances take more than 256 MiB. Use narrower features, or teach a new model the other classes"
             )
         stay = [k for k in range(len(self.count)) if k != label]
@@ -146,7 +146,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ClassStatistics:
-        """What :meth:`state_dict` returned."""
+        """Restore a :meth:`state_dict`."""
         count = state["count"]
         if "shared" in state:
             return cls(count, state["mean"], None, state["shared"])
@@ -163,7 +163,7 @@ class StatisticsSums:
         num_classes: K.
         width: d.
         per_class: keep a covariance per class; memory is allocated for the classes that have images.
-        device: of the sums.
+        device: device of the sums.
     """
 
     def __init__(self, num_classes: int, width: int, *, per_class: bool, device: torch.device | str = "cpu") -> None:
@@ -232,7 +232,7 @@ def shrunk(covariance: Tensor, alpha: float) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor of a symmetric ``matrix: [d, d]``; raises with advice where there is none."""
+    """Lower Cholesky factor of a symmetric ``matrix: [d, d]``; raises with advice if there is none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info) or not bool(torch.isfinite(factor).all()):
         raise ConfigError("the covariance of the features is singular or not finite: raise alpha, or lower train.lr")

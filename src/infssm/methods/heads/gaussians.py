@@ -85,7 +85,7 @@ class Mixtures(Gaussians):
         return self.member_distances(features).amin(dim=2)
 
     def member_distances(self, features: Tensor) -> Tensor:
-        """The same to each Gaussian of the class: ``[b, K, n]``, ``inf`` in the place of missing ones."""
+        """The same to each Gaussian of the class: ``[b, K, n]``, ``inf`` for missing ones."""
         return self._by_class(super().distances(features), torch.inf)
 
     def _by_class(self, values: Tensor, missing: float) -> Tensor:

@@ -35,7 +35,7 @@ class NearestMean(nn.Module):
 
 @register_method
 class NCM(StatisticalHead):
-    """Nearest class mean: the class whose mean feature points the same way as the image's.
+    """Nearest class mean: the class whose mean feature has the direction closest to the image's.
 
     Cosine of a feature with the mean of each class's normalised features.
 
@@ -47,7 +47,7 @@ class NCM(StatisticalHead):
     Module = NearestMean
 
     def transformed(self, features: Tensor) -> Tensor:
-        """Of unit length: ``[b, d]``."""
+        """Features of unit length: ``[b, d]``."""
         return F.normalize(features, dim=1)
 
     def fit(self) -> NearestMean:
@@ -60,7 +60,7 @@ class GaussianConfig(StatisticalConfig):
 
     prior: Literal["class", "task"] = Field(
         "class",
-        description="what is equally likely before an image is seen: every 'class', or every 'task', so that a class "
+        description="what is equally likely a priori: every 'class', or every 'task', so that a class "
         "of a small task counts for more than one of a large base; AA, a mean over tasks, asks for 'task'",
     )
     alpha: float = Field(

@@ -21,7 +21,7 @@ _SLACK = 1e-6
 
 @register_method
 class MDA(GDA):
-    """As gda, with one Gaussian of a class for every task that has images of it: for known classes in new domains.
+    """As gda, with one Gaussian per class and task that has images of it: for known classes in new domains.
 
     A class that sounds or looks different in every domain is no single Gaussian. Its score is the logarithm of the
     mixture of its Gaussians, each with the task's share of the class's images. The pooled covariance is that within
@@ -38,7 +38,7 @@ class MDA(GDA):
         """No statistics."""
         super().reset()
         self.tasks: list[list[ClassStatistics]] = []
-        """By task, of those that had images, and by model: what :attr:`statistics` are of all tasks together."""
+        """Like :attr:`statistics`, but separately for each task that had images, then by model."""
 
     def joined(self, kept: list[ClassStatistics], fresh: list[ClassStatistics]) -> list[ClassStatistics]:
         """See :class:`StatisticalHead`; the Gaussians of earlier tasks move as their classes do."""
@@ -53,7 +53,7 @@ class MDA(GDA):
         return super().joined(kept, fresh)
 
     def resize(self) -> None:
-        """Add classes without images where the statistics have fewer classes than the head."""
+        """Add classes without images if the statistics have fewer classes than the head."""
         super().resize()
         self.tasks = [[one.resized(self.num_classes) for one in task] for task in self.tasks]
 
@@ -75,7 +75,7 @@ class MDA(GDA):
         return Mixtures(found.mean, found.whiten, found.offset, members.view_as(counts).T.contiguous())
 
     def _stacked(self) -> list[ClassStatistics]:
-        """By model the statistics of all Gaussians, task by task: each in the place of a class."""
+        """By model the statistics of all Gaussians, task by task: each counts as a class."""
         return [_stacked(of_model) for of_model in zip(*self.tasks, strict=True)]
 
     def gaussians(self) -> Mixtures:
@@ -92,7 +92,7 @@ class MDA(GDA):
 
     @torch.no_grad()
     def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor:
-        """As of the other heads, to the nearest Gaussian of the class, which the image was most likely added to."""
+        """As in the other heads, to the nearest Gaussian of the class, to which the image was most likely added."""
         found = []
         numbers = self.gaussians().members.to(labels.device)[labels, self._tasks_of(features, labels).to(labels.device)]
         parts = features.to(self.context.device).chunk(self.num_models, dim=1)

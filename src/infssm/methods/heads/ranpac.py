@@ -52,7 +52,7 @@ class RandomFeatures(nn.Module):
 
 @register_method
 class RanPAC(StatisticalHead):
-    """Random ReLU features and ridge regression; exact for a backbone that stays, stale where it moves.
+    """Random ReLU features and ridge regression; exact for a frozen backbone, outdated for one that moves.
 
     Every fifth image of each class, counted over all tasks, is held out to select the ridge: the sums of the images to
     fit and of those held out are kept apart, and the ridge with the least error on all held-out images so far is chosen
@@ -132,7 +132,7 @@ class RanPAC(StatisticalHead):
         return F.relu(features.to(projection) @ projection).double()
 
     def fit(self) -> RandomFeatures:
-        """Ridge regression on all images, with a larger ridge where the Gram matrix is singular in float64."""
+        """Ridge regression on all images, with a larger ridge if the Gram matrix is singular in float64."""
         gram, cross = self.sums[0] + self.sums[2], self.sums[1] + self.sums[3]
         found = (ridge_classifier(gram, cross, ridge) for ridge in RIDGES if ridge >= self.ridge)
         weight = next(weight for weight in found if weight is not None)
@@ -140,17 +140,17 @@ class RanPAC(StatisticalHead):
         return RandomFeatures(self.projection(), weight, offset)
 
     def resize(self) -> None:
-        """Add classes without images where the statistics and sums have fewer classes than the head."""
+        """Add classes without images if the statistics and sums have fewer classes than the head."""
         super().resize()
         if self.sums:
             more = self.num_classes - self.sums[1].shape[1]
             self.sums = [part if index % 2 == 0 else F.pad(part, (0, more)) for index, part in enumerate(self.sums)]
 
     def forget(self, label: int) -> None:  # noqa: ARG002 - no class can be
-        """Refused: what one class added to the Gram matrix cannot be told from what the others did."""
+        """Refused: what one class added to the Gram matrix cannot be separated from what the others added."""
         raise ConfigError(
             "ranpac keeps one Gram matrix of the images of all classes, from which no class can be removed: use gda, "
-            "lda or ncm where classes are to be forgotten, or teach a new model the other classes"
+            "lda or ncm to be able to forget classes, or teach a new model the other classes"
         )
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ def ridge_errors(
 
 
 def ridge_classifier(gram: Tensor, cross: Tensor, ridge: float) -> Tensor | None:
-    """``(G + λI)⁻¹Q`` transposed, ``[K, M]``; ``None`` where G + λI is singular in float64.
+    """``(G + λI)⁻¹Q`` transposed, ``[K, M]``; ``None`` if G + λI is singular in float64.
 
     gram: [M, M], cross: [M, K].
     """

@@ -81,7 +81,7 @@ class MeanDrift:
 
 
 LARGE = 2**26
-"""Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep the pooled one alone."""
+"""Elements of class covariances (256 MiB as float64 triangles) beyond which heads keep only the pooled one."""
 _ALPHA = 0.001
 """Share of the identity in the covariance by which heads without a Gaussian of their own measure distances."""
 
@@ -173,7 +173,7 @@ class StatisticalHead(FittedHead):
         ]
 
     def resize(self) -> None:
-        """Add classes without images where the statistics have fewer classes than the head."""
+        """Add classes without images if the statistics have fewer classes than the head."""
         self.statistics = [statistics.resized(self.num_classes) for statistics in self.statistics]
         if self.statistics:
             self.task_of = [*self.task_of, *[-1] * (self.num_classes - len(self.task_of))]
@@ -187,7 +187,7 @@ class StatisticalHead(FittedHead):
         self.drift_maps, self._gaussians = [], None
 
     def gaussians(self) -> Gaussians:
-        """What distances are measured with: here the covariance that all classes share."""
+        """The metric of the distances: here the covariance that all classes share."""
         if self._gaussians is None:
             alpha = getattr(self.config, "alpha", _ALPHA)
             found = average_over_models(self.statistics, alpha, beta=1)
@@ -224,7 +224,7 @@ class StatisticalHead(FittedHead):
         return other
 
     def statistics_of(self, features: Tensor, labels: Tensor) -> list[ClassStatistics]:
-        """By model the statistics of transformed ``features: [m, d]`` with ``labels: [m]``, of this process alone."""
+        """By model the statistics of transformed ``features: [m, d]`` with ``labels: [m]``, of this process only."""
         sums, device = self._sums(), self.context.device
         for one, part in zip(sums, features.double().to(device).chunk(self.num_models, dim=1), strict=True):
             one.add(part, labels.to(device))

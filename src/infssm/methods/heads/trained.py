@@ -27,7 +27,7 @@ class Linear(Head):
 
 
 class CosineClassifier(nn.Module):
-    """Scores ``scale · cos(feature, w_c)`` without bias; class weights stand in blocks that can be trained alone."""
+    """Scores ``scale · cos(feature, w_c)`` without bias; class weights stand in separately trainable blocks."""
 
     def __init__(
         self, num_features: int, blocks: Sequence[int], *, scale: float = 1.0, learn_scale: bool = True
@@ -55,7 +55,7 @@ class CosineClassifier(nn.Module):
         self.weights[block].uniform_(-bound, bound)
 
     def train_block(self, block: int) -> None:
-        """Give gradients to one block's weights alone."""
+        """Give gradients only to one block's weights."""
         for index, weights in enumerate(self.weights):
             weights.requires_grad_(index == block)
 
@@ -72,13 +72,13 @@ class CosineClassifier(nn.Module):
 class CosineConfig(ComponentConfig):
     """Options of :class:`Cosine`."""
 
-    scale: float = Field(10.0, gt=0, description="what cosines are multiplied by, at the start where it is learned")
+    scale: float = Field(10.0, gt=0, description="factor on the cosines; its initial value if it is learned")
     learn_scale: bool = Field(True, description="train the scale with the weights (LUCIR), or keep it")
 
 
 @register_method
 class Cosine(Head):
-    """Compares features with one direction per class by angle alone, so that no class wins by longer weights.
+    """Compares features with one direction per class by angle only, so that no class wins by longer weights.
 
     Starts from the directions of the model's own classifier, so a model that was trained before keeps its classes.
 
@@ -91,7 +91,7 @@ class Cosine(Head):
     @classmethod
     @torch.no_grad()
     def prepare(cls, config: CosineConfig, context: Context) -> None:
-        """Put a cosine classifier in the place of the model's own."""
+        """Replace the model's classifier by a cosine classifier."""
         place, like = find_classifier(unwrap(context.module)), next(context.module.parameters())
         own = getattr(place.module, "weight", None)
         classifier = CosineClassifier(

@@ -92,7 +92,7 @@ class AutoWeighted(Regularizer):
             self.weight, self.level = SHARE * math.sqrt(loss / own), level / count
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002
-        """Warn where a whole task was too short to be measured, so that nothing was held in it."""
+        """Warn if a whole task was too short to be measured, so that nothing was held in it."""
         first = self.config.measure_at
         if self.auto and task.index > 0 and 0 < self.steps < first and not self.weight:
             warnings.warn(

@@ -64,7 +64,7 @@ class EFC(Regularizer):
         """Check that the matrix of the last task was measured."""
         if task.index > 0 and self.matrix is None:
             raise ConfigError(
-                f"{self.name} has no feature matrix of the past: call method.end_task(task, loader) of the task before"
+                f"{self.name} has no feature matrix of old tasks: call method.end_task(task, loader) for the last one"
             )
 
     def penalty(self, pair: ModelPair) -> Terms:

@@ -40,13 +40,13 @@ class InfSSMConfig(PairConfig):
     weight: float = Field(1e6, ge=0, description="λ of the paper, Tables 12-19")
     equality: Literal["token", "tensor", "off"] = Field(
         "token",
-        description="where equal systems count as distance 0: per token (paper), per layer (released code), never",
+        description="when equal systems count as distance 0: per token (paper), per layer (released code), never",
     )
 
 
 @register_method
 class InfSSM(Regularizer):
-    """The paper's method: holds what each state space layer can ever output, by a simplified distance. To reproduce.
+    """The paper's method: holds what each state space layer can output, by a simplified distance. To reproduce.
 
     ``λ · mean(1 - cos²θ)``: the simplified distance between the observability subspaces of old and new.
 
@@ -126,7 +126,7 @@ class InfSSMExactConfig(PairConfig):
         description="a kind, or a weighted sum such as 'martin+0.1*c'; a, b, c are squared differences of states",
     )
     weight: float | Literal["auto"] = Field(
-        "auto", description="a number, or 'auto': the penalty's gradient a fifth as long as the loss's in this task"
+        "auto", description="a number, or 'auto': the penalty's gradient has a fifth of the norm of the loss's"
     )
     measure_at: int = Field(
         16, gt=0, description="step of a task at which 'auto' measures first; then at twice, four times, ... that"
@@ -152,7 +152,7 @@ class InfSSMExactConfig(PairConfig):
 
 @register_method
 class InfSSMExact(AutoWeighted):
-    """Holds what each state space layer can ever output, by an exact distance; measures its own weight. Recommended.
+    """Holds what each state space layer can output, by an exact distance; sets its weight automatically. Recommended.
 
     ``weight · mean(distance)`` with any distance of ``infssm list distances`` or a weighted sum of them.
 

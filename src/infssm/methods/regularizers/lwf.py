@@ -100,7 +100,7 @@ def mean_over_tokens(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None or mask.shape != values.shape:
         return values.mean()
     kept = mask.to(values.dtype)
-    return (values * kept).sum() / kept.sum().clamp(min=1)  # a batch of padding alone gives 0, not NaN
+    return (values * kept).sum() / kept.sum().clamp(min=1)  # a batch that is all padding gives 0, not NaN
 
 
 class LwFACConfig(PairConfig):

@@ -1,4 +1,4 @@
-"""What ewc, mas, si and ucl share: the parameters that form states, and a quadratic penalty on them."""
+"""Base of ewc, mas, si and ucl: the parameters that form states, and a quadratic penalty on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ParameterSet:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of which the set holds rows, each once."""
+        """The parameters that the set holds rows of, each once."""
         return {member.name: member.parameter for member in self.members}
 
     def take(self, tensors: Mapping[str, Tensor]) -> Values:
@@ -167,7 +167,7 @@ class MeasuredRegularizer(QuadraticRegularizer):
         super().begin_task(task, loader)
         if task.index > 0 and self.importance is None:
             raise ConfigError(
-                f"{self.name} has no {self.importances} of the past: call method.end_task(task, loader) of the task "
+                f"{self.name} has no {self.importances} of old tasks: call method.end_task(task, loader) of the task "
                 "before first"
             )
 

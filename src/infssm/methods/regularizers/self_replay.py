@@ -28,9 +28,9 @@ class SelfReplayConfig(ComponentConfig):
     weight: float = Field(
         2.0, ge=0, description="on KL(old ‖ new) per generated token; 0 leaves them to the other regularizers"
     )
-    sequences: int = Field(768, gt=0, description="sequences that the old model generates when a task begins")
-    replay_batch: int = Field(16, gt=0, description="of them in every step, drawn at random")
-    length: int = Field(128, ge=2, description="tokens of a sequence; best as many as those of the data have")
+    sequences: int = Field(768, gt=0, description="number of sequences that the old model generates when a task begins")
+    replay_batch: int = Field(16, gt=0, description="generated sequences in every step, drawn at random")
+    length: int = Field(128, ge=2, description="tokens per sequence; best the length of those in the data")
     cache: int = Field(
         256,
         ge=0,
@@ -41,7 +41,7 @@ class SelfReplayConfig(ComponentConfig):
     prefixes: list[list[int]] | None = Field(
         None,
         min_length=1,
-        description="token ids that equal shares of the sequences begin with, such as a prompt for each old domain; "
+        description="token ids with which equal shares of the sequences begin, such as a prompt for each old domain; "
         "null: one random token",
     )
 
@@ -59,12 +59,12 @@ class SelfReplayConfig(ComponentConfig):
 
 @register_method
 class SelfReplay(Regularizer):
-    """A language model rehearses what it generates itself: the old model's own text holds the old domains. No old data.
+    """A language model rehearses text that it generates: the old model's own text holds the old domains. No old data.
 
     ``weight · mean KL(softmax(old) ‖ softmax(new))`` over the tokens of ``replay_batch`` sequences in every step, of
     ``sequences`` that the old model generates when a task begins, from random first tokens or from ``prefixes``. Its
     logits on them are computed once, where they fit into ``cache``. The method's other regularizers compare old and
-    new model on these sequences, too, in the place of the new data.
+    new model on these sequences, too, instead of the new data.
 
     Paper: self-generated replay after arXiv:2605.26097, 2026
     """
@@ -82,9 +82,9 @@ class SelfReplay(Regularizer):
         if unknown := {token for prefix in config.prefixes or [] for token in prefix if not 0 <= token < known}:
             raise ConfigError(f"{self.name}.prefixes has {min(unknown)}, but the model's tokens are 0 to {known - 1}")
         self.sequences: Tensor | None = None
-        """What the old model generated for the current task, int32 ``[sequences, length]``; gone when it ends."""
+        """Sequences of the old model for the current task, int32 ``[sequences, length]``; gone when it ends."""
         self.logits: Tensor | None = None
-        """The old model's on these sequences, float16 ``[sequences, length, vocabulary]``; None where not kept."""
+        """The old model's on these sequences, float16 ``[sequences, length, vocabulary]``; None if not kept."""
         # Away from the seeds of the context's and of replay buffers' draws.
         self.generator = torch.Generator().manual_seed(2**33 + context.seed)
         self.begun: int | None = None
@@ -126,7 +126,7 @@ class SelfReplay(Regularizer):
         self.sequences, self.logits = torch.cat(parts).to("cpu", torch.int32), None
 
     def draw(self) -> tuple[Input, Tensor | None]:
-        """This process's share of the step's sequences, as model input; the old model's logits, where they are kept."""
+        """This process's share of the step's sequences, as model input; the old model's logits, if they are kept."""
         if self.sequences is None:
             raise ConfigError(f"{self.name} has generated nothing yet: call begin_task(task) before the first step")
         world = this_share().world

@@ -31,7 +31,7 @@ class SIConfig(QuadraticConfig):
 
 @register_method
 class SI(QuadraticRegularizer):
-    """Synaptic intelligence: weights that lowered the loss on the way through old tasks are hard to move.
+    """Synaptic intelligence: weights whose changes lowered the loss on old tasks are hard to move.
 
     ``c Σ Ω (θ - θ*)²`` with ``Ω ← Ω + ω / ((θ - θ*)² + ξ)`` and ``ω ← ω + g · (θ_before - θ_after)`` per step.
     ``g`` is the gradient of the loss without this penalty. Other regularizers of a composed method count as loss.

@@ -127,7 +127,7 @@ class _Bias(NamedTuple):
 
 @register_method
 class UCL(Regularizer):
-    """Every unit learns how certain it is; certain units are held, uncertain ones may move.
+    """Every unit learns its uncertainty; certain units are held, uncertain ones may move.
 
     The three terms of uncertainty-regularized continual learning, over the batch size B.
     ``mean``: ``α/2 ‖Λ (μ - μ*)‖²`` with Λ the larger of the unit's and its input's strength ``σ_init/σ*``.

@@ -26,7 +26,7 @@ FIELDS: Mapping[str, torch.dtype] = {
     "length": torch.int64,
     "target": torch.float32,
 }
-"""What an entry may hold. ``image: [c, h, w]`` before augmentation, ``logits: [K]``, ``features: [...]``.
+"""The fields of an entry. ``image: [c, h, w]`` before augmentation, ``logits: [K]``, ``features: [...]``.
 
 Sequences, padded with zeros after their ``length``: ``series: [time, width]``, ``tokens: [time]``."""
 _TIMED = ("series", "tokens")

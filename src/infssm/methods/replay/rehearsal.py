@@ -1,4 +1,4 @@
-"""What the replay bases share: a buffer, and draws from it.
+"""Shared by the replay bases: a buffer, and draws from it.
 
 A step replays through one forward of the stream's and the buffer's images together: the backbones have no batch
 statistics, so this equals the separate forwards of other implementations.
@@ -147,5 +147,5 @@ class StreamReplay(Replay):
                 self.buffer.offer(**self.rows_of(batch))
 
     def rows_of(self, batch: BatchLike) -> dict[str, Tensor]:
-        """What the buffer stores of a batch that is not trained on."""
+        """The entries to store of a batch that is not trained on."""
         return self.context.modality.rows(batch, self.name)

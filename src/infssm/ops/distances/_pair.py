@@ -91,7 +91,7 @@ class Pair:
         return x.sum(0, keepdim=True) if self.order == 1 else x
 
     def sorted(self) -> Pair:
-        """With the poles of both systems reordered so that those of equal index are close, for what sees poles alone.
+        """With the poles of both systems reordered so that those of equal index are close, for formulas of poles only.
 
         No result depends on the order, but differences of near poles keep digits that those of far ones lose.
         """

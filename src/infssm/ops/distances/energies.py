@@ -33,7 +33,7 @@ def simplified(pair: Pair, *, equality: str = "token") -> Tensor:
     """The paper's distance ``1 - tr(G3 G4) / (tr G1 tr G2)``, written as eq. 20, which has no cancellation.
 
     equality: where the paper's special case (0 where old and new agree to rtol 1e-5, atol 1e-8) applies: "token"
-    (each leading index by itself), "tensor" (all or nothing, as in the authors' code) or "off".
+    (each leading index separately), "tensor" (all or nothing, as in the authors' code) or "off".
     """
     if equality not in ("token", "tensor", "off"):
         raise ConfigError(f"distance: equality must be 'token', 'tensor' or 'off', got {equality!r}")

@@ -1,4 +1,4 @@
-"""Distances between observability subspaces: functions of the poles alone (docs/reference/maths.md, section 4).
+"""Distances between observability subspaces: functions of the poles only (docs/reference/maths.md, section 4).
 
 For distinct poles and no zero in c the subspace is spanned by the sequences ``(1, a_i, a_i^2, ...)``. Repeated poles
 are the limit (``t a^(t-1)`` joins the span), which every formula here takes without a special case.

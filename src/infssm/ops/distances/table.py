@@ -1,4 +1,4 @@
-"""The table of distances: what each is called, sees and keeps, who computes it, and its formula in PyTorch.
+"""The table of distances: name, inputs, invariances, backends, and formula in PyTorch of each.
 
 The formula serves as the reference of the kernels and as the path of what they do not take (float64, complex poles,
 second derivatives). A formula with the decorator `kind` is a row; its ``backends`` name the kernels that serve it in

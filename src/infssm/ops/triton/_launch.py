@@ -1,4 +1,4 @@
-"""What the operators share: how the work is cut into programs, and the launch."""
+"""Shared by the operators: the division of the work into programs, and the launch."""
 
 from __future__ import annotations
 

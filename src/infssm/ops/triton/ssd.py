@@ -77,7 +77,7 @@ class _Launch:
 
 
 def forward(x: ScanInputs, y: Tensor, plain: Tensor | None, saved: Tensor | None) -> None:
-    """Fill y, and y before skip and gate and the state before each chunk where they are asked for."""
+    """Fill y, and y before skip and gate and the state before each chunk if requested."""
     from infssm.ops.triton.kernels.ssd import outputs as kernel
 
     launch = _Launch(x)

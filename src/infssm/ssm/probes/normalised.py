@@ -18,7 +18,7 @@ from infssm.ssm.space import StateSpace
 
 
 def rwkv4_parameters(mixer: Any, which: str) -> list[StateRows]:
-    """Parameters that form the states; the output row is constant, so "AC-direct" has the decay alone."""
+    """Parameters that form the states; the output row is constant, so "AC-direct" has only the decay."""
     names = () if which == "AC-direct" else ("time_first", "time_mix_key", "key")
     return every_row(mixer, "time_decay", *names)
 

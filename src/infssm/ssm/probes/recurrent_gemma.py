@@ -16,7 +16,7 @@ from infssm.ssm.space import StateSpace
 
 
 def parameters(mixer: Any, which: str) -> list[StateRows]:
-    """Parameters that form the states; c is 1, so "AC-direct" has those of the transition alone."""
+    """Parameters that form the states; c is 1, so "AC-direct" has only those of the transition."""
     names = () if which == "AC-direct" else ("input_gate_weight", "input_gate_bias")
     return every_row(mixer, "recurrent_param", "recurrent_gate_weight", "recurrent_gate_bias", *names)
 

@@ -17,7 +17,7 @@ def place(tokens, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def tap(x, seq, step, token, tokens, channel, channels, k, REVERSE: tl.constexpr, WIDTH: tl.constexpr):
-    """What weight k multiplies: the token WIDTH - 1 - k before (REVERSE: after) each token, 0 outside the sequence."""
+    """The input of weight k: the token WIDTH - 1 - k before (REVERSE: after) each token, 0 outside the sequence."""
     source = token + (WIDTH - 1 - k) if REVERSE else token - (WIDTH - 1 - k)
     inside = (source >= 0) & (source < tokens) & (token < tokens)
     if seq is not None:

@@ -1,4 +1,4 @@
-"""Functions the kernels share, from exp and division alone: log1p, expm1 and tanh would lose small values."""
+"""Functions the kernels share, built only from exp and division: log1p, expm1 and tanh would lose small values."""
 
 import triton
 import triton.language as tl

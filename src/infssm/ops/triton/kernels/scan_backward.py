@@ -40,7 +40,7 @@ def backward(
     poles = tl.load(A + inner, mask=tile, other=0.0)
     skip = tl.load(D + channel, mask=keep, other=0.0) if D is not None else 0.0
     shift = tl.load(delta_bias + channel, mask=keep, other=0.0) if delta_bias is not None else 0.0
-    carry = tl.zeros((STATES, COLS), tl.float32)  # gradient of the state, on its way to earlier tokens
+    carry = tl.zeros((STATES, COLS), tl.float32)  # gradient of the state, passed on to earlier tokens
     if grad_last is not None:
         carry = tl.load(grad_last + own + inner, mask=tile, other=0.0)
     total_A = tl.zeros((STATES, COLS), tl.float32)
