@@ -49,6 +49,7 @@ class Joint(Base):
     name = "joint"
     supported_data = ALL_DATA
     joint = True
+    refuses_regularizers = "joint training sees all data at once, so there is nothing to regularize"
 
     def columns(self, task: TaskInfo) -> slice:
         """All seen classes."""

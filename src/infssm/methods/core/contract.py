@@ -183,6 +183,8 @@ class Base(Component, ABC):
     """Whether every task's data includes all earlier tasks' (upper bound)."""
     freezes: ClassVar[bool] = False
     """Whether the features stay as they are after the first task."""
+    refuses_regularizers: ClassVar[str | None] = None
+    """Why no regularizer goes with it; None where they do."""
     own_classifier: ClassVar[bool] = False
     """Whether :meth:`prepare` replaces the classifier that is trained, so that no other trained head fits."""
 
