@@ -67,14 +67,6 @@ class ClassLikelihood(nn.Module):
         return self._predict(self._encoder[0](inputs), labels)
 
     @torch.no_grad()
-    def begin_classes(self, known: Tensor) -> None:
-        """Let all classes but the ``known: [m]`` begin as the mean of these, which knows what samples are like."""
-        new = torch.ones(len(self.start), dtype=torch.bool, device=self.start.device)
-        new[known] = False
-        for rows in self.parameters():
-            rows[new] = rows[known].mean(dim=0)
-
-    @torch.no_grad()
     def generate(self, labels: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw a sample of each class in ``labels: [b]``: int64 ``[b, tokens]``."""
         encoder, drawn = self._encoder[0], list[Tensor]()
@@ -113,7 +105,6 @@ class GenerativeClassifier(Backbone):
     """
 
     supported_data = frozenset({"images", "series"})
-    head_kinds = (ClassLikelihood, nn.Identity)
 
     def __init__(
         self,
@@ -181,17 +172,12 @@ class GenerativeClassifier(Backbone):
         """The values as they are."""
         return features
 
-    def head_shape_differs(self, state: dict[str, Tensor]) -> bool:
-        """See `Backbone`."""
-        rows = state.get("head.start")
-        return rows is None or not isinstance(self.head, ClassLikelihood) or len(rows) != len(self.head.start)
-
     def no_weight_decay(self) -> set[str]:
         """See `Backbone`."""
         return {name for name, _ in self.named_parameters() if name.endswith("A_log")}
 
 
-_NANO = {"d_model": 64, "n_layer": 2}
+_NANO = {"d_model": 96, "n_layer": 3}
 
 
 @register_model("mamba_generative_nano")

@@ -88,18 +88,15 @@ class Generative(Base):
         return head
 
     def begin_task(self, task: TaskInfo, loader: Loader | None) -> None:
-        """Fit the range of values to the first task; before the others begin their classes, and generate the old."""
+        """Fit the range of values to the first task; generate before the others."""
         if task.index == 0:
             loader = require_loader(loader, self.name, "fits the range of its values to the first task's samples")
             self._fit_range(loader)
-        else:
+        elif self.config.weight > 0:
             block = task.past_classes
             if task.classes is None:
                 block = slice(0, self.context.classes(self.name, task).start)
-            known = torch.arange(self.model.num_classes, device=self.context.device)[block]
-            self.likelihood.begin_classes(known)
-            if self.config.weight > 0:
-                self._generate(known)
+            self._generate(torch.arange(self.model.num_classes)[block])
 
     def _fit_range(self, loader: Loader) -> None:
         device, model = self.context.device, self.model
@@ -112,11 +109,11 @@ class Generative(Base):
         labels = classes.repeat_interleave(self.config.samples)
         values, old = [], []
         with evaluating(self.model):
-            for part in torch.split(labels, _AT_ONCE):
+            for part in torch.split(labels.to(self.context.device), _AT_ONCE):
                 drawn = self.likelihood.generate(part, self.generator)
                 values.append(drawn.to("cpu", torch.int16))
                 old.append(self.likelihood.log_probs(drawn, part).half().cpu())
-        self.values, self.labels, self.old = torch.cat(values), labels.cpu(), torch.cat(old)
+        self.values, self.labels, self.old = torch.cat(values), labels, torch.cat(old)
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``nll`` and, where there is something to rehearse, ``replay``; both per value."""
