@@ -159,7 +159,7 @@ def test_every_base_with_every_regularizer_and_every_head(base: str, head: str, 
 @pytest.mark.parametrize("name", METHODS)
 def test_in_a_loop_of_ones_own_the_first_penalty_is_zero(name: str) -> None:
     method = start(name, own_loop=True)
-    method.begin_task(TASKS[0])
+    method.begin_task(TASKS[0], data(TASKS[0]))
     x = batch(TASKS[0], 0).x
     method.module(x)
     assert float(method.penalty(x)) == 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.models import GenerativeClassifier, create_model
@@ -56,8 +56,6 @@ def test_a_likelihood_is_that_of_the_recurrence_token_by_token() -> None:
         for token, level in enumerate(values[row].tolist()):
             vector = encoder.embedding.weight[token].clone()
             vector += head.start[label, 0] if token == 0 else head.last[label, values[row, token - 1]]
-            if token >= 3:
-                vector += head.above[label, values[row, token - 3]]
             out, states = encoder.advance(vector[None, None], states)
             scores = [float(out[0, 0] @ head.output[label, candidate]) for candidate in range(3)]
             total += scores[level] - math.log(sum(map(math.exp, scores)))
@@ -91,7 +89,6 @@ def test_images_become_rounded_means_pixel_by_pixel() -> None:
     expected = np.rint((means - means.min()) / (means.max() - means.min()) * 4)
     assert torch.equal(features(model, x), torch.from_numpy(expected))
     assert model.embed(9 + x).unique().tolist() == [4]  # beyond the range: the last level
-    assert model.row == 4
 
 
 def test_series_are_stretched_without_their_padding() -> None:
@@ -110,7 +107,7 @@ def test_a_class_more_leaves_the_others_as_they_are() -> None:
     model, x = tiny(), torch.rand(2, 1, 4, 4, dtype=torch.float64)
     more = tiny(num_classes=5)
     rows = {name for name in model.state_dict() if name.startswith("head.")}
-    assert rows == {"head.start", "head.last", "head.above", "head.output"}
+    assert rows == {"head.start", "head.last", "head.output"}
     with torch.no_grad():
         for name, tensor in more.state_dict().items():
             tensor[: len(model.state_dict()[name])].copy_(model.state_dict()[name]) if name in rows else (
@@ -122,3 +119,14 @@ def test_a_class_more_leaves_the_others_as_they_are() -> None:
 def test_a_token_has_two_values_at_least() -> None:
     with pytest.raises(ConfigError, match="levels=1"):
         create_model(NAMES[0], levels=1)
+
+
+def test_the_mixers_stay_when_the_classes_are_initialised_again() -> None:
+    model = tiny()
+    before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    model.reset_classifier(2)
+    assert model.num_classes == 2
+    assert model(torch.rand(3, 1, 4, 4, dtype=torch.float64)).shape == (3, 2)
+    assert all(torch.equal(value, before[name]) for name, value in model.backbone.state_dict().items())
+    model.reset_classifier(0)
+    assert isinstance(model.head, nn.Identity)

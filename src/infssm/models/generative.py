@@ -33,18 +33,15 @@ class ClassLikelihood(nn.Module):
         encoder: the stack of mixers, whose embedding is that of the positions; it belongs to the model.
         num_classes: number of classes.
         levels: number of values that a token can have.
-        row: tokens of a row. The token above, so many before, is an input as the last one is.
     """
 
-    def __init__(self, encoder: SequenceEncoder, num_classes: int, levels: int, row: int) -> None:
+    def __init__(self, encoder: SequenceEncoder, num_classes: int, levels: int) -> None:
         super().__init__()
         # In a tuple, so that its tensors are the model's alone: those in the classifier's place are the classes' rows.
         self._encoder = (encoder,)
-        self.row = row
         self.in_features, width = self._positions.shape
         self.start = nn.Parameter(0.02 * torch.randn(num_classes, 1, width))
         self.last = nn.Parameter(0.02 * torch.randn(num_classes, levels, width))
-        self.above = nn.Parameter(0.02 * torch.randn(num_classes, levels, width))
         self.output = nn.Parameter(0.02 * torch.randn(num_classes, levels, width))
 
     def forward(self, values: Tensor) -> Tensor:
@@ -62,8 +59,6 @@ class ClassLikelihood(nn.Module):
         """
         levels, classes = values.long(), labels[:, None]
         inputs = torch.cat((self.start[labels], self.last[classes, levels[:, :-1]]), dim=1) + self._positions
-        above = self.above[classes, levels[:, : -self.row]]
-        inputs = inputs + F.pad(above, (0, 0, self.row, 0))
         return self._predict(self._encoder[0](inputs), labels)
 
     @torch.no_grad()
@@ -71,9 +66,7 @@ class ClassLikelihood(nn.Module):
         """Draw a sample of each class in ``labels: [b]``: int64 ``[b, tokens]``."""
         encoder, drawn = self._encoder[0], list[Tensor]()
         states, inputs = encoder.initial_state(len(labels)), self.start[labels]
-        for token, position in enumerate(self._positions):
-            if token >= self.row:
-                inputs = inputs + self.above[labels, drawn[-self.row]][:, None]
+        for position in self._positions:
             features, states = encoder.advance(inputs + position, states)
             drawn.append(sample(self._predict(features, labels)[:, 0], 1.0, 1.0, generator))
             inputs = self.last[labels, drawn[-1]][:, None]
@@ -105,6 +98,7 @@ class GenerativeClassifier(Backbone):
     """
 
     supported_data = frozenset({"images", "series"})
+    head_kinds = (ClassLikelihood, nn.Identity)
 
     def __init__(
         self,
@@ -127,7 +121,6 @@ class GenerativeClassifier(Backbone):
             num_classes,
             levels,
         )
-        self.row = self.in_chans * self.grid[1]
         self.backbone = SequenceEncoder(mixer, vocab_size=self.num_features, **options)
         self.register_buffer("low", torch.tensor(-1.0))
         self.register_buffer("high", torch.tensor(1.0))
@@ -135,7 +128,7 @@ class GenerativeClassifier(Backbone):
 
     def make_head(self, num_classes: int) -> nn.Module:
         """A classifier with freshly initialised classes; the mixers are as they were."""
-        return ClassLikelihood(self.backbone, num_classes, self.levels, self.row) if num_classes else nn.Identity()
+        return ClassLikelihood(self.backbone, num_classes, self.levels) if num_classes else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **state: Any) -> Tensor:
         """Logits; ``mask: [batch, time]`` is False where series are padded."""
@@ -172,12 +165,17 @@ class GenerativeClassifier(Backbone):
         """The values as they are."""
         return features
 
+    def head_shape_differs(self, state: dict[str, Tensor]) -> bool:
+        """See `Backbone`."""
+        rows = state.get("head.start")
+        return rows is None or not isinstance(self.head, ClassLikelihood) or len(rows) != len(self.head.start)
+
     def no_weight_decay(self) -> set[str]:
         """See `Backbone`."""
         return {name for name, _ in self.named_parameters() if name.endswith("A_log")}
 
 
-_NANO = {"d_model": 96, "n_layer": 3}
+_NANO = {"d_model": 64, "n_layer": 2}
 
 
 @register_model("mamba_generative_nano")

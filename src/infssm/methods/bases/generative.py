@@ -96,7 +96,7 @@ class Generative(Base):
             block = task.past_classes
             if task.classes is None:
                 block = slice(0, self.context.classes(self.name, task).start)
-            self._generate(torch.arange(self.model.num_classes)[block])
+            self._generate(torch.arange(self.model.num_classes, device=self.context.device)[block])
 
     def _fit_range(self, loader: Loader) -> None:
         device, model = self.context.device, self.model
@@ -109,11 +109,11 @@ class Generative(Base):
         labels = classes.repeat_interleave(self.config.samples)
         values, old = [], []
         with evaluating(self.model):
-            for part in torch.split(labels.to(self.context.device), _AT_ONCE):
+            for part in torch.split(labels, _AT_ONCE):
                 drawn = self.likelihood.generate(part, self.generator)
                 values.append(drawn.to("cpu", torch.int16))
                 old.append(self.likelihood.log_probs(drawn, part).half().cpu())
-        self.values, self.labels, self.old = torch.cat(values), labels, torch.cat(old)
+        self.values, self.labels, self.old = torch.cat(values), labels.cpu(), torch.cat(old)
 
     def loss(self, batch: BatchLike) -> Terms:
         """The terms ``nll`` and, where there is something to rehearse, ``replay``; both per value."""
