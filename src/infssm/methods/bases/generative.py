@@ -57,11 +57,11 @@ class Generative(Base):
         # Away from the seeds of the context's and of replay buffers' draws.
         self.generator = torch.Generator().manual_seed(2**34 + context.seed)
         self.values: Tensor | None = None
-        """Generated for the current task, uint8 or int16 ``[n, tokens]``; None when there is nothing to rehearse."""
+        """Generated for the current task, int16 ``[n, tokens]``; None when there is nothing to rehearse."""
         self.labels: Tensor | None = None
         """The class each was generated for, ``[n]``."""
         self.old: Tensor | None = None
-        """The old model's log probabilities of them, float16 ``[n, tokens, levels]``."""
+        """The old model's log probabilities of them, ``[n, tokens, levels]``."""
 
     @classmethod
     def prepare(cls, config: Any, context: Context) -> nn.Module:  # noqa: ARG003
@@ -112,7 +112,7 @@ class Generative(Base):
             for part in torch.split(labels, _AT_ONCE):
                 drawn = self.likelihood.generate(part, self.generator)
                 values.append(drawn.to("cpu", torch.int16))
-                old.append(self.likelihood.log_probs(drawn, part).half().cpu())
+                old.append(self.likelihood.log_probs(drawn, part).cpu())
         self.values, self.labels, self.old = torch.cat(values), labels.cpu(), torch.cat(old)
 
     def loss(self, batch: BatchLike) -> Terms:
