@@ -124,3 +124,19 @@ def test_what_it_refuses() -> None:
         start(samples=0)
     with pytest.raises(ConfigError, match="does not work on tokens"):
         start(data_kind="tokens")
+
+
+def test_it_goes_on_with_more_classes() -> None:
+    model = toys.model("mamba_generative_nano", side=SIDE, levels=4)
+    model.reset_classifier(4)
+    small = build_method(model.double(), "generative", num_classes=4, num_tasks=2, samples=6)
+    for task in TASKS[:2]:
+        small.begin_task(task, toys.loader(task))
+        small.end_task(task)
+    toys.nudge(small.module, 0.05, seed=3)
+    grown, fresh = start(), start()
+    grown.grow_from(small.state_dict(), small.module.state_dict())
+    x = toys.batch(TASKS[0]).x
+    assert torch.equal(grown.module(x)[:, :4], small.module(x))
+    for name, rows in grown.module.head.named_parameters():
+        assert torch.equal(rows[4:], fresh.module.head.get_parameter(name)[4:])
