@@ -42,8 +42,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "generative": {},
     "without replay": {"method": {"weight": 0}},
     "joint training": {"data": {"num_tasks": 1}},
-    # The head is fitted to the values that the model reads, so a single step of training is enough.
-    "gda on the values": {"method": {"name": "generative+gda"}, "train": {"epochs": 1, "limit_batches": 1}},
+    # The head is fitted to the values that the model reads, so a single step of training is enough. The limit holds for
+    # tests, too, so all samples of a task are one batch.
+    "gda on the values": {
+        "method": {"name": "generative+gda"},
+        "train": {"epochs": 1, "limit_batches": 1, "eval_batch_size": 512},
+    },
 }
 
 
