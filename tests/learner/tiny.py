@@ -26,7 +26,13 @@ TINY: dict[str, Any] = {
         "accelerator": "cpu",
     },
 }
+GENERATIVE: dict[str, Any] = {
+    "name": "mamba_generative_nano",
+    "options": {"d_model": 16, "n_layer": 2, "d_state": 4, "side": 4},
+}
+"""In the place of the Vim, where the method has to generate images."""
 OPTIONS: dict[str, dict[str, Any]] = {
+    "generative": {"samples": 10},
     "clfd": {"buffer_size": 20},
     "ewc": {"fisher_samples": 8},
     "inf-ssm-exact": {"measure_at": 2},
@@ -36,7 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def tiny_config(out: Path, name: str = "seq", options: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
     parts = {part: OPTIONS[part] for part in name.split("+") if part in OPTIONS and part != name}
     method = {"name": name, **parts, **OPTIONS.get(name, {}), **(options or {})}
-    values = merge(TINY, {"out": str(out), "method": method})
+    tiny = {**TINY, "model": GENERATIVE} if name == "generative" else TINY
+    values = merge(tiny, {"out": str(out), "method": method})
     return load_config(merge(values, changes))
 
 

@@ -57,7 +57,7 @@ SMALL = {"buffer_size": 8, "measure_at": 1, "fisher_samples": 3, "samples": 4, "
 
 def start(name: str, seed: int = 0, **options: Any) -> Method:
     """A fresh method on a fresh model, with small buffers."""
-    model = toys.vim(dtype=torch.float32, seed=seed, img_size=16, depth=1)
+    model = toys.fitting(name, dtype=torch.float32, seed=seed, img_size=16, depth=1)
     small = {
         f"{component.name}.{key}": value
         for component in parse_name(name).classes
@@ -138,7 +138,7 @@ def compatible_regularizers() -> list[list[str]]:
 @pytest.mark.parametrize("base", KINDS[Base])
 @pytest.mark.parametrize("group", compatible_regularizers(), ids=lambda group: "+".join(group))
 def test_every_base_with_every_regularizer_and_every_head(base: str, head: str, group: list[str]) -> None:
-    regularizers = [] if components[base].joint or components[base].freezes else group
+    regularizers = group if components[base].refuses_regularizers is None else []
     if components[base].own_classifier and not components[head].fitted:
         with pytest.raises(ConfigError, match="a classifier of its own"):
             parse_name(f"{base}+{head}")
@@ -159,7 +159,7 @@ def test_every_base_with_every_regularizer_and_every_head(base: str, head: str, 
 @pytest.mark.parametrize("name", METHODS)
 def test_in_a_loop_of_ones_own_the_first_penalty_is_zero(name: str) -> None:
     method = start(name, own_loop=True)
-    method.begin_task(TASKS[0])
+    method.begin_task(TASKS[0], data(TASKS[0]))
     x = batch(TASKS[0], 0).x
     method.module(x)
     assert float(method.penalty(x)) == 0.0

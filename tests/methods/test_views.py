@@ -35,7 +35,7 @@ def start(name: str, seed: int = 0, **options: Any) -> Method:
         known = component.Config.model_fields
         options |= {f"{component.name}.{key}": value for key, value in SMALL.items() if key in known}
     sizes = {"num_classes": CLASSES, "num_tasks": len(TASKS)}
-    return build_method(toys.vim(seed=seed, img_size=16), name, **sizes, **options)
+    return build_method(toys.fitting(name, seed=seed, img_size=16), name, **sizes, **options)
 
 
 def batch(task: toys.Task, n: int = 4, seed: int = 0) -> Batch:
@@ -209,9 +209,9 @@ def test_saved_weights_rebuild_it_and_a_bare_model(head: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("base", BASES)
 def test_every_base_takes_it_or_says_why_not(base: str) -> None:
-    regularizers = [] if components[base].joint or components[base].freezes else ["lwf-f"]
+    regularizers = ["lwf-f"] if components[base].refuses_regularizers is None else []
     name = "+".join([base, *regularizers, "gda"])
-    if base in ("l2p-r", "clfd"):
+    if base in ("l2p-r", "clfd", "generative"):
         with pytest.raises(ConfigError, match="gda: mean_token works on a bare backbone"):
             start(name, **ALL)
         return

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from infssm.methods import Batch, list_methods
+from infssm.methods import Batch, list_methods, parse_name
 from infssm.methods.core.build import components
 from infssm.models import create_model
 
@@ -21,6 +21,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba2_nano": {"d_model": 16, "n_layer": 2, "vocab_size": 20, "d_state": 4, "headdim": 8},
     "s4d_nano": {"d_model": 8, "n_layer": 2, "d_state": 4, "in_dim": 2},
     "vmamba_nano": {"embed_dim": 8, "in_chans": 1},
+    "mamba_generative_nano": {"d_model": 16, "n_layer": 2, "d_state": 4, "side": 2, "levels": 4},
 }
 
 
@@ -33,6 +34,13 @@ class Task:
 
 
 TASKS = [Task(0, (0, 1)), Task(1, (2, 3)), Task(2, (4, 5))]
+
+
+def fitting(method: str, **options: Any) -> nn.Module:
+    """A model for images that the named method works with: a Vim, unless it has to generate images."""
+    generates = parse_name(method).base.name == "generative"
+    kept = {key: value for key, value in options.items() if key in ("dtype", "seed")}
+    return model("mamba_generative_nano", **kept) if generates else vim(**options)
 
 
 def vim(*, dtype: torch.dtype = torch.float64, seed: int = 0, **options: Any) -> nn.Module:

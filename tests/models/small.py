@@ -35,6 +35,9 @@ def reals() -> Tensor:
 _VIM = Small({"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "d_state": 4, "num_classes": 7}, images)
 _MAMBA = {"d_model": 32, "n_layer": 2, "d_state": 4, "vocab_size": 50}
 _VMAMBA = Small({"depths": (1, 1), "embed_dim": 16, "d_state": 3, "num_classes": 7}, images)
+_GENERATIVE = Small(
+    {"d_model": 32, "n_layer": 2, "d_state": 4, "in_chans": 3, "side": 4, "levels": 5, "num_classes": 7}, images
+)
 _S4D = Small({"d_model": 16, "n_layer": 2, "d_state": 8, "in_dim": 3, "num_classes": 7}, reals)
 
 SMALL: dict[str, Small] = {
@@ -50,6 +53,8 @@ SMALL: dict[str, Small] = {
     "mamba2_130m": Small({**_MAMBA, "headdim": 16, "ngroups": 2, "num_classes": 7}, ids),
     "mamba2_lm_130m": Small({**_MAMBA, "headdim": 8}, ids, classes=50),
     "mamba2_lm_nano": Small({**_MAMBA, "headdim": 16}, ids, classes=50),
+    "mamba_generative_nano": _GENERATIVE,
+    "mamba2_generative_nano": _GENERATIVE._replace(options={**_GENERATIVE.options, "headdim": 16}),
     "s4d_nano": _S4D,
     "s4d_base": _S4D._replace(options={**_S4D.options, "discretization": "bilinear", "prenorm": True}),
     "vmamba_nano": _VMAMBA,

@@ -3,6 +3,7 @@
 from infssm.models.backbone import Backbone, create_model, from_pretrained, kinds_of_model
 from infssm.models.features import Classifier, find_classifier
 from infssm.models.generate import generate
+from infssm.models.generative import GenerativeClassifier
 from infssm.models.mamba import MambaMixer
 from infssm.models.mamba2 import Mamba2Mixer
 from infssm.models.mixer import STATE_SETS, LayerState, RawStates, SequenceState, SSMMixer, StateRows, StateTap
@@ -19,6 +20,7 @@ __all__ = [
     "Backbone",
     "CausalBackbone",
     "Classifier",
+    "GenerativeClassifier",
     "LanguageModel",
     "LayerState",
     "Mamba2Mixer",

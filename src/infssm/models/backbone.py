@@ -33,6 +33,8 @@ class Backbone(nn.Module, ABC):
     cls_index: int | None = None
     supported_data: ClassVar[frozenset[str]] = frozenset({"images"})
     """Kinds of data it is for: ``images``, ``series``, ``tokens`` with classes, ``language``, ``regression``."""
+    head_kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear, nn.Identity)
+    """Modules that :meth:`make_head` makes, so that a model with one of them can be saved and built again."""
     model_name: str | None = None
     model_options: dict[str, Any]
 
@@ -116,7 +118,7 @@ class Backbone(nn.Module, ABC):
         if self.model_name is None:
             raise ConfigError("only models built by create_model can be saved: it notes their name and options")
         head = getattr(self, "head", None)  # language models have none
-        if not isinstance(head, nn.Linear | nn.Identity | None):
+        if head is not None and not isinstance(head, self.head_kinds):
             raise ConfigError(
                 f"a {type(head).__name__} stands in the classifier's place, which from_pretrained cannot build: save "
                 "the run (infssm.learner.hub.HubClassifier), or put the trained classifier back first "

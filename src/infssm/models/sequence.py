@@ -56,6 +56,19 @@ class SequenceEncoder(nn.Module):
         """Run all blocks and the final norm on embedded tokens [batch, tokens, dim]; mask: [batch, tokens]."""
         return run_blocks(self.layers, self.norm_f, tokens, mask=mask)
 
+    def initial_state(self, batch: int) -> tuple[LayerState, ...]:
+        """The states of all layers before the first token of ``batch`` sequences."""
+        blocks: list[Any] = list(self.layers)
+        return tuple(block.mixer.initial_state(batch) for block in blocks)
+
+    def advance(self, tokens: Tensor, states: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """`forward` of embedded tokens [batch, tokens, dim] that continue a sequence, and the states after them."""
+        hidden, residual, after = tokens, None, []
+        for layer, state in zip(self.layers, states, strict=True):
+            (hidden, state), residual = layer(hidden, residual, state=state)
+            after.append(state)
+        return self.norm_f(hidden, residual)[0], tuple(after)
+
 
 class CausalBackbone(Backbone):
     """A model that reads a sequence from its first token to its last, at once or in chunks.
@@ -161,11 +174,7 @@ class _SequenceBackbone(CausalBackbone):
 
     def advance(self, tokens: Tensor, states: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
         """See :class:`CausalBackbone`."""
-        hidden, residual, after = tokens, None, []
-        for layer, state in zip(self.backbone.layers, states, strict=True):
-            (hidden, state), residual = layer(hidden, residual, state=state)
-            after.append(state)
-        return self.backbone.norm_f(hidden, residual)[0], tuple(after)
+        return self.backbone.advance(tokens, states)
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay must leave alone, besides all one-dimensional ones."""

@@ -124,10 +124,8 @@ def parse_name(name: str) -> Composition:
             raise ConfigError(
                 f"{name!r}: {one.name} and {other.name} hold the same states; choose one and set its weight"
             )
-    if base.joint and regularizers:
-        raise ConfigError(f"{name!r}: joint training sees all data at once, so there is nothing to regularize")
-    if base.freezes and regularizers:
-        raise ConfigError(f"{name!r}: the features of {base.name} do not move, so there is nothing to regularize")
+    if regularizers and base.refuses_regularizers is not None:
+        raise ConfigError(f"{name!r}: {base.refuses_regularizers}")
     if base.own_classifier and not head.fitted and head in classes:
         raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
     return Composition(base, regularizers, head)

@@ -185,6 +185,8 @@ class Base(Component, ABC):
     """Whether the features stay as they are after the first task."""
     needs_old: ClassVar[bool] = False
     """Whether its loss compares with the model before the task; the method then keeps a frozen old model."""
+    refuses_regularizers: ClassVar[str | None] = None
+    """Why no regularizer goes with it; None where they do."""
     own_classifier: ClassVar[bool] = False
     """Whether :meth:`prepare` replaces the classifier that is trained, so that no other trained head fits."""
 
