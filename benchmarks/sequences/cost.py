@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from infssm.learner.optim import build_optimizer, decay_groups, set_learning_rate
 from infssm.methods import Batch, build_method
 from infssm.methods.core.losses import train_step
 from infssm.methods.regularizers.self_replay import SelfReplay
@@ -42,7 +43,9 @@ def setting(name: str, **options: int) -> tuple[Callable[[], object], float]:
             regularizer.end_task(method.context.current, None)
     method.begin_task(1)
     tokens = torch.randint(256, (ROWS, LENGTH + 1))
-    batch, optimizer = Batch(tokens[:, :-1], tokens[:, 1:]), torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch = Batch(tokens[:, :-1], tokens[:, 1:])
+    optimizer = build_optimizer(method.param_groups(decay_groups(model, 0.01)))
+    set_learning_rate(optimizer, 1e-4)
     return lambda: train_step(lambda: method.loss(batch), optimizer, after_update=method.after_step), seconds
 
 

@@ -74,3 +74,29 @@ def test_what_self_replay_generates_is_stated(tmp_path: Path) -> None:
     found = estimate(sequences.config(f"text:{sequences.text_folder(tmp_path)}", tmp_path, "self-replay", options))
     assert found.generated[0] == 6 * 8 * (4 + 2 * 256)  # a token's id, and its logits over 256 bytes in float16
     assert "of sequences, and logits on them, that the old model generates for each later task" in str(found)
+
+
+def test_memory_of_self_replay_counts_what_it_adds_to_a_step_once(tmp_path: Path) -> None:
+    """Rows of new text take as much as in plain training, however many generated ones are beside them."""
+    text, more = f"text:{sequences.text_folder(tmp_path)}", []
+    for name, options in (("seq", {}), ("self-replay", {"sequences": 40, "replay_batch": 16, "length": 16})):
+        small, large = (
+            estimate(sequences.config(text, tmp_path, name, options, train={"batch_size": size})).memory
+            for size in (4, 12)
+        )
+        more.append(large - small)
+    assert more[1] < 1.5 * more[0]  # generated rows keep a little more than new ones: two models' probabilities
+    few, many = (
+        estimate(sequences.config(text, tmp_path, "self-replay", {"sequences": count, "length": 16, "replay_batch": 2}))
+        for count in (4, 400)
+    )
+    assert many.memory - few.memory == 396 * 16 * (4 + 2 * 256)
+
+
+@pytest.mark.parametrize(("name", "copies"), [("seq", 4), ("lwf", 5), ("inf-ssm-exact", 5)])
+def test_memory_of_the_old_model_is_counted(
+    name: str, copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_estimate, "_time_step", lambda *_: (0.0, 0))
+    found = estimate(sequences.config(f"text:{sequences.text_folder(tmp_path)}", tmp_path, name))
+    assert found.memory == 4 * copies * found.parameters

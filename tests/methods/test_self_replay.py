@@ -152,6 +152,34 @@ def test_one_forward_on_new_and_generated_sequences_gives_the_gradients_of_two(n
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
+def test_a_step_that_failed_leaves_nothing_to_the_next_one() -> None:
+    method = second_task("self-replay", length=7)
+    method.context.forward(batch().x)  # and then, say, memory runs out before the penalty
+    toys.nudge(method.module, 0.05, seed=4)
+    rows: list[int] = []
+    method.module.register_forward_hook(lambda *call: rows.append(len(call[2])))
+    terms = method.loss(batch(1))
+    assert rows == [8]
+    toys.total(terms).backward()
+
+
+def test_keyword_arguments_of_a_batch_are_not_given_to_generated_sequences() -> None:
+    method = second_task("self-replay", length=7)
+    calls: list[tuple[int, set[str]]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
+        calls.append((len(found), set(kwargs)))
+
+    method.module.register_forward_hook(note, with_kwargs=True)
+    method.context.begin_step(3)
+    own = method.context.forward(batch().x[:3], mask=torch.ones(3, 7, dtype=torch.bool))
+    assert own.shape == (3, 7, VOCABULARY)
+    pair = method.context.compare()
+    assert pair.new.logits is not None
+    assert pair.new.logits.shape == (4, 7, VOCABULARY)
+    assert calls == [(3, {"mask"}), (4, set())]
+
+
 def test_logits_are_not_kept_where_they_do_not_fit_or_do_not_serve() -> None:
     method = second_task("self-replay+lwf-ac", **{"self-replay.cache": 1})
     method.loss(batch())
@@ -238,11 +266,12 @@ def test_a_saved_state_gives_the_identical_next_steps(cache: int) -> None:
     assert all(identical(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_two_processes_end_where_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [6, 7], ids=["two forwards", "one forward"])
+def test_two_processes_end_where_one_does(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two methods in turn, each of which takes itself for one process of two, with averaged gradients."""
     found = []
     for world in (1, 2):
-        methods = [second_task("self-replay+lwf-ac") for _ in range(world)]
+        methods = [second_task("self-replay+lwf-ac", **{"self-replay.length": length}) for _ in range(world)]
         optimizers = [torch.optim.SGD(method.module.parameters(), lr=0.1) for method in methods]
         for seed in range(3):
             whole = batch(seed)

@@ -81,7 +81,8 @@ class Estimate:
         title: method, data, model and seed in one line.
         tasks: (classes, training, validation, test images, steps) per task.
         parameters: number of parameters of the model.
-        memory: bytes of weights, gradients, optimizer, activations of a step and the head's statistics.
+        memory: bytes of weights, gradients, optimizer, old model, activations of a step, the head's statistics and what
+            the old model generates.
         seconds: training and evaluation.
         head: name of the head, which keeps ``statistics`` bytes from task to task, in checkpoints too.
         modality: modality of the samples.
@@ -165,7 +166,7 @@ def _measure(setup: Setup) -> Estimate:
         if isinstance(component, SelfReplay) and component.sequences is not None:
             size = _bytes(component.sequences) + _bytes(component.logits)
             generated = (size, measure(component.generate, 1, warmup=0)[0])
-    training = train.batch_size * (steps[0] * first + sum(steps[1:]) * later)
+    training = steps[0] * first + sum(steps[1:]) * later
 
     batch, module = _few(setup, tasks[0], 16), method.module.eval()
     with torch.no_grad():
@@ -186,8 +187,8 @@ def _measure(setup: Setup) -> Estimate:
         method.head.end_task(TaskInfo.of(tasks[-1]), [every])
         kept = method.head.state_dict()
     first_model = _bytes(kept.pop("first", None))
-    copies = 4 + method.needs_states  # weights, gradients, two moments of AdamW, the old model
-    memory = 4 * copies * parameters + int(activations * train.batch_size) + _bytes(kept) + first_model
+    copies = 4 + method.needs_old  # weights, gradients, two moments of AdamW, the old model
+    memory = 4 * copies * parameters + activations + _bytes(kept) + first_model + generated[0]
     config, sizes = setup.config, stream.task_sizes
     kind = f"of {sizes[0] if len(set(sizes)) == 1 else ', '.join(map(str, sizes))} classes"
     if stream.domains:
@@ -211,8 +212,8 @@ def _measure(setup: Setup) -> Estimate:
     )
 
 
-def _time_step(setup: Setup, task: Task) -> tuple[float, float]:
-    """Seconds and bytes of activations per image of a training step."""
+def _time_step(setup: Setup, task: Task) -> tuple[float, int]:
+    """Seconds and bytes of activations of a training step, from steps on fewer images where a whole one is long."""
     method = setup.method
     batch = _few(setup, task)
     method.module.train()
@@ -232,11 +233,16 @@ def _time_step(setup: Setup, task: Task) -> tuple[float, float]:
     def step(batch: Batch) -> None:
         train_step(lambda: method.loss(batch), optimizer, after_update=method.after_step)
 
+    beside = 0  # what self-replay adds to a step, whatever the batch size
+    if task.index > 0:
+        beside = sum(c.config.replay_batch for c in method.regularizers if isinstance(c, SelfReplay))
+    whole = setup.config.train.batch_size + beside
     with saved_tensors_hooks(count, lambda x: x):
         step(batch)
     [seconds] = measure(lambda: step(batch), 1, warmup=0)
     timed = _few(setup, task, max(_IMAGES, int(len(batch) * _PATIENCE / seconds) // 2 * 2))
-    return statistics.mean(measure(lambda: step(timed), 2)) / len(timed), sum(counted.values()) / len(batch)
+    took = statistics.mean(measure(lambda: step(timed), 2)) / (len(timed) + beside)
+    return whole * took, int(whole * sum(counted.values()) / (len(batch) + beside))
 
 
 def _few(setup: Setup, task: Task, count: int = _IMAGES) -> Batch:

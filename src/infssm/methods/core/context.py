@@ -212,8 +212,8 @@ class Context:
             self.old.load_state_dict(state)
 
     def begin_step(self, batch_size: int) -> None:
-        """Note how many samples of the current task the step has."""
-        self.batch_size = batch_size
+        """Note how many samples of the current task the step has; forget the forward of one that was not finished."""
+        self.batch_size, self._observed = batch_size, None
 
     def record_until_task_end(self) -> None:
         """Record from now to the end of the task, where a user's own loop runs the model."""
@@ -270,7 +270,11 @@ class Context:
         return logits
 
     def _forward_with_supplied(self, x: Input, kwargs: Mapping[str, Any]) -> Tensor:
-        """Run the module on ``x`` and, in the same call where it can be, on the input that a component supplies."""
+        """Run the module on ``x`` and, in the same call where it can be, on the input that a component supplies.
+
+        One call where both are token ids of one length; a batch statistic, if the module has one, is then of both. With
+        a mapping or ``kwargs``, which are for the rows of ``x``, the supplied input is run by itself.
+        """
         assert self.supply is not None
         if self._observed is not None or kwargs or not isinstance(x, Tensor):
             return logits_of(run_model(self.module, x, **kwargs))
@@ -278,7 +282,7 @@ class Context:
         if not isinstance(supplied, Tensor) or supplied.shape[1:] != x.shape[1:]:
             self._observe_supplied(supplied, known)
             return logits_of(run_model(self.module, x))
-        # One call on both costs a sixth less than two where batches are small.
+        # One call costs less than two where batches are small.
         with self._record_forward():
             logits = logits_of(run_model(self.module, torch.cat((x, supplied))))
             new = self._take_record()
