@@ -53,6 +53,11 @@ def test_bad_headers(tmp_path, shape, content, descr):
         read_npz(write(tmp_path / "a.npz", shape=shape, content=content, descr=descr), ("x",))
 
 
+def test_python_objects_are_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match="x holds Python objects: save plain numbers or strings"):
+        read_npz(write(tmp_path / "a.npz", shape=(2,), content=bytes(16), descr="|O"), ("x",))
+
+
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"\x93NUMPY\x09\x00\x10\x00{}", b"text"])
 def test_members_that_are_no_arrays(tmp_path, content):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:

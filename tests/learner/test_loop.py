@@ -187,6 +187,15 @@ def test_saved_models_test_the_same_again(finished: Result) -> None:
         evaluate_run(finished.path, 7)
 
 
+def test_the_stored_confusion_agrees_with_the_accuracies(finished: Result) -> None:
+    confusion = RunDirectory(finished.path).confusion()
+    assert confusion is not None
+    counts = torch.as_tensor(confusion.counts)
+    assert counts.sum(1).tolist() == [4] * 10  # true classes are rows: test_per_class images each
+    right = counts.diagonal().view(2, 5).sum(1) / 20
+    assert right.tolist() == pytest.approx(finished.matrix.values[1].tolist())
+
+
 def test_mixed_precision_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infssm.learner.devices.bfloat16_unit", lambda: "some")  # slow or not
     result = run(tiny_config(tmp_path, "inf-ssm", train={"precision": "bf16-mixed"}), quiet=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ import infssm
 from infssm.bench.running import run
 from infssm.cli.app import app
 from infssm.errors import ConfigError, DataError
+from infssm.learner.config.fields import DataConfig
 from infssm.learner.learner import Learner
 from infssm.learner.predict import load_classifier
+from infssm.learner.teaching import as_dataset
 from tests.learner.frozen import SETTINGS, digits, frozen
 from tests.learner.sequences import TRAIN, series_file, sound_folder, text_folder
 from tests.learner.sequences import config as sequence_config
@@ -60,6 +63,11 @@ def test_images_in_every_form(tmp_path: Path) -> None:
         image_folder(tmp_path / "both" / part, 7, 8, count=4, skip=skip)
     assert learner.learn(tmp_path / "both").samples == {"digit 7": 4, "digit 8": 4}
     assert learner.evaluate(tmp_path / "both").confusion.counts.sum() == 8
+
+
+def test_named_data_are_sought_under_the_root_of_the_settings(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "there"))):
+        as_dataset("cifar100", settings=DataConfig(root=str(tmp_path / "there")))
 
 
 def test_series_and_sounds(tmp_path: Path) -> None:

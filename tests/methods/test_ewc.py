@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,7 +119,8 @@ def test_sample_cap_takes_samples_evenly_from_the_batches() -> None:
     model, task = toys.vim(), TASKS[0]
     method, ewc = build(model, fisher_samples=3)
     batches = toys.loader(task)
-    method.end_task(task, batches)
+    # A batch of the user's own class has the attributes of BatchLike and no mask.
+    method.end_task(task, [SimpleNamespace(x=b.x, y=b.y, soft=None, raw=None) for b in batches])
     chosen = [Batch(batches[0].x[:1], batches[0].y[:1]), Batch(batches[1].x[:2], batches[1].y[:2])]
     expected = fisher_by_hand(model, chosen, slice(0, 2), weighted=True)
     for key, value in ewc.parameters.take(expected).items():
