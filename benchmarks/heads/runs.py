@@ -142,7 +142,7 @@ def _trained(spec: Spec, place: Place) -> dict[str, Any]:
         model.train()
         method.begin_task(task, setup.statistics_loader(task), lr=task_lr(setup.config.train, task.index))
         if task.index > 0 and spec.arm != "frozen":
-            _epochs(setup, task, spec.epochs or setup.config.train.epochs, clock)
+            train_epochs(setup, task, spec.epochs or setup.config.train.epochs, clock)
         seed_all(spec.seed, task.index, "end")
         method.end_task(task, _statistics(setup, task))
         found["new"].append(_base_features(setup, spec, place) if task.index == 0 else features(setup, model, rows))
@@ -154,7 +154,7 @@ def _trained(spec: Spec, place: Place) -> dict[str, Any]:
     return found | {"seconds_per_step": clock[0] / max(clock[1], 1), "label": spec.label}
 
 
-def _epochs(setup: Setup, task: Task, epochs: int, clock: list[float]) -> None:
+def train_epochs(setup: Setup, task: Task, epochs: int, clock: list[float]) -> None:
     """Train on a task; ``clock`` adds up processor seconds and steps."""
     method, config = setup.method, setup.config.train
     optimizer = build_optimizer(method.param_groups(decay_groups(method.module, config.weight_decay)))
@@ -182,7 +182,7 @@ def _first_task(setup: Setup, spec: Spec, place: Place) -> None:
         plain = Spec(spec.protocol, spec.seed, "plain", {"name": "seq"}, TASK0_RATES[spec.protocol])
         first = setup_of(plain, place)
         first.method.begin_task(first.stream[0], lr=plain.rate)
-        _epochs(first, first.stream[0], first.epochs(0), [0.0, 0])
+        train_epochs(first, first.stream[0], first.epochs(0), [0.0, 0])
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
         torch.save(first.method.module.state_dict(), part)
