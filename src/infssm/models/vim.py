@@ -192,6 +192,15 @@ class VisionMamba(Backbone):
         """Run all blocks and the final norm; any number of tokens: [batch, tokens, dim]."""
         return run_blocks(self.layers, self.norm_f, tokens, drop_path_rate=self.drop_path_rate)
 
+    def forward_blocks(self, x: Tensor) -> list[Tensor]:
+        """Features after every block, each through the final norm: [batch, tokens, dim]; the last are the features."""
+        hidden, residual = self.embed(x), None
+        found = []
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual)
+            found.append(self.norm_f(hidden, residual)[0])
+        return found
+
     def pool(self, features: Tensor) -> Tensor:
         """Take the class token, counted from the end so that prepended tokens do not move it."""
         return features[:, self.cls_index - self.num_patches - 1]

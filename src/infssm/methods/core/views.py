@@ -1,6 +1,7 @@
 """Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
-The mean of all tokens, the mirror image and the model as the first task left it cost no images of old tasks. Training
+The mean of all tokens, earlier blocks, the mirror image and the model as the first task left it cost no images of old
+tasks. Training
 does not change: the views are features for the fitted head alone, when it is fitted and when it classifies.
 """
 
@@ -20,6 +21,7 @@ from infssm.methods.core.context import Context
 from infssm.methods.core.contract import ComponentConfig
 from infssm.models import Backbone
 from infssm.models.features import find_classifier
+from infssm.models.vim import VisionMamba
 from infssm.ssm import unwrap
 
 
@@ -28,6 +30,11 @@ class FittedConfig(ComponentConfig):
 
     mean_token: bool = Field(
         False, description="images: features are also the mean of all tokens, beside the class token"
+    )
+    all_blocks: bool = Field(
+        False,
+        description="images: features are also those after every earlier block of a Vim, which are less made for the "
+        "classes that it was trained on; likelihoods by all blocks are averaged (lda, gda)",
     )
     mirror: bool = Field(
         False,
@@ -52,39 +59,44 @@ class FittedConfig(ComponentConfig):
         return self
 
     @property
+    def asked(self) -> list[str]:
+        """The views that are asked for, by their options."""
+        return [name for name in FittedConfig.model_fields if getattr(self, name)]
+
+    @property
     def keeps_model(self) -> bool:
         """Whether a copy of the model as it was is one of the views."""
         return self.first_model or self.start_model
 
 
 class Views(nn.Module):
-    """Features of images ``[b, models · tokens · d]`` for a fitted head.
+    """Features of images ``[b, models · blocks · tokens · d]`` for a fitted head.
 
     ``first`` is the first task's model, or with ``start_model`` the one before it.
     """
 
     first: nn.Module | None
 
-    def __init__(self, config: FittedConfig) -> None:
+    def __init__(self, config: FittedConfig, model: nn.Module) -> None:
         super().__init__()
         self.config = config
         self.first = None
+        self.blocks = len(model.layers) if config.all_blocks and isinstance(model, VisionMamba) else 1
+        """Number of blocks after which features are taken."""
 
     @classmethod
-    def of(cls, config: ComponentConfig) -> Views | None:
+    def of(cls, config: ComponentConfig, model: nn.Module) -> Views | None:
         """The views that a head's options ask for; None where it uses the features of the trained classifier."""
-        if isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.keeps_model):
-            return cls(config)
-        return None
+        return cls(config, model) if isinstance(config, FittedConfig) and config.asked else None
 
     @property
-    def models(self) -> int:
-        """Number of models; each gives an equal part of the features, the copy first."""
-        return 1 + self.config.keeps_model
+    def parts(self) -> int:
+        """Number of parts of the features, all of one width: of every model, the copy first, one of every block."""
+        return self.blocks * (1 + self.config.keeps_model)
 
     def width(self, features: int) -> int:
         """Width of all features, where the trained classifier is given ``features``."""
-        return features * self.models * (1 + self.config.mean_token)
+        return features * self.parts * (1 + self.config.mean_token)
 
     def forward(self, model: Any, x: Tensor) -> Tensor:
         """Features of ``x: [b, c, h, w]`` under the current ``model``, after those of the first task's."""
@@ -94,9 +106,13 @@ class Views(nn.Module):
         return sum(views[1:], start=views[0]) / len(views)
 
     def _tokens(self, model: Any, x: Tensor) -> Tensor:
-        features: Tensor = model.forward_features(x)
-        pooled: Tensor = model.pool(features)
-        return torch.cat([pooled, features.mean(dim=1)], dim=1) if self.config.mean_token else pooled
+        blocks = model.forward_blocks(x) if self.config.all_blocks else [model.forward_features(x)]
+        tokens = []
+        for features in blocks:
+            tokens.append(model.pool(features))
+            if self.config.mean_token:
+                tokens.append(features.mean(dim=1))
+        return torch.cat(tokens, dim=1)
 
     def keep(self, model: nn.Module) -> None:
         """Keep a frozen copy of ``model`` beside the one that learns, where the options ask for one."""
@@ -144,9 +160,9 @@ def _classify(model: nn.Module, classifier: ViewsClassifier, x: Tensor) -> Tenso
 
 def check_views(config: ComponentConfig, context: Context, head: str) -> None:
     """Refuse views that this kind of data or this model does not have."""
-    if Views.of(config) is None or not isinstance(config, FittedConfig):
+    if not isinstance(config, FittedConfig) or not config.asked:
         return
-    asked = next(name for name in FittedConfig.model_fields if getattr(config, name))
+    asked = config.asked[0]
     model = unwrap(context.module)
     if not context.modality.augmented:
         raise ConfigError(f"{head}: {asked} is for images, and the samples are {context.modality.name}")
@@ -157,3 +173,5 @@ def check_views(config: ComponentConfig, context: Context, head: str) -> None:
         )
     if config.mean_token and model.cls_index is None:
         raise ConfigError(f"{head}: the features of {type(model).__name__} are the mean of its tokens: no mean_token")
+    if config.all_blocks and not isinstance(model, VisionMamba):
+        raise ConfigError(f"{head}: all_blocks is for Vim, whose blocks all have one width, not {type(model).__name__}")
