@@ -68,7 +68,11 @@ LORA = {"first_session": "lora", "rank": 2}
 @pytest.mark.parametrize(
     ("method", "options", "step"),
     [
-        ("lwf-f+gda", {"mean_token": True, "all_blocks": True, "mirror": True, "first_model": True}, 8),
+        (
+            "lwf-f+gda",
+            {"mean_token": True, "std_token": True, "all_blocks": True, "mirror": True, "first_model": True},
+            8,
+        ),
         ("frozen+ranpac", {**LORA, "start_model": True}, 4),
         ("inflora", LORA, 4),
         ("inflora", LORA, 8),

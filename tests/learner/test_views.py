@@ -17,7 +17,7 @@ from infssm.learner.result import Result
 from tests.compare import identical
 from tests.learner.tiny import assert_same, tiny_config
 
-ALL = {"mean_token": True, "all_blocks": True, "mirror": True, "first_model": True}
+ALL = {"mean_token": True, "std_token": True, "all_blocks": True, "mirror": True, "first_model": True}
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from infssm.learner.loop import weights_of
 from infssm.learner.modeling import load_weights
 from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_methods, parse_name
 from infssm.methods.core.build import components
+from infssm.methods.core.passes import capture
 from infssm.models.features import features, training_weights
 from tests.methods import toys
 from tests.methods.toys import CLASSES, FOR_IMAGES, TASKS
@@ -139,7 +141,7 @@ def test_gda_of_all_blocks_is_the_mean_of_their_log_densities() -> None:
     The final norm's weights are drawn at random, so that leaving it out shows.
     """
     alpha, beta, ridge = 0.1, 0.5, 0.05
-    options = {"mean_token": True, "mirror": True, "all_blocks": True}
+    options = {"mean_token": True, "std_token": True, "mirror": True, "all_blocks": True}
     method = start("seq+gda", **options, alpha=alpha, beta=beta, ridge=ridge)
     toys.nudge(method.module, 0.3, seed=9)
     tasks = [toys.Task(0, (0, 1, 2)), toys.Task(1, (3, 4))]
@@ -179,15 +181,13 @@ def seen_after(block: int, model: Any, x: Tensor) -> np.ndarray:
     """As :func:`seen`, after ``block``: its mixer's output is added to the residual and normalised by hand."""
     sides = []
     for side in (x, torch.flip(x, dims=(3,))):
-        outputs: list[Tensor] = []
-        handles = [one.mixer.register_forward_hook(lambda *args: outputs.append(args[2])) for one in model.layers]
-        model(side)
-        for handle in handles:
-            handle.remove()
-        total = (model.embed(side) + sum(outputs[: block + 1])).numpy().astype(np.float64)
+        with contextlib.ExitStack() as stack:
+            outputs = [stack.enter_context(capture(layer.mixer)) for layer in model.layers]
+            model(side)
+        total = (model.embed(side) + sum(one[0] for one in outputs[: block + 1])).numpy()
         size = np.sqrt((total**2).mean(axis=-1, keepdims=True) + model.norm_f.eps)
         tokens = total / size * model.norm_f.weight.detach().numpy()
-        sides.append(np.concatenate([tokens[:, model.cls_index], tokens.mean(axis=1)], axis=1))
+        sides.append(np.concatenate([tokens[:, model.cls_index], tokens.mean(axis=1), tokens.std(axis=1)], axis=1))
     mean: np.ndarray = np.mean(sides, axis=0)
     return mean
 
@@ -333,7 +333,7 @@ def test_the_model_before_the_first_task_is_kept_and_its_features_come_first() -
         start("ncm", start_model=True, first_model=True)
 
 
-@pytest.mark.parametrize("option", ["mean_token", "all_blocks", "mirror", "first_model", "start_model"])
+@pytest.mark.parametrize("option", ["mean_token", "std_token", "all_blocks", "mirror", "first_model", "start_model"])
 def test_it_is_for_images(option: str) -> None:
     model = toys.model("s4d_nano")
     with pytest.raises(ConfigError, match=f"gda: {option} is for images, and the samples are series"):
