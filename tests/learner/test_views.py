@@ -17,12 +17,13 @@ from infssm.learner.result import Result
 from tests.compare import identical
 from tests.learner.tiny import assert_same, tiny_config
 
-ALL = {"mean_token": True, "std_token": True, "all_blocks": True, "mirror": True, "first_model": True}
+ALL = {"mean_token": True, "std_token": True, "blocks": [1, 2], "mirror": True, "first_model": True}
+TWO_BLOCKS = {"model": {"options": {"depth": 2}}}
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return run(tiny_config(tmp_path_factory.mktemp("runs"), "lwf-f+gda", ALL), quiet=True)
+    return run(tiny_config(tmp_path_factory.mktemp("runs"), "lwf-f+gda", ALL, **TWO_BLOCKS), quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def trained(result: Result) -> Path:
 
 def test_its_file_holds_both_models_and_tests_as_the_run_did(result: Result) -> None:
     weights = load_file(result.weights)
-    assert weights["head.fitted.mean"].shape == (10, 4 * 16)
+    assert weights["head.fitted.mean"].shape == (10, 2 * 2 * 3 * 16)  # models, blocks, tokens
     moved = weights["layers.0.mixer.in_proj.weight"]
     assert not torch.equal(moved, weights["head.views.first.layers.0.mixer.in_proj.weight"])
     for task in (0, 1):
@@ -55,7 +56,7 @@ def test_it_goes_through_a_folder_of_the_hub(trained: Path, tmp_path: Path) -> N
 
 def test_another_run_starts_from_its_first_task(trained: Path, tmp_path: Path) -> None:
     """Task 0 was trained plainly: its file serves every method, with and without a second look."""
-    start = {"train": {"task0": str(trained / "checkpoints" / "task_00.safetensors")}}
+    start = TWO_BLOCKS | {"train": {"task0": str(trained / "checkpoints" / "task_00.safetensors")}}
     once, twice = (run(tiny_config(tmp_path / name, "gda", ALL, **start), quiet=True) for name in ("a", "b"))
     assert_same(once, twice)
     run(tiny_config(tmp_path / "seq", "seq", **start), quiet=True)

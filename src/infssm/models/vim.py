@@ -192,11 +192,11 @@ class VisionMamba(Backbone):
         """Run all blocks and the final norm; any number of tokens: [batch, tokens, dim]."""
         return run_blocks(self.layers, self.norm_f, tokens, drop_path_rate=self.drop_path_rate)
 
-    def forward_blocks(self, x: Tensor) -> list[Tensor]:
-        """Features after every block, each through the final norm: [batch, tokens, dim]; the last are the features."""
+    def forward_blocks(self, x: Tensor, count: int) -> list[Tensor]:
+        """Features after each of the first ``count`` blocks, through the final norm: [batch, tokens, dim] each."""
         hidden, residual = self.embed(x), None
         found = []
-        for layer in self.layers:
+        for layer in self.layers[:count]:
             hidden, residual = layer(hidden, residual)
             found.append(self.norm_f(hidden, residual)[0])
         return found

@@ -78,7 +78,7 @@ class FittedHead(Head):
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
-        self.views = Views.of(config, unwrap(context.module))
+        self.views = Views.of(config)
         self._trained: nn.Module | None = None
         self._fitted: nn.Module | None = None
         self._loaded: Mapping[str, Tensor] | None = None

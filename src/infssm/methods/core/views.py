@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, model_validator
@@ -34,10 +34,11 @@ class FittedConfig(ComponentConfig):
     std_token: bool = Field(
         False, description="images: features are also the standard deviation over all tokens, beside the class token"
     )
-    all_blocks: bool = Field(
-        False,
-        description="images: features are also those after every earlier block of a Vim, which are less made for the "
-        "classes that it was trained on; likelihoods by all blocks are averaged (lda, gda)",
+    blocks: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="images: after which blocks of a Vim features are taken, 1 for the first; those of early ones are "
+        "less made for the first task's classes. Likelihoods by several blocks are averaged (lda, gda); null: the last",
     )
     mirror: bool = Field(
         False,
@@ -54,6 +55,12 @@ class FittedConfig(ComponentConfig):
         description="images: features are also those of the model before the first task, such as its pre-trained "
         "weights, in the place of first_model; with frozen+ncm the first-session adaptation of APER",
     )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> FittedConfig:
+        if self.blocks and len(set(self.blocks)) < len(self.blocks):
+            raise ValueError(f"blocks={list(self.blocks)} names one twice")
+        return self
 
     @model_validator(mode="after")
     def _one_copy(self) -> FittedConfig:
@@ -80,22 +87,20 @@ class Views(nn.Module):
 
     first: nn.Module | None
 
-    def __init__(self, config: FittedConfig, model: nn.Module) -> None:
+    def __init__(self, config: FittedConfig) -> None:
         super().__init__()
         self.config = config
         self.first = None
-        self.blocks = len(model.layers) if config.all_blocks and isinstance(model, VisionMamba) else 1
-        """Number of blocks after which features are taken."""
 
     @classmethod
-    def of(cls, config: ComponentConfig, model: nn.Module) -> Views | None:
+    def of(cls, config: ComponentConfig) -> Views | None:
         """The views that a head's options ask for; None where it uses the features of the trained classifier."""
-        return cls(config, model) if isinstance(config, FittedConfig) and config.asked else None
+        return cls(config) if isinstance(config, FittedConfig) and config.asked else None
 
     @property
     def parts(self) -> int:
         """Number of parts of the features, all of one width: of every model, the copy first, one of every block."""
-        return self.blocks * (1 + self.config.keeps_model)
+        return len(self.config.blocks or (0,)) * (1 + self.config.keeps_model)
 
     def width(self, features: int) -> int:
         """Width of all features, where the trained classifier is given ``features``."""
@@ -109,8 +114,12 @@ class Views(nn.Module):
         return sum(views[1:], start=views[0]) / len(views)
 
     def _tokens(self, model: Any, x: Tensor) -> Tensor:
-        blocks = model.forward_blocks(x) if self.config.all_blocks else [model.forward_features(x)]
-        tokens = []
+        wanted, tokens = self.config.blocks, []
+        if wanted is None:
+            blocks = [model.forward_features(x)]
+        else:
+            every = model.forward_blocks(x, max(wanted))
+            blocks = [every[block - 1] for block in wanted]
         for features in blocks:
             tokens.append(model.pool(features))
             if self.config.mean_token:
@@ -178,5 +187,9 @@ def check_views(config: ComponentConfig, context: Context, head: str) -> None:
         )
     if config.mean_token and model.cls_index is None:
         raise ConfigError(f"{head}: the features of {type(model).__name__} are the mean of its tokens: no mean_token")
-    if config.all_blocks and not isinstance(model, VisionMamba):
-        raise ConfigError(f"{head}: all_blocks is for Vim, whose blocks all have one width, not {type(model).__name__}")
+    if config.blocks is None:
+        return
+    if not isinstance(model, VisionMamba):
+        raise ConfigError(f"{head}: blocks is for Vim, whose blocks all have one width, not for {type(model).__name__}")
+    if max(config.blocks) > len(model.layers):
+        raise ConfigError(f"{head}: blocks={list(config.blocks)}, but the model has {len(model.layers)} blocks")
