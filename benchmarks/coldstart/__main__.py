@@ -9,12 +9,22 @@ goes on where it was. Writes `docs/results/cold-start.json` and the tables of `d
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import Any
 
-from benchmarks.coldstart.search import ARMS as SEARCHED
-from benchmarks.coldstart.search import FROZEN, Setting, Stream, chosen_setting, head_settings, test, train
-from benchmarks.pages import RESULTS, machine, markdown_table, paired_gain, read_json, spread, write_json, write_table
+from benchmarks.coldstart.search import FROZEN, GRID, Setting, Stream, chosen_setting, head_settings, test, train
+from benchmarks.pages import (
+    RESULTS,
+    machine,
+    markdown_table,
+    paired_gain,
+    read_json,
+    remembered,
+    spread,
+    write_json,
+    write_table,
+)
 from infssm.bench.presets import load_preset
 from infssm.bench.running import run
 from infssm.learner.config.load import load_config, merge
@@ -22,8 +32,16 @@ from infssm.learner.config.load import load_config, merge
 STREAMS = ("cold-5", "cold-10")
 SEEDS = (0, 10, 100)
 PER_CLASS = {"train_per_class": 100, "test_per_class": 50}
-ARMS = ("frozen+gda", "lwf-f+gda")
-HEADS = ("gda", "lda", "ncm", "ranpac", "two")
+LAST_BLOCK = {"blocks": None, "token_spread": False, "beta": 0.75}
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "`frozen+gda`, last block": ("frozen+gda", LAST_BLOCK),
+    "`frozen+gda`, first block": ("frozen+gda", {}),
+    "`lwf-f+gda`, last block": ("lwf-f+gda", LAST_BLOCK),
+}
+"""Rows of the table: an arm of the presets, and what differs from its settings there."""
+PLAIN = next(iter(ARMS))
+FIRST = "frozen+gda"
+HEADS = ("gda", "gda, two", "lda", "ncm", "ranpac", "gda, first block", "gda, first block, two")
 PAGE = RESULTS / "cold-start.md"
 
 
@@ -45,16 +63,18 @@ def outcome(values: dict[str, Any]) -> dict[str, float]:
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """One line per stream and arm: AA, and its difference from frozen features of the same seeds."""
+    """One line per stream and arm: AA, and its difference from the last block's frozen features of the same seeds."""
     rows = []
     for stream in STREAMS:
-        seeds = [seed for seed in SEEDS if all(f"{stream}/{seed}/{arm}" in found for arm in ARMS)]
-        for arm in ARMS if seeds else ():
-            mine, frozen = ([found[f"{stream}/{seed}/{name}"]["aa"] for seed in seeds] for name in (arm, ARMS[0]))
+        for arm in ARMS:
+            seeds = [seed for seed in SEEDS if all(f"{stream}/{seed}/{name}" in found for name in (arm, PLAIN))]
+            if not seeds:
+                continue
+            mine, plain = ([found[f"{stream}/{seed}/{name}"]["aa"] for seed in seeds] for name in (arm, PLAIN))
             within = [found[f"{stream}/{seed}/{arm}"]["task_incremental"] for seed in seeds]
-            gain = "" if arm == ARMS[0] else difference(mine, frozen)
-            rows.append([stream, f"`{arm}`", str(len(seeds)), spread(mine), gain, spread(within)])
-    header = ("stream", "arm", "seeds", "AA", "gain over `frozen+gda`", "task-incremental AA")
+            gain = "" if arm == PLAIN else difference(mine, plain)
+            rows.append([stream, arm, str(len(seeds)), spread(mine), gain, spread(within)])
+    header = ("stream", "arm", "seeds", "AA", "gain over the last block", "task-incremental AA")
     return markdown_table(header, rows, numbers=4)
 
 
@@ -64,24 +84,18 @@ def difference(mine: list[float], others: list[float]) -> str:
 
 
 def searched_table(found: dict[str, Any]) -> list[str]:
-    """One line per stream and arm: test AA of every head, and what the better of two columns gains over frozen."""
+    """One line per stream and arm: rate, weight, seeds and the test AA of every head."""
     rows = []
     for stream in STREAMS:
-        for arm in (FROZEN, *SEARCHED):
-            seeds = [s for s in SEEDS if f"{stream}/{s}/{arm}" in found and f"{stream}/{s}/{FROZEN}" in found]
-            if not seeds:
-                continue
-            mine, frozen = ([found[f"{stream}/{seed}/{name}"] for seed in seeds] for name in (arm, FROZEN))
-            setting = Setting(*mine[0]["setting"])
-            weight = "" if setting.weight is None else f"{setting.weight:g}"
-            gains = ["", ""]
-            if arm != FROZEN:
-                gains = [difference([m[h] for m in mine], [f["gda"] for f in frozen]) for h in ("gda", "two")]
-            heads = [spread([m[head] for m in mine]) for head in (HEADS if arm != FROZEN else HEADS[:-1])]
-            rate = "" if arm == FROZEN else f"{setting.rate:g}"
-            rows.append([stream, arm, rate, weight, str(len(seeds)), *heads, *[""] * (5 - len(heads)), *gains])
-    header = ("stream", "arm", "rate", "weight", "seeds", *HEADS, "gain, gda", "gain, two")
-    return markdown_table(header, rows, numbers=10)
+        for arm in (FROZEN, *GRID):
+            mine = [found[key] for seed in SEEDS if (key := f"{stream}/{seed}/{arm}") in found]
+            if mine:
+                setting = Setting(*mine[0]["setting"])
+                weight = "" if setting.weight is None else f"{setting.weight:g}"
+                rate = "" if arm == FROZEN else f"{setting.rate:g}"
+                heads = [spread([one[head] for one in mine]) for head in HEADS]
+                rows.append([stream, arm, rate, weight, str(len(mine)), *heads])
+    return markdown_table(("stream", "arm", "rate", "weight", "seeds", *HEADS), rows, numbers=10)
 
 
 def main() -> None:
@@ -90,37 +104,35 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/cold-start"), help="folder of the runs")
     parser.add_argument("--data-root", help="folder that holds CIFAR-100")
     parser.add_argument("--streams", nargs="*", choices=STREAMS, default=list(STREAMS))
+    parser.add_argument("--searched", nargs="*", choices=STREAMS, default=list(STREAMS), help="streams of the search")
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=list(SEEDS))
     options = parser.parse_args()
-    for name in options.streams:
-        for seed in options.seeds:
-            for arm in ARMS:
-                _keep(options, f"{name}/{seed}/{arm}", lambda *a: outcome(settings(*a)), name, seed, arm)
-        for seed in options.seeds:
-            for arm in (FROZEN, *SEARCHED):
-                _keep(options, f"searched/{name}/{seed}/{arm}", _searched, name, seed, arm)
-    found = read_json(options.out / "found.json")
-    write_json(PAGE.with_suffix(".json"), PER_CLASS | {"machine": machine(), "found": found})
+    out, root = options.out, options.data_root
+    kept = out / "found.json"
+    for stream, seed, row in itertools.product(options.streams, options.seeds, ARMS):
+        arm, changes = ARMS[row]
+        values = merge(settings(stream, seed, arm, out, root), {"method": changes})
+        remembered(kept, lambda values=values: outcome(values), f"{stream}/{seed}/{row}")
+    for stream, seed, arm in itertools.product(options.searched, options.seeds, (FROZEN, *GRID)):
+        arguments = (stream, seed, arm, out, root)
+        remembered(out / "searched.json", lambda given=arguments: searched(*given), f"{stream}/{seed}/{arm}")
+    found, search = read_json(kept), read_json(out / "searched.json")
+    write_json(PAGE.with_suffix(".json"), PER_CLASS | {"machine": machine(), "found": found, "searched": search})
     write_table(PAGE, table(found))
-    start = "searched/"
-    searched = {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
-    write_table(PAGE, searched_table(searched), "searched")
+    write_table(PAGE, searched_table(search), "searched")
 
 
-def _keep(options: argparse.Namespace, key: str, measure: Any, name: str, seed: int, arm: str) -> None:
-    """Measure what is not in the file of results yet."""
-    path = options.out / "found.json"
-    if key not in read_json(path):
-        found = measure(name, seed, arm, options.out, options.data_root)
-        write_json(path, read_json(path) | {key: found})
-
-
-def _searched(name: str, seed: int, arm: str, out: Path, root: str | None) -> dict[str, Any]:
+def searched(name: str, seed: int, arm: str, out: Path, root: str | None) -> dict[str, Any]:
     """An arm at the rate and weight chosen on the first seed, with every head."""
-    searched, stream = (Stream(name, s, settings(name, s, ARMS[0], out, root), out) for s in (SEEDS[0], seed))
-    setting, first = chosen_setting(searched, arm), Setting(FROZEN)
-    shrinkage = head_settings(train(searched, setting), train(searched, first))
-    return {"setting": setting, "heads": shrinkage} | test(train(stream, setting), train(stream, first), shrinkage)
+    streams = {s: Stream(name, s, settings(name, s, FIRST, out, root), out) for s in (SEEDS[0], seed)}
+    stream, first = streams[SEEDS[0]], Setting(FROZEN)
+    setting = chosen_setting(stream, arm)
+    own, other = (
+        remembered(stream.file(one).with_suffix(".json"), lambda one=one: head_settings(train(stream, one)))
+        for one in (setting, first)
+    )
+    scores = test(train(streams[seed], setting), train(streams[seed], first), own, other)
+    return {"setting": setting, "heads": own, **scores}
 
 
 if __name__ == "__main__":

@@ -6,39 +6,43 @@ after its first tasks, the heads' shrinkage on those after all of them; the othe
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.heads.fit import Classify, Gaussian, Kept, gaussian_scores, gda, lda, ncm, ranpac, score, statistics
-from benchmarks.heads.runs import train_epochs
+from benchmarks.heads.fit import Kept, gaussian_scores, lda, ncm, ranpac, score, statistics
+from benchmarks.heads.runs import SEARCHED, train_epochs
 from benchmarks.pages import remembered
 from infssm._seeding import seed_all
 from infssm.bench.experiment import Experiment
 from infssm.learner.config.load import load_config, merge
 from infssm.learner.setup import Setup, build
 from infssm.methods.core.views import FittedConfig, Views
+from infssm.methods.heads.gaussians import Gaussians, gaussian_classifier
 
 FROZEN = "frozen"
-ARMS: dict[str, tuple[dict[str, Any], tuple[float | None, ...]]] = {
-    "plain": ({"name": "seq"}, (None,)),
-    "lwf": ({"name": "lwf"}, (1.0, 10.0)),
-    "lwf-f": ({"name": "lwf-f"}, (1.0, 10.0)),
-    "efc": ({"name": "efc"}, (1.0, 10.0)),
-    "lwf-ac": ({"name": "lwf-ac"}, (1e2, 1e4)),
-    "output": ({"name": "inf-ssm-exact"}, (15.0, 150.0)),
+GRID: dict[str, tuple[dict[str, Any], tuple[tuple[float, float | None], ...]]] = {
+    "plain": ({"name": "seq"}, ((1e-4, None), (3e-4, None), (1e-3, None))),
+    "lwf": ({"name": "lwf"}, ((1e-3, 1.0), (1e-3, 10.0), (3e-4, 1.0))),
+    "lwf-f": ({"name": "lwf-f"}, ((1e-3, 1.0), (1e-3, 10.0), (3e-4, 1.0))),
+    "efc": ({"name": "efc"}, ((1e-3, 1.0), (1e-3, 10.0), (3e-4, 1.0))),
+    "lwf-ac": ({"name": "lwf-ac"}, ((1e-3, 1e2), (1e-3, 1e4), (3e-4, 1e2))),
+    "output": ({"name": "inf-ssm-exact"}, ((1e-3, 15.0), (1e-3, 150.0), (3e-4, 15.0))),
 }
-"""Methods, and the weights that are tried."""
-RATES = (1e-4, 1e-3)
-EPOCHS = 5
-"""Of a later task, in this table."""
+"""Of every arm its method, and the learning rates and weights that are tried: three of each."""
+EPOCHS = 3
+"""Of a later task."""
 SEARCHED_TASKS = 2
 ALPHAS = (1e-3, 1e-2, 1e-1)
 RANDOM_FEATURES = 1024
+LAST = Views(FittedConfig(mean_token=True, mirror=True))
+EARLY = Views(FittedConfig(mean_token=True, token_spread=True, blocks=(1,), mirror=True))
+"""Views by which every arm is judged: of the last block, and of the first, as in the presets."""
+WIDTH = 192
+"""Of the first of these; those of the other come behind it."""
 
 
 class Setting(NamedTuple):
@@ -62,11 +66,15 @@ class Stream(NamedTuple):
     values: Mapping[str, Any]
     out: Path
 
+    def file(self, setting: Setting, tasks: int | None = None) -> Path:
+        """Where the features of an arm are kept, trained on all tasks or on the first ones."""
+        return self.out / self.name / f"{self.seed}-{setting.label}-{tasks or 'all'}.pt"
+
     def setup(self, setting: Setting) -> Setup:
         """Stream, recipe, model and method as ``infssm run`` would build them after task 0."""
         shared = load_config(self.values)
         first = Experiment.of(shared).task0_weights
-        options = {} if setting.arm == FROZEN else ARMS[setting.arm][0]
+        options = {} if setting.arm == FROZEN else GRID[setting.arm][0]
         weight = {} if setting.weight is None else {"weight": setting.weight}
         changes = {"method": {"name": "seq", **options, **weight}, "train": {"lr": setting.rate}}
         config = load_config(merge({key: value for key, value in self.values.items() if key != "method"}, changes))
@@ -74,17 +82,24 @@ class Stream(NamedTuple):
 
 
 @torch.no_grad()
-def features(setup: Setup, views: Views, rows: Any) -> Tensor:
-    """Class and mean tokens of images and their mirror images, without augmentation: ``[n, 2d]``."""
-    model = setup.method.module.eval()
-    pixels = setup.stream.dataset.images.pixels
-    parts = torch.from_numpy(rows).split(250)
-    return torch.cat([views(model, setup.recipe.eval(pixels[part])) for part in parts])
+def features(setup: Setup, rows: Any) -> Tensor:
+    """Both views of images, without augmentation, side by side: float64 ``[n, d]``."""
+    model, recipe, pixels = setup.method.module.eval(), setup.recipe, setup.stream.dataset.images.pixels
+    inputs = (recipe.eval(pixels[part]) for part in torch.from_numpy(rows).split(250))
+    return torch.cat([torch.cat([LAST(model, x), EARLY(model, x)], dim=1) for x in inputs]).double()
+
+
+def view(kept: Kept, *, early: bool) -> Kept:
+    """One of the two views alone."""
+    columns = slice(WIDTH, None) if early else slice(WIDTH)
+    parts = {name: [(x[:, columns], y) for x, y in rows] for name, rows in kept.parts.items()}
+    old = [None if x is None else x[:, columns] for x in kept.old]
+    return kept._replace(old=old, new=[x[:, columns] for x in kept.new], parts=parts)
 
 
 def train(stream: Stream, setting: Setting, tasks: int | None = None) -> Kept:
     """The features of an arm: of each task's images under the model before and after it, of the others at the end."""
-    path = stream.out / stream.name / f"{stream.seed}-{setting.label}-{tasks or 'all'}.pt"
+    path = stream.file(setting, tasks)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(_trained(stream, setting, tasks), path)
@@ -93,12 +108,12 @@ def train(stream: Stream, setting: Setting, tasks: int | None = None) -> Kept:
 
 def _trained(stream: Stream, setting: Setting, tasks: int | None) -> dict[str, Any]:
     torch.set_num_threads(1)
-    setup, views = stream.setup(setting), Views(FittedConfig(mean_token=True, mirror=True))
+    setup = stream.setup(setting)
     method, found = setup.method, dict[str, Any](old=[], new=[], labels=[])
     learned = list(setup.stream)[:tasks]
     for task in learned:
         found["labels"].append(task.train.labels)
-        found["old"].append(None if task.index == 0 else features(setup, views, task.train.indices).double())
+        found["old"].append(None if task.index == 0 else features(setup, task.train.indices))
         seed_all(stream.seed, task.index, "begin")
         method.module.train()
         method.begin_task(task, setup.statistics_loader(task))
@@ -106,10 +121,10 @@ def _trained(stream: Stream, setting: Setting, tasks: int | None) -> dict[str, A
             train_epochs(setup, task, EPOCHS, [0.0, 0])
         seed_all(stream.seed, task.index, "end")
         method.end_task(task, setup.statistics_loader(task))
-        found["new"].append(features(setup, views, task.train.indices).double())
+        found["new"].append(features(setup, task.train.indices))
     found["parts"] = {
-        part: [(features(setup, views, (p := getattr(t, part)).indices).double(), p.labels) for t in learned]
-        for part in ("val", "test")
+        part: [(features(setup, (p := getattr(t, part)).indices), p.labels) for t in learned]
+        for part in (["val"] if stream.seed == SEARCHED else []) + (["test"] if tasks is None else [])
     }
     return found | {"models": [], "seconds_per_step": 0.0}
 
@@ -118,41 +133,74 @@ def chosen_setting(stream: Stream, arm: str) -> Setting:
     """Rate and weight by the validation AA of the best ``gda`` after the first tasks of the searched seed."""
     if arm == FROZEN:
         return Setting(FROZEN)
-    grid = [Setting(arm, rate, weight) for rate, weight in itertools.product(RATES, ARMS[arm][1])]
+    grid = [Setting(arm, *point) for point in GRID[arm][1]]
     return max(grid, key=lambda setting: _validation(stream, setting))
 
 
 def _validation(stream: Stream, setting: Setting) -> float:
-    path = stream.out / stream.name / f"{stream.seed}-{setting.label}-{SEARCHED_TASKS}.json"
+    path = stream.file(setting, SEARCHED_TASKS).with_suffix(".json")
 
     def best() -> float:
-        return max(value.aa for value in gaussian_scores(train(stream, setting, SEARCHED_TASKS)).values())
+        kept = view(train(stream, setting, SEARCHED_TASKS), early=False)
+        return max(value.aa for value in gaussian_scores(kept).values())
 
     return float(remembered(path, best))
 
 
-def head_settings(kept: Kept, first: Kept) -> dict[str, Any]:
-    """Shrinkage of every head by validation AA: of ``gda`` for this model, and for the first one beside it."""
-    found = statistics(kept)
-    ours, theirs = ({g: v.aa for g, v in gaussian_scores(one).items() if g.prior == "class"} for one in (kept, first))
-    return {
-        "gda": tuple(max(ours, key=ours.__getitem__)),
-        "first": tuple(max(theirs, key=theirs.__getitem__)),
-        "lda": max(ALPHAS, key=lambda alpha: score(kept, lda(kept, found, alpha, "class"), "val").aa),
-    }
+class Shrinkage(NamedTuple):
+    """Of ``gda``: share of the identity, and of the covariance that all classes share."""
+
+    alpha: float
+    beta: float
 
 
-def test(kept: Kept, first: Kept, settings: Mapping[str, Any]) -> dict[str, float]:
-    """Test AA of every head, in percent; ``two`` averages the log densities of the first model and of this one."""
-    found = statistics(kept)
-    heads: dict[str, Callable[[], Classify]] = {
-        "gda": lambda: gda(kept, found, Gaussian(*settings["gda"])),
-        "lda": lambda: lda(kept, found, settings["lda"], "class"),
-        "ncm": lambda: ncm(kept),
-        "ranpac": lambda: ranpac(kept, RANDOM_FEATURES),
+SHRINKAGES = tuple(Shrinkage(alpha, 0.9) for alpha in ALPHAS)
+
+
+def densities(kept: Kept, shrinkages: Iterable[Shrinkage], part: str) -> dict[Shrinkage, list[Tensor]]:
+    """Log densities of all classes by ``gda`` on each task's images: float32 ``[n, K]``."""
+    found, rows = statistics(kept), [x.float() for x, _ in kept.parts[part]]
+    heads = {one: Gaussians(*gaussian_classifier(found, *one)).float() for one in shrinkages}
+    return {one: [head(x) for x in rows] for one, head in heads.items()}
+
+
+def accuracy(kept: Kept, scores: Iterable[Tensor], part: str) -> float:
+    """AA in percent of scores on each task's images."""
+    pairs = zip(scores, kept.parts[part], strict=True)
+    return 100 * float(torch.stack([(s.argmax(1) == y).double().mean() for s, (_, y) in pairs]).mean())
+
+
+def head_settings(kept: Kept) -> dict[str, Any]:
+    """Shrinkage by validation AA: of ``lda``, and of ``gda`` for both views."""
+    last, chosen = view(kept, early=False), {}
+    found = statistics(last)
+    for early, name in VIEWS:
+        one = view(kept, early=early)
+        scores = {key: accuracy(one, value, "val") for key, value in densities(one, SHRINKAGES, "val").items()}
+        chosen[name] = max(scores, key=scores.__getitem__)
+    lda_alpha = max(ALPHAS, key=lambda alpha: score(last, lda(last, found, alpha, "class"), "val").aa)
+    return {"lda": lda_alpha, **chosen}
+
+
+VIEWS = ((False, "gda"), (True, "gda, first block"))
+
+
+def test(kept: Kept, first: Kept, own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """Test AA of every head, in percent; ``two`` averages the log densities of the first model and of this one.
+
+    ``own`` and ``other`` are the :func:`head_settings` of this arm and of frozen features.
+    """
+    last = view(kept, early=False)
+    found = {
+        "lda": score(last, lda(last, statistics(last), own["lda"], "class"), "test").aa,
+        "ncm": score(last, ncm(last), "test").aa,
+        "ranpac": score(last, ranpac(last, RANDOM_FEATURES), "test").aa,
     }
-    scores = {name: score(kept, head(), "test").aa for name, head in heads.items()}
-    own, other = heads["gda"](), gda(first, statistics(first), Gaussian(*settings["first"]))
-    pairs = zip(kept.parts["test"], first.parts["test"], strict=True)
-    right = [((own(x) + other(z)).argmax(1) == y).double().mean() for (x, y), (z, _) in pairs]
-    return scores | {"two": 100 * float(torch.stack(right).mean())}
+    for early, name in VIEWS:
+        (mine,), (theirs,) = (
+            densities(view(one, early=early), [Shrinkage(*settings[name])], "test").values()
+            for one, settings in ((kept, own), (first, other))
+        )
+        found[name] = accuracy(last, mine, "test")
+        found[f"{name}, two"] = accuracy(last, [a + b for a, b in zip(mine, theirs, strict=True)], "test")
+    return found

@@ -70,7 +70,7 @@ LORA = {"first_session": "lora", "rank": 2}
     [
         (
             "lwf-f+gda",
-            {"mean_token": True, "std_token": True, "blocks": [1, 2], "mirror": True, "first_model": True},
+            {"mean_token": True, "token_spread": True, "blocks": [1, 2], "mirror": True, "first_model": True},
             8,
         ),
         ("frozen+ranpac", {**LORA, "start_model": True}, 4),

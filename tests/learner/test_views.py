@@ -17,7 +17,7 @@ from infssm.learner.result import Result
 from tests.compare import identical
 from tests.learner.tiny import assert_same, tiny_config
 
-ALL = {"mean_token": True, "std_token": True, "blocks": [1, 2], "mirror": True, "first_model": True}
+ALL = {"mean_token": True, "token_spread": True, "blocks": [1, 2], "mirror": True, "first_model": True}
 TWO_BLOCKS = {"model": {"options": {"depth": 2}}}
 
 
@@ -33,7 +33,7 @@ def trained(result: Result) -> Path:
 
 def test_its_file_holds_both_models_and_tests_as_the_run_did(result: Result) -> None:
     weights = load_file(result.weights)
-    assert weights["head.fitted.mean"].shape == (10, 2 * 2 * 3 * 16)  # models, blocks, tokens
+    assert weights["head.fitted.mean"].shape == (10, 2 * 2 * 4 * 16)  # models, blocks, tokens
     moved = weights["layers.0.mixer.in_proj.weight"]
     assert not torch.equal(moved, weights["head.views.first.layers.0.mixer.in_proj.weight"])
     for task in (0, 1):

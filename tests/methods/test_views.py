@@ -141,7 +141,7 @@ def test_gda_of_several_blocks_is_the_mean_of_their_log_densities() -> None:
     The final norm's weights are drawn at random, so that leaving it out shows.
     """
     alpha, beta, ridge = 0.1, 0.5, 0.05
-    options = {"mean_token": True, "std_token": True, "mirror": True, "blocks": [2, 1]}
+    options = {"mean_token": True, "token_spread": True, "mirror": True, "blocks": [2, 1]}
     method = start("seq+gda", **options, alpha=alpha, beta=beta, ridge=ridge)
     toys.nudge(method.module, 0.3, seed=9)
     tasks = [toys.Task(0, (0, 1, 2)), toys.Task(1, (3, 4))]
@@ -185,7 +185,8 @@ def seen_after(block: int, model: Any, x: Tensor) -> np.ndarray:
         total = (model.embed(side) + sum(one[0] for one in outputs[: block + 1])).numpy()
         size = np.sqrt((total**2).mean(axis=-1, keepdims=True) + model.norm_f.eps)
         tokens = total / size * model.norm_f.weight.detach().numpy()
-        sides.append(np.concatenate([tokens[:, model.cls_index], tokens.mean(axis=1), tokens.std(axis=1)], axis=1))
+        parts = [tokens[:, model.cls_index], tokens.mean(axis=1), tokens.std(axis=1), tokens.max(axis=1)]
+        sides.append(np.concatenate(parts, axis=1))
     mean: np.ndarray = np.mean(sides, axis=0)
     return mean
 
@@ -331,7 +332,7 @@ def test_the_model_before_the_first_task_is_kept_and_its_features_come_first() -
         start("ncm", start_model=True, first_model=True)
 
 
-@pytest.mark.parametrize("option", ["mean_token", "std_token", "mirror", "first_model", "start_model"])
+@pytest.mark.parametrize("option", ["mean_token", "token_spread", "mirror", "first_model", "start_model"])
 def test_it_is_for_images(option: str) -> None:
     model = toys.model("s4d_nano")
     with pytest.raises(ConfigError, match=f"gda: {option} is for images, and the samples are series"):

@@ -1,6 +1,6 @@
 """Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
-Mean and standard deviation of all tokens, earlier blocks, the mirror image and the model as the first task left it cost
+Statistics of all tokens, earlier blocks, the mirror image and the model as the first task left it cost
 no images of old tasks. Training does not change: the views are features for the fitted head alone, when it is fitted
 and when it classifies.
 """
@@ -31,8 +31,10 @@ class FittedConfig(ComponentConfig):
     mean_token: bool = Field(
         False, description="images: features are also the mean of all tokens, beside the class token"
     )
-    std_token: bool = Field(
-        False, description="images: features are also the standard deviation over all tokens, beside the class token"
+    token_spread: bool = Field(
+        False,
+        description="images: features are also standard deviation and maximum over all tokens, beside the class "
+        "token; worth it for early blocks",
     )
     blocks: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
@@ -104,7 +106,7 @@ class Views(nn.Module):
 
     def width(self, features: int) -> int:
         """Width of all features, where the trained classifier is given ``features``."""
-        return features * self.parts * (1 + self.config.mean_token + self.config.std_token)
+        return features * self.parts * (1 + self.config.mean_token + 2 * self.config.token_spread)
 
     def forward(self, model: Any, x: Tensor) -> Tensor:
         """Features of ``x: [b, c, h, w]`` under the current ``model``, after those of the first task's."""
@@ -124,8 +126,8 @@ class Views(nn.Module):
             tokens.append(model.pool(features))
             if self.config.mean_token:
                 tokens.append(features.mean(dim=1))
-            if self.config.std_token:
-                tokens.append(features.std(dim=1, correction=0))
+            if self.config.token_spread:
+                tokens += [features.std(dim=1, correction=0), features.amax(dim=1)]
         return torch.cat(tokens, dim=1)
 
     def keep(self, model: nn.Module) -> None:
