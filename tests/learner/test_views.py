@@ -63,11 +63,11 @@ def test_another_run_starts_from_its_first_task(trained: Path, tmp_path: Path) -
 
 
 def test_first_session_adaptation_trains_task_0_itself_and_keeps_what_was_before(trained: Path, tmp_path: Path) -> None:
-    weights = {"model": {"weights": str(trained / "checkpoints" / "task_00.safetensors")}}
+    weights = {"model": {"weights": str(trained / "checkpoints" / "task_00.safetensors"), **TWO_BLOCKS["model"]}}
     config = tiny_config(tmp_path, "frozen+ncm", {"start_model": True}, **weights)
     found = run(config, quiet=True)
     assert found.config.train.task0 == "own"
-    own, given = load_file(found.weights), load_file(weights["model"]["weights"])
+    own, given = load_file(found.weights), load_file(str(weights["model"]["weights"]))
     key = "layers.0.mixer.in_proj.weight"
     assert identical(own[f"head.views.first.{key}"], given[key])
     assert not identical(own[key], given[key]), "task 0 was trained"
