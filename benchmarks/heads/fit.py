@@ -134,10 +134,10 @@ def gda(kept: Kept, found: ClassStatistics, chosen: Gaussian) -> Classify:
     return lambda x: Quadratic(x).scores(mean, whiten, offset)
 
 
-def ranpac(kept: Kept) -> Classify:
-    """Random features of the width that the head takes by default, sums over tasks, the ridge as the head finds it."""
+def ranpac(kept: Kept, hidden_width: int | None = None) -> Classify:
+    """Random features, as many as the head takes by default; sums over tasks, the ridge as the head finds it."""
     width = kept.new[0].shape[1]
-    projection = torch.randn(width, 16 * width, generator=torch.Generator().manual_seed(0))
+    projection = torch.randn(width, hidden_width or 16 * width, generator=torch.Generator().manual_seed(0))
     sums = [torch.zeros((), dtype=torch.float64)] * 4
     before = torch.zeros(kept.classes, dtype=torch.int64)
     ridges = RIDGES[10:15]  # 100 to 1e6: no others are chosen here

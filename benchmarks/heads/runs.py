@@ -135,7 +135,7 @@ def _trained(spec: Spec, place: Place) -> dict[str, Any]:
         model.train()
         method.begin_task(task, setup.statistics_loader(task), lr=task_lr(setup.config.train, task.index))
         if task.index > 0 and spec.arm != "frozen":
-            _epochs(setup, task, spec.epochs or setup.config.train.epochs, clock)
+            train_epochs(setup, task, spec.epochs or setup.config.train.epochs, clock)
         seed_all(spec.seed, task.index, "end")
         measured = setup.statistics_loader(task)
         # Base images count twice, as those of two epochs do, so that buffers balance.
@@ -149,7 +149,7 @@ def _trained(spec: Spec, place: Place) -> dict[str, Any]:
     return found | {"seconds_per_step": clock[0] / max(clock[1], 1), "label": spec.label}
 
 
-def _epochs(setup: Setup, task: Task, epochs: int, clock: list[float]) -> None:
+def train_epochs(setup: Setup, task: Task, epochs: int, clock: list[float]) -> None:
     """Train on a task; ``clock`` adds up processor seconds and steps."""
     method, config = setup.method, setup.config.train
     optimizer = build_optimizer(method.param_groups(decay_groups(method.module, config.weight_decay)))
@@ -177,7 +177,7 @@ def _first_task(setup: Setup, spec: Spec, place: Place) -> None:
         plain = Spec(spec.protocol, spec.seed, "plain", {"name": "seq"}, TASK0_RATES[spec.protocol])
         first = setup_of(plain, place)
         first.method.begin_task(first.stream[0], lr=plain.rate)
-        _epochs(first, first.stream[0], first.epochs(0), [0.0, 0])
+        train_epochs(first, first.stream[0], first.epochs(0), [0.0, 0])
         return first.method.module.state_dict()
 
     path = place.out / spec.protocol / f"task0-{spec.seed}.pt"

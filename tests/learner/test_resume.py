@@ -68,7 +68,11 @@ LORA = {"first_session": "lora", "rank": 2}
 @pytest.mark.parametrize(
     ("method", "options", "step"),
     [
-        ("lwf-f+gda", {"mean_token": True, "mirror": True, "first_model": True}, 8),
+        (
+            "lwf-f+gda",
+            {"mean_token": True, "token_spread": True, "blocks": [1, 2], "mirror": True, "first_model": True},
+            8,
+        ),
         ("frozen+ranpac", {**LORA, "start_model": True}, 4),
         ("inflora", LORA, 4),
         ("inflora", LORA, 8),
@@ -81,8 +85,9 @@ def test_options_that_keep_more_between_steps_go_on(
     tmp_path: Path, method: str, options: dict[str, Any], step: int
 ) -> None:
     """Stopped inside the first task (steps 0 to 5), where LoRA is trained, or the second, where a copy is kept."""
-    whole = run(tiny_config(tmp_path / "whole", method, options), quiet=True)
-    config = tiny_config(tmp_path / "broken", method, options)
+    two_blocks = {"model": {"options": {"depth": 2}}}
+    whole = run(tiny_config(tmp_path / "whole", method, options, **two_blocks), quiet=True)
+    config = tiny_config(tmp_path / "broken", method, options, **two_blocks)
     with broken_at(step, signalled), pytest.raises(Interrupted):
         run(config, quiet=True)
     assert_same(resume(run_path(config), quiet=True), whole)

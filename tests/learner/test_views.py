@@ -17,12 +17,13 @@ from infssm.learner.result import Result
 from tests.compare import identical
 from tests.learner.tiny import assert_same, tiny_config
 
-ALL = {"mean_token": True, "mirror": True, "first_model": True}
+ALL = {"mean_token": True, "token_spread": True, "blocks": [1, 2], "mirror": True, "first_model": True}
+TWO_BLOCKS = {"model": {"options": {"depth": 2}}}
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return run(tiny_config(tmp_path_factory.mktemp("runs"), "lwf-f+gda", ALL), quiet=True)
+    return run(tiny_config(tmp_path_factory.mktemp("runs"), "lwf-f+gda", ALL, **TWO_BLOCKS), quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def trained(result: Result) -> Path:
 
 def test_its_file_holds_both_models_and_tests_as_the_run_did(result: Result) -> None:
     weights = load_file(result.weights)
-    assert weights["head.fitted.mean"].shape == (10, 4 * 16)
+    assert weights["head.fitted.mean"].shape == (10, 2 * 2 * 4 * 16)  # models, blocks, tokens
     moved = weights["layers.0.mixer.in_proj.weight"]
     assert not torch.equal(moved, weights["head.views.first.layers.0.mixer.in_proj.weight"])
     for task in (0, 1):
@@ -55,18 +56,18 @@ def test_it_goes_through_a_folder_of_the_hub(trained: Path, tmp_path: Path) -> N
 
 def test_another_run_starts_from_its_first_task(trained: Path, tmp_path: Path) -> None:
     """Task 0 was trained plainly: its file serves every method, with and without a second look."""
-    start = {"train": {"task0": str(trained / "checkpoints" / "task_00.safetensors")}}
+    start = TWO_BLOCKS | {"train": {"task0": str(trained / "checkpoints" / "task_00.safetensors")}}
     once, twice = (run(tiny_config(tmp_path / name, "gda", ALL, **start), quiet=True) for name in ("a", "b"))
     assert_same(once, twice)
     run(tiny_config(tmp_path / "seq", "seq", **start), quiet=True)
 
 
 def test_first_session_adaptation_trains_task_0_itself_and_keeps_what_was_before(trained: Path, tmp_path: Path) -> None:
-    weights = {"model": {"weights": str(trained / "checkpoints" / "task_00.safetensors")}}
+    weights = {"model": {"weights": str(trained / "checkpoints" / "task_00.safetensors"), **TWO_BLOCKS["model"]}}
     config = tiny_config(tmp_path, "frozen+ncm", {"start_model": True}, **weights)
     found = run(config, quiet=True)
     assert found.config.train.task0 == "own"
-    own, given = load_file(found.weights), load_file(weights["model"]["weights"])
+    own, given = load_file(found.weights), load_file(str(weights["model"]["weights"]))
     key = "layers.0.mixer.in_proj.weight"
     assert identical(own[f"head.views.first.{key}"], given[key])
     assert not identical(own[key], given[key]), "task 0 was trained"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from infssm.learner.loop import weights_of
 from infssm.learner.setup import load_weights
 from infssm.methods import Base, Batch, Method, Regularizer, build_method, list_methods, parse_name
 from infssm.methods.core.build import components
+from infssm.methods.core.passes import capture
 from infssm.models.features import features, training_weights
 from tests.methods import toys
 from tests.methods.toys import CLASSES, FOR_IMAGES, TASKS
@@ -131,6 +133,62 @@ def test_gda_of_two_models_is_the_mean_of_their_log_densities() -> None:
     assert (found[:, 5] == -torch.inf).all()
     # Class covariances are kept in float32, whose rounding the inverses of shrunk covariances (α 0.1) enlarge.
     np.testing.assert_allclose(found[:, :5].numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_gda_of_several_blocks_is_the_mean_of_their_log_densities() -> None:
+    """Float64, by numpy, with features taken at the blocks themselves: the residual after each through the final norm.
+
+    The final norm's weights are drawn at random, so that leaving it out shows.
+    """
+    alpha, beta, ridge = 0.1, 0.5, 0.05
+    options = {"mean_token": True, "token_spread": True, "mirror": True, "blocks": [2, 1]}
+    method = start("seq+gda", **options, alpha=alpha, beta=beta, ridge=ridge)
+    toys.nudge(method.module, 0.3, seed=9)
+    tasks = [toys.Task(0, (0, 1, 2)), toys.Task(1, (3, 4))]
+    models, images = [], [batch(task, 30, seed=3) for task in tasks]
+    for task, one in zip(tasks, images, strict=True):
+        method.begin_task(task, [one])
+        toys.nudge(method.module, 0.05, seed=task.index)
+        models.append(copy.deepcopy(method.module).eval())
+        method.end_task(task, [one])
+    x, expected = batch(TASKS[0], 8, seed=5).x, np.zeros((8, 5))
+    for block in (0, 1):
+        rows = [seen_after(block, models[index], images[index].x) for index in (0, 1)]
+        matrix, shift = drifted(*(seen_after(block, model, images[1].x) for model in models), ridge)
+        means, covariances, counts = [], [], []
+        for index, one in enumerate(images):
+            for label in tasks[index].classes:
+                own = rows[index][(one.y == label).numpy()]
+                mean, covariance = own.mean(axis=0), np.cov(own.T, bias=True)
+                if index == 0:
+                    mean, covariance = mean @ matrix + shift, matrix.T @ covariance @ matrix
+                means.append(mean)
+                covariances.append(covariance)
+                counts.append(len(own))
+        pooled = np.average(covariances, axis=0, weights=counts)
+        for label in range(5):
+            blended = (1 - beta) * covariances[label] + beta * pooled
+            shrunk = (1 - alpha) * blended + alpha * np.diag(blended).mean() * np.eye(len(blended))
+            expected[:, label] += density(seen_after(block, models[1], x), means[label], shrunk) / 2
+    found = logits(method)[:, :5].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@torch.no_grad()
+def seen_after(block: int, model: Any, x: Tensor) -> np.ndarray:
+    """As :func:`seen`, after ``block``: its mixer's output is added to the residual and normalised by hand."""
+    sides = []
+    for side in (x, torch.flip(x, dims=(3,))):
+        with contextlib.ExitStack() as stack:
+            outputs = [stack.enter_context(capture(layer.mixer)) for layer in model.layers]
+            model(side)
+        total = (model.embed(side) + sum(one[0] for one in outputs[: block + 1])).numpy()
+        size = np.sqrt((total**2).mean(axis=-1, keepdims=True) + model.norm_f.eps)
+        tokens = total / size * model.norm_f.weight.detach().numpy()
+        parts = [tokens[:, model.cls_index], tokens.mean(axis=1), tokens.std(axis=1), tokens.max(axis=1)]
+        sides.append(np.concatenate(parts, axis=1))
+    mean: np.ndarray = np.mean(sides, axis=0)
+    return mean
 
 
 @pytest.mark.parametrize("head", FITTED)
@@ -274,7 +332,7 @@ def test_the_model_before_the_first_task_is_kept_and_its_features_come_first() -
         start("ncm", start_model=True, first_model=True)
 
 
-@pytest.mark.parametrize("option", ["mean_token", "mirror", "first_model", "start_model"])
+@pytest.mark.parametrize("option", ["mean_token", "token_spread", "mirror", "first_model", "start_model"])
 def test_it_is_for_images(option: str) -> None:
     model = toys.model("s4d_nano")
     with pytest.raises(ConfigError, match=f"gda: {option} is for images, and the samples are series"):
@@ -288,6 +346,21 @@ def test_it_is_for_images(option: str) -> None:
 def test_a_mean_of_tokens_has_no_second_one() -> None:
     with pytest.raises(ConfigError, match="VMamba are the mean of its tokens"):
         build_method(toys.model("vmamba_nano"), "gda", num_classes=CLASSES, mean_token=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "why"),
+    [
+        ("vmamba_nano", [1], "is for Vim, whose blocks all have one width, not for VMamba"),
+        ("vim_nano", [1, 99], r"=\[1, 99\], but the model has \d blocks"),
+        ("vim_nano", [1, 1], r"=\[1, 1\] names one twice"),
+        ("vim_nano", [0], "greater than or equal to 1"),
+        ("vim_nano", [], "at least 1 item"),
+    ],
+)
+def test_blocks_that_a_model_does_not_have_are_refused(model: str, blocks: list[int], why: str) -> None:
+    with pytest.raises(ConfigError, match=f"blocks.*{why}"):
+        build_method(toys.model(model), "gda", num_classes=CLASSES, blocks=blocks)
 
 
 @pytest.mark.parametrize(("name", "options"), [("gda", {}), ("lda", ALL)])

@@ -192,6 +192,15 @@ class VisionMamba(Backbone):
         """Run all blocks and the final norm; any number of tokens: [batch, tokens, dim]."""
         return run_blocks(self.layers, self.norm_f, tokens, drop_path_rate=self.drop_path_rate)
 
+    def forward_blocks(self, x: Tensor, count: int) -> list[Tensor]:
+        """Features after each of the first ``count`` blocks, through the final norm: [batch, tokens, dim] each."""
+        hidden, residual = self.embed(x), None
+        found = []
+        for layer in self.layers[:count]:
+            hidden, residual = layer(hidden, residual)
+            found.append(self.norm_f(hidden, residual)[0])
+        return found
+
     def pool(self, features: Tensor) -> Tensor:
         """Take the class token, counted from the end so that prepended tokens do not move it."""
         return features[:, self.cls_index - self.num_patches - 1]

@@ -21,7 +21,7 @@ FITTED = [name for name in list_methods() if parse_name(name).head.fitted]
 def options(name: str) -> list[dict[str, Any]]:
     found = parse_name(name).head.Config.model_fields
     small = {"samples": 4} if "samples" in found else {}
-    looks = {"mean_token": True, "mirror": True, "first_model": True}
+    looks = {"mean_token": True, "token_spread": True, "blocks": [1, 2], "mirror": True, "first_model": True}
     drifts = [{"drift": drift} for drift in ("map", "mean", "none")] if "drift" in found else [{}]
     return [{**small, **one} for one in (*drifts, looks)]
 

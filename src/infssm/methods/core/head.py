@@ -129,9 +129,9 @@ class FittedHead(Head):
         return width if self.views is None else self.views.width(width)
 
     @property
-    def num_models(self) -> int:
-        """Number of models whose features are concatenated; all have the same width."""
-        return 1 if self.views is None else self.views.models
+    def num_parts(self) -> int:
+        """Number of parts of the features, all of one width: one of every model and of every block."""
+        return 1 if self.views is None else self.views.parts
 
     @property
     def num_classes(self) -> int:

@@ -1,7 +1,7 @@
 """Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
-The mean of all tokens, the mirror image and the model after the first task need no images of old tasks. Training
-does not change: the views are features only for the fitted head, when it is fitted and when it classifies.
+Statistics of all tokens, earlier blocks, the mirror image and the model after the first task need no images of old
+tasks. Training does not change: the views are features only for the fitted head, when it is fitted and when it classifies.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, model_validator
@@ -20,6 +20,7 @@ from infssm.methods.core.context import Context
 from infssm.methods.core.contract import ComponentConfig
 from infssm.models import Backbone
 from infssm.models.features import find_classifier
+from infssm.models.vim import VisionMamba
 from infssm.ssm import unwrap
 
 
@@ -28,6 +29,17 @@ class FittedConfig(ComponentConfig):
 
     mean_token: bool = Field(
         False, description="images: features are also the mean of all tokens, beside the class token"
+    )
+    token_spread: bool = Field(
+        False,
+        description="images: features are also standard deviation and maximum over all tokens, beside the class "
+        "token; worth it for early blocks",
+    )
+    blocks: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="images: after which blocks of a Vim features are taken, 1 for the first; those of early ones are "
+        "less made for the first task's classes. Likelihoods by several blocks are averaged (lda, gda); null: the last",
     )
     mirror: bool = Field(
         False,
@@ -46,10 +58,21 @@ class FittedConfig(ComponentConfig):
     )
 
     @model_validator(mode="after")
+    def _distinct(self) -> FittedConfig:
+        if self.blocks and len(set(self.blocks)) < len(self.blocks):
+            raise ValueError(f"blocks={list(self.blocks)} names one twice")
+        return self
+
+    @model_validator(mode="after")
     def _one_copy(self) -> FittedConfig:
         if self.first_model and self.start_model:
             raise ValueError("choose first_model or start_model: one copy of the model is kept")
         return self
+
+    @property
+    def asked(self) -> list[str]:
+        """The views that are asked for, by their options."""
+        return [name for name in FittedConfig.model_fields if getattr(self, name)]
 
     @property
     def keeps_model(self) -> bool:
@@ -58,7 +81,7 @@ class FittedConfig(ComponentConfig):
 
 
 class Views(nn.Module):
-    """Features of images ``[b, models · tokens · d]`` for a fitted head.
+    """Features of images ``[b, models · blocks · tokens · d]`` for a fitted head.
 
     ``first`` is the first task's model, or with ``start_model`` the one before it.
     """
@@ -73,18 +96,16 @@ class Views(nn.Module):
     @classmethod
     def of(cls, config: ComponentConfig) -> Views | None:
         """The views that a head's options ask for; None if it uses the features of the trained classifier."""
-        if isinstance(config, FittedConfig) and (config.mean_token or config.mirror or config.keeps_model):
-            return cls(config)
-        return None
+        return cls(config) if isinstance(config, FittedConfig) and config.asked else None
 
     @property
-    def models(self) -> int:
-        """Number of models; each gives an equal part of the features, the copy first."""
-        return 1 + self.config.keeps_model
+    def parts(self) -> int:
+        """Number of parts of the features, all of one width: of every model, the copy first, one of every block."""
+        return len(self.config.blocks or (0,)) * (1 + self.config.keeps_model)
 
     def width(self, features: int) -> int:
         """Width of all features, where the trained classifier is given ``features``."""
-        return features * self.models * (1 + self.config.mean_token)
+        return features * self.parts * (1 + self.config.mean_token + 2 * self.config.token_spread)
 
     def forward(self, model: Any, x: Tensor) -> Tensor:
         """Features of ``x: [b, c, h, w]`` under the current ``model``, after those of the first task's."""
@@ -94,9 +115,19 @@ class Views(nn.Module):
         return sum(views[1:], start=views[0]) / len(views)
 
     def _tokens(self, model: Any, x: Tensor) -> Tensor:
-        features: Tensor = model.forward_features(x)
-        pooled: Tensor = model.pool(features)
-        return torch.cat([pooled, features.mean(dim=1)], dim=1) if self.config.mean_token else pooled
+        wanted, tokens = self.config.blocks, []
+        if wanted is None:
+            blocks = [model.forward_features(x)]
+        else:
+            every = model.forward_blocks(x, max(wanted))
+            blocks = [every[block - 1] for block in wanted]
+        for features in blocks:
+            tokens.append(model.pool(features))
+            if self.config.mean_token:
+                tokens.append(features.mean(dim=1))
+            if self.config.token_spread:
+                tokens += [features.std(dim=1, correction=0), features.amax(dim=1)]
+        return torch.cat(tokens, dim=1)
 
     def keep(self, model: nn.Module) -> None:
         """Keep a frozen copy of ``model`` beside the one that learns, if the options ask for one."""
@@ -144,9 +175,9 @@ def _classify(model: nn.Module, classifier: ViewsClassifier, x: Tensor) -> Tenso
 
 def check_views(config: ComponentConfig, context: Context, head: str) -> None:
     """Refuse views that this kind of data or this model does not have."""
-    if Views.of(config) is None or not isinstance(config, FittedConfig):
+    if not isinstance(config, FittedConfig) or not config.asked:
         return
-    asked = next(name for name in FittedConfig.model_fields if getattr(config, name))
+    asked = config.asked[0]
     model = unwrap(context.module)
     if not context.modality.augmented:
         raise ConfigError(f"{head}: {asked} is for images, and the samples are {context.modality.name}")
@@ -157,3 +188,9 @@ def check_views(config: ComponentConfig, context: Context, head: str) -> None:
         )
     if config.mean_token and model.cls_index is None:
         raise ConfigError(f"{head}: the features of {type(model).__name__} are the mean of its tokens: no mean_token")
+    if config.blocks is None:
+        return
+    if not isinstance(model, VisionMamba):
+        raise ConfigError(f"{head}: blocks is for Vim, whose blocks all have one width, not for {type(model).__name__}")
+    if max(config.blocks) > len(model.layers):
+        raise ConfigError(f"{head}: blocks={list(config.blocks)}, but the model has {len(model.layers)} blocks")

@@ -95,7 +95,7 @@ class MDA(GDA):
         """As in the other heads, to the nearest Gaussian of the class, to which the image was most likely added."""
         found = []
         numbers = self.gaussians().members.to(labels.device)[labels, self._tasks_of(features, labels).to(labels.device)]
-        parts = features.to(self.context.device).chunk(self.num_models, dim=1)
+        parts = features.to(self.context.device).chunk(self.num_parts, dim=1)
         for statistics, part in zip(self._stacked(), parts, strict=True):
             known = numbers < len(statistics.count)
             distances = torch.full((len(part),), torch.inf, dtype=torch.float64, device=part.device)

@@ -134,11 +134,11 @@ class StatisticalHead(FittedHead):
             elif self.config.drift == "mean":
                 drifts = [MeanDrift(statistics) for statistics in kept]
         for row in rows:
-            new = self.transformed(row.new.double()).chunk(self.num_models, dim=1)
+            new = self.transformed(row.new.double()).chunk(self.num_parts, dim=1)
             for one, features in zip(sums, new, strict=True):
                 one.add(features, row.y)
             if row.old is not None:
-                old = self.transformed(row.old.double()).chunk(self.num_models, dim=1)
+                old = self.transformed(row.old.double()).chunk(self.num_parts, dim=1)
                 for model, drift in enumerate(drifts):
                     drift.add(old[model], new[model])
         self.drift_maps = [drift.solve() for drift in drifts]
@@ -161,15 +161,15 @@ class StatisticalHead(FittedHead):
 
     def _sums(self) -> list[StatisticsSums]:
         """Empty sums for every model."""
-        width = self.num_features // self.num_models
+        width = self.num_features // self.num_parts
         return [
             StatisticsSums(
                 self.num_classes,
                 width,
-                per_class=self.num_models * self.num_classes * width**2 <= LARGE,
+                per_class=self.num_parts * self.num_classes * width**2 <= LARGE,
                 device=self.context.device,
             )
-            for _ in range(self.num_models)
+            for _ in range(self.num_parts)
         ]
 
     def resize(self) -> None:
@@ -206,7 +206,7 @@ class StatisticalHead(FittedHead):
     def left_out_distances(self, features: Tensor, labels: Tensor) -> Tensor:
         """See :func:`~infssm.methods.heads.gaussians.left_out_distances`; of several models the mean."""
         alpha, beta = getattr(self.config, "alpha", _ALPHA), getattr(self.config, "beta", 1.0)
-        parts = features.to(self.context.device).chunk(self.num_models, dim=1)
+        parts = features.to(self.context.device).chunk(self.num_parts, dim=1)
         found = [
             left_out_distances(statistics, part, labels.to(part.device), alpha, beta)
             for statistics, part in zip(self.statistics, parts, strict=True)
@@ -226,7 +226,7 @@ class StatisticalHead(FittedHead):
     def statistics_of(self, features: Tensor, labels: Tensor) -> list[ClassStatistics]:
         """By model the statistics of transformed ``features: [m, d]`` with ``labels: [m]``, of this process only."""
         sums, device = self._sums(), self.context.device
-        for one, part in zip(sums, features.double().to(device).chunk(self.num_models, dim=1), strict=True):
+        for one, part in zip(sums, features.double().to(device).chunk(self.num_parts, dim=1), strict=True):
             one.add(part, labels.to(device))
         return [one.statistics(list) for one in sums]
 
@@ -235,7 +235,7 @@ class StatisticalHead(FittedHead):
         if not self.drift_maps:
             return features
         found = []
-        for part, (matrix, shift) in zip(features.chunk(self.num_models, dim=1), self.drift_maps, strict=True):
+        for part, (matrix, shift) in zip(features.chunk(self.num_parts, dim=1), self.drift_maps, strict=True):
             found.append(part @ matrix.to(part) + (shift if shift.ndim == 1 else shift[labels]).to(part))
         return torch.cat(found, dim=1).to(features)
 

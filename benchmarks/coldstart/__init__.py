@@ -1,0 +1,1 @@
+"""docs/results/cold-start.md: features that go on learning from scratch."""
