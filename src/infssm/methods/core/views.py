@@ -1,7 +1,8 @@
 """Additional views of an image for a fitted head: features beyond those that the trained classifier is given.
 
 Statistics of all tokens, earlier blocks, the mirror image and the model after the first task need no images of old
-tasks. Training does not change: the views are features only for the fitted head, when it is fitted and when it classifies.
+tasks. Training does not change: the views are features only for the fitted head, when it is fitted and when it
+classifies.
 """
 
 from __future__ import annotations
