@@ -23,7 +23,12 @@ from infssm.errors import ConfigError
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model", group="infssm.models")
 
-register_model, describe_model = MODELS.register, MODELS.describe
+describe_model = MODELS.describe
+
+
+def register_model(name: str) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
+    """Register the decorated function, which builds a model from keyword options, under ``name``."""
+    return MODELS.register(name)
 
 
 def list_models(pattern: str = "*") -> list[str]:
