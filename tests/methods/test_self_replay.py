@@ -87,6 +87,21 @@ def test_the_term_is_the_divergence_on_what_the_old_model_generated() -> None:
     assert terms["ce"].item() == pytest.approx(alone.loss(batch())["ce"].item(), rel=1e-12)
 
 
+@pytest.mark.parametrize(("index", "times"), [(1, 1.0), (2, 1.5), (4, 2.5)])
+def test_a_growing_weight_is_proportional_to_the_number_of_tasks(index: int, times: float) -> None:
+    found = []
+    for growing in (False, True):
+        method = start("self-replay", **{"self-replay.growing": growing})
+        for task in range(index):
+            method.begin_task(task)
+            method.end_task(task)
+        method.begin_task(index)
+        toys.nudge(method.module, 0.05, seed=3)
+        found.append(float(method.loss(batch())["self-replay/logits"].detach()))
+    assert found[0] > 0
+    assert found[1] == pytest.approx(times * found[0], rel=1e-9)
+
+
 def test_the_old_model_generates_and_what_it_made_is_gone_when_the_task_ends() -> None:
     method = second_task("self-replay")
     sequences = component(method).sequences

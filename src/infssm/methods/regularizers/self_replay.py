@@ -28,6 +28,11 @@ class SelfReplayConfig(ComponentConfig):
     weight: float = Field(
         2.0, ge=0, description="on KL(old ‖ new) per generated token; 0 leaves them to the other regularizers"
     )
+    growing: bool = Field(
+        False,
+        description="increase the weight in proportion to the number of tasks so far, from `weight` at the second task, "
+        "so that each old domain keeps its share of the loss; for streams of more than three domains",
+    )
     sequences: int = Field(768, gt=0, description="number of sequences that the old model generates when a task begins")
     replay_batch: int = Field(16, gt=0, description="generated sequences in every step, drawn at random")
     length: int = Field(128, ge=2, description="tokens per sequence; best the length of those in the data")
@@ -166,7 +171,13 @@ class SelfReplay(Regularizer):
         if self.config.weight == 0:
             return {}
         old = pair.old.logits.to(pair.new.logits.dtype)  # may be kept in half precision
-        return {"logits": self.config.weight * kl_divergence(old, pair.new.logits, 1.0).mean()}
+        return {"logits": self._weight() * kl_divergence(old, pair.new.logits, 1.0).mean()}
+
+    def _weight(self) -> float:
+        """The weight in the current task."""
+        task = self.context.task
+        assert task is not None
+        return self.config.weight * ((task.index + 1) / 2 if self.config.growing else 1)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sequences of the task in training, and where the random numbers are."""
