@@ -138,7 +138,7 @@ def _text_arms(rate: float) -> list[Arm]:
 
 def _self_replay(rates: Sequence[float], weights: Sequence[float], replay_batch: int = 16, **more: Any) -> list[Arm]:
     """What the old model generates; ``replay_batch`` sequences in every step."""
-    of = "" if replay_batch == 16 else f" of {replay_batch}"
+    of = ("" if replay_batch == 16 else f" of {replay_batch}") + (" growing" if more.get("growing") else "")
     options = {"name": "self-replay", "replay_batch": replay_batch, **more}
     return [
         Arm(f"self-replay {w:g}{of}, lr {lr:g}", "self-replay", {**options, "weight": w}, lr)
@@ -177,6 +177,7 @@ def several_arms(rate: float, domains: int) -> list[Arm]:
         Arm(f"lwf 0.5 + lwf-ac 100, lr {HIGH:g}", "lwf + lwf-ac", _lwf(0.5, lwf_ac=100.0), HIGH),
         *_self_replay((HIGHEST, 2 * HIGHEST), (1.0, 2.0, 3.0)),
         *_self_replay((rate,), (1.0,)),
+        *_self_replay((HIGHEST, 2 * HIGHEST), (2.0,), growing=True),
         *_stored((rate, HIGHEST), 100 * domains),
         *_stored((rate, HIGHEST), 1000 * domains),
     ]

@@ -30,7 +30,7 @@ class SelfReplayConfig(ComponentConfig):
     )
     growing: bool = Field(
         False,
-        description="increase the weight in proportion to the number of tasks so far, from `weight` at the second task, "
+        description="increase the weight in proportion to the number of tasks so far, from `weight` at the second one, "
         "so that each old domain keeps its share of the loss; for streams of more than three domains",
     )
     sequences: int = Field(768, gt=0, description="number of sequences that the old model generates when a task begins")
