@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(or $(wildcard $(STAMP)),$(VENV)/.installed-bench)
-NATIVE := CMakeLists.txt $(wildcard src/cpp/*)
+NATIVE := CMakeLists.txt $(wildcard src/cpp/* src/cpp/*/*)
 
 .PHONY: help demo figure test test-ray test-browser cells fuzz sanitize wheels lint docs bench format clean
 help:     ## show this list

@@ -138,7 +138,7 @@ def compatible_regularizers() -> list[list[str]]:
 @pytest.mark.parametrize("base", KINDS[Base])
 @pytest.mark.parametrize("group", compatible_regularizers(), ids=lambda group: "+".join(group))
 def test_every_base_with_every_regularizer_and_every_head(base: str, head: str, group: list[str]) -> None:
-    regularizers = group if components[base].refuses_regularizers is None else []
+    regularizers = group if components[base].why_no_regularizers is None else []
     if components[base].own_classifier and not components[head].fitted:
         with pytest.raises(ConfigError, match="a classifier of its own"):
             parse_name(f"{base}+{head}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from infssm.errors import ConfigError
+from infssm.errors import ConfigError, DataError
 from infssm.methods import Batch, Method, build_method, parse_name
 from infssm.methods.bases.generative import Generative
 from infssm.models.generative import ClassLikelihood
@@ -120,6 +120,9 @@ def test_what_it_refuses() -> None:
         parse_name("generative+cosine")
     with pytest.raises(ConfigError, match=r"begin_task\(task, loader\)"):
         start().begin_task(TASKS[0])
+    black = Batch(torch.zeros(2, 1, SIDE, SIDE, dtype=torch.float64), torch.tensor([0, 1]))
+    with pytest.raises(DataError, match="all samples of the first task have the value 0"):
+        start().begin_task(TASKS[0], [black])
     with pytest.raises(ConfigError, match="samples"):
         start(samples=0)
     with pytest.raises(ConfigError, match="does not work on tokens"):

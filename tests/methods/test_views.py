@@ -267,7 +267,7 @@ def test_saved_weights_rebuild_it_and_a_bare_model(head: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("base", BASES)
 def test_every_base_takes_it_or_says_why_not(base: str) -> None:
-    regularizers = ["lwf-f"] if components[base].refuses_regularizers is None else []
+    regularizers = ["lwf-f"] if components[base].why_no_regularizers is None else []
     name = "+".join([base, *regularizers, "gda"])
     if base in ("l2p-r", "clfd", "generative"):
         with pytest.raises(ConfigError, match="gda: mean_token works on a bare backbone"):

@@ -55,7 +55,7 @@ def test_a_likelihood_is_that_of_the_recurrence_token_by_token() -> None:
         states, total = encoder.initial_state(1), 0.0
         for token, level in enumerate(values[row].tolist()):
             vector = encoder.embedding.weight[token].clone()
-            vector += head.start[label, 0] if token == 0 else head.last[label, values[row, token - 1]]
+            vector += head.start[label, 0] if token == 0 else head.previous[label, values[row, token - 1]]
             out, states = encoder.advance(vector[None, None], states)
             scores = [float(out[0, 0] @ head.output[label, candidate]) for candidate in range(3)]
             total += scores[level] - math.log(sum(map(math.exp, scores)))
@@ -107,7 +107,7 @@ def test_a_class_more_leaves_the_others_as_they_are() -> None:
     model, x = tiny(), torch.rand(2, 1, 4, 4, dtype=torch.float64)
     more = tiny(num_classes=5)
     rows = {name for name in model.state_dict() if name.startswith("head.")}
-    assert rows == {"head.start", "head.last", "head.output"}
+    assert rows == {"head.start", "head.previous", "head.output"}
     with torch.no_grad():
         for name, tensor in more.state_dict().items():
             tensor[: len(model.state_dict()[name])].copy_(model.state_dict()[name]) if name in rows else (

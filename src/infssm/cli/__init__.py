@@ -1,4 +1,4 @@
-"""The ``infssm`` command. One small file per sub-command; all work is done in the packages below."""
+"""The ``infssm`` command. One file per command or group of commands; all work is done in the packages below."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The one training loop, top to bottom: tasks, epochs, steps.
 
 Order of a task (methods rely on it): ``begin_task`` -> new optimizer -> epochs of (``begin_epoch``, steps of (learning
-rate set, ``loss``, backward, optimizer step, ``after_step``), ``end_epoch``, validation) -> best epoch restored ->
-``end_task`` -> test. With ``train.select_best`` every epoch is validated and the best one is restored; without it, only
-the last epoch is validated and its weights are kept.
+rate set, ``loss``, backward, optimizer step, ``after_step``), ``end_epoch``, validation) -> best epoch restored (model
+and method) -> ``end_task`` -> test. With ``train.select_best`` every epoch is validated and the best one is restored;
+without it, only the last epoch is validated and its weights are kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _REPORT_EVERY = 0.5
-"""Least seconds between two ``StepDone`` events: reading the loss terms synchronizes with the device."""
+"""Least seconds between two ``StepDone`` events; each reads all loss terms from the device."""
 
 
 @dataclass
@@ -68,6 +68,7 @@ class Loop:
         """Train all tasks that are left."""
         tasks = self.setup.stream.num_tasks
         if self.progress.position.task == 0 and not self.progress.position.begun and self.setup.stream.domains:
+            # Forward transfer compares a task just before its training with guessing, the first row of the matrix.
             stream, part = self.setup.stream, self.setup.config.data.evaluate
             self.progress.matrix.begin(score_of(stream).guess(stream, part))
         while self.progress.position.task < tasks:
@@ -80,7 +81,7 @@ class Loop:
             self.end_task(task)
 
     def train_task0(self) -> None:
-        """Only task 0, up to the model that other runs start from; nothing is tested."""
+        """Only task 0, up to the model that other runs start from: validated and saved, but not ended or tested."""
         task = self.setup.task(0)
         self.begin_task(task)
         self.train_task(task, self.setup.epochs(0))
@@ -195,10 +196,9 @@ class Loop:
     def validate(self, task: Task, epoch: int, optimizer: torch.optim.Optimizer) -> None:
         """Validate on the current task, log the epoch, and with ``select_best`` save it if it is the best so far."""
         position, train = self.progress.position, self.setup.config.train
-        value = math.nan
+        seconds, value = max(time.monotonic() - self.started, 1e-9), math.nan
         if train.select_best or epoch == self.setup.epochs(task.index) - 1:
             value = evaluate(self.fabric, self.setup, task, seen=task.classes.stop, part="val").value
-        seconds = max(time.monotonic() - self.started, 1e-9)
         loss = {name: float(total) / self.progress.counts[name] for name, total in self.progress.sums.items()}
         if self.fabric.world_size > 1 and loss:
             terms = torch.tensor(list(loss.values()), device=self.fabric.device)

@@ -41,7 +41,7 @@ class ClassLikelihood(nn.Module):
         self._encoder = (encoder,)
         self.in_features, width = self._positions.shape
         self.start = nn.Parameter(0.02 * torch.randn(num_classes, 1, width))
-        self.last = nn.Parameter(0.02 * torch.randn(num_classes, levels, width))
+        self.previous = nn.Parameter(0.02 * torch.randn(num_classes, levels, width))
         self.output = nn.Parameter(0.02 * torch.randn(num_classes, levels, width))
 
     def forward(self, values: Tensor) -> Tensor:
@@ -55,10 +55,10 @@ class ClassLikelihood(nn.Module):
     def log_probs(self, values: Tensor, labels: Tensor) -> Tensor:
         """Log probabilities of every level for every token, given those before it: ``[b, tokens, levels]``.
 
-        values: [b, tokens], numbers of levels. labels: [b], the class that each sample is taken for.
+        values: [b, tokens], indices of levels. labels: [b], the class that each sample is taken for.
         """
         levels, classes = values.long(), labels[:, None]
-        inputs = torch.cat((self.start[labels], self.last[classes, levels[:, :-1]]), dim=1) + self._positions
+        inputs = torch.cat((self.start[labels], self.previous[classes, levels[:, :-1]]), dim=1) + self._positions
         return self._predict(self._encoder[0](inputs), labels)
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class ClassLikelihood(nn.Module):
         for position in self._positions:
             features, states = encoder.advance(inputs + position, states)
             drawn.append(sample(self._predict(features, labels)[:, 0], 1.0, 1.0, generator))
-            inputs = self.last[labels, drawn[-1]][:, None]
+            inputs = self.previous[labels, drawn[-1]][:, None]
         return torch.stack(drawn, dim=1)
 
     @property
@@ -138,7 +138,7 @@ class GenerativeClassifier(Backbone):
         return logits
 
     def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Images [batch, channels, height, width] or series [batch, time, in_dim] to numbers of levels [b, tokens]."""
+        """Images [batch, channels, height, width] or series [batch, time, in_dim] to indices of levels [b, tokens]."""
         scaled = (self.pooled(x, mask) - self.low) * ((self.levels - 1) / (self.high - self.low))
         return scaled.round().clamp(0, self.levels - 1)
 

@@ -38,7 +38,7 @@ class ScanInputs(NamedTuple):
 
 
 class ScanStates(NamedTuple):
-    """Not the hidden state: means over the channels (of each group) of exp(ΔA), Δ and the ZOH factor, in token order.
+    """Means over the channels (of each group) of exp(ΔA), Δ and the ZOH factor, in token order; not the hidden state.
 
     a: [batch, tokens, n] mean of exp(delta A); delta: [batch, tokens] mean of delta;
     zoh: [batch, tokens, n] mean of (exp(delta A) - 1) / A, or None. With groups: [batch, tokens, groups, n].

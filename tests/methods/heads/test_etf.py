@@ -64,4 +64,4 @@ def test_the_number_of_classes_must_be_known_and_options_are_checked() -> None:
     for options in ({"steps": 0}, {"lr": 0.0}, {"shrinkage": 2.0}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             build_method(toys.vim(), "etf", num_classes=CLASSES, **options)
-    assert "fixed beforehand" in str(type(build_method(toys.vim(), "etf", num_classes=CLASSES).head).needs_total)
+    assert "fixed beforehand" in str(type(build_method(toys.vim(), "etf", num_classes=CLASSES).head).why_needs_total)

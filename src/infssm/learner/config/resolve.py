@@ -154,9 +154,9 @@ def resolve(config: RunConfig) -> RunConfig:
 def check_growing(method: str) -> None:
     """Raise for a method that must know the number of classes before it learns the first."""
     for component in parse_name(method).classes:
-        if component.needs_total is not None:
+        if component.why_needs_total is not None:
             raise ConfigError(
-                f"{component.name} cannot be taught new classes at any time, since {component.needs_total}: choose "
+                f"{component.name} cannot be taught new classes at any time, since {component.why_needs_total}: choose "
                 "another method, or use it with `infssm run` and model.classes=all"
             )
 

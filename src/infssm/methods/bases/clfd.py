@@ -59,7 +59,7 @@ class CLFD(StreamReplay):
     """
 
     name = "clfd"
-    needs_total = "it counts the features that every class uses"
+    why_needs_total = "it counts the features that every class uses"
     Config = CLFDConfig
     own_first_task = True
     config: CLFDConfig

@@ -106,7 +106,7 @@ class DER(StreamReplay):
 
     name = "der"
     online = True
-    needs_total = "the logits that it stores have one column for every class"
+    why_needs_total = "the logits that it stores have one column for every class"
     Config: ClassVar[type[ComponentConfig]] = DERConfig
     config: DERConfig
     draws = 1

@@ -26,7 +26,7 @@ class Frozen(Seq):
     name = "frozen"
     online = False
     freezes = True
-    refuses_regularizers = "the features of frozen do not move, so there is nothing to regularize"
+    why_no_regularizers = "the features of frozen do not move, so there is nothing to regularize"
     Config = LoRAConfig
     config: LoRAConfig
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from infssm._processes import gather_rows, process_slice, this_share
-from infssm.errors import ConfigError
+from infssm.errors import ConfigError, DataError
 from infssm.methods.core.build import register_method
 from infssm.methods.core.contract import Base, BatchLike, ComponentConfig, Context, Loader, TaskInfo, Terms
 from infssm.methods.core.passes import evaluating, require_loader
@@ -49,7 +49,7 @@ class Generative(Base):
     supports_soft_labels = False
     own_first_task = True
     own_classifier = True
-    refuses_regularizers = "generative compares old and new model on what it generates; leave regularizers out"
+    why_no_regularizers = "generative compares old and new model on what it generates; leave regularizers out"
     saved = ("generator", "values", "labels", "old")
 
     def __init__(self, config: GenerativeConfig, context: Context) -> None:
@@ -103,6 +103,8 @@ class Generative(Base):
         model.fit_range((batch.x.to(device), getattr(batch, "mask", None)) for batch in loader)
         # Every process has seen its share.
         model.low, model.high = gather_rows(model.low[None]).amin(), gather_rows(model.high[None]).amax()
+        if not model.low < model.high:
+            raise DataError(f"{self.name}: all samples of the first task have the value {float(model.low):g}")
 
     def _generate(self, classes: Tensor) -> None:
         """Replace what is rehearsed. All processes generate the same, so nothing has to be exchanged."""

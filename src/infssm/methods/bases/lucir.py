@@ -126,7 +126,7 @@ class LUCIR(Replay):
     """
 
     name = "lucir"
-    needs_total = "its classifier has one block of outputs for every task"
+    why_needs_total = "its classifier has one block of outputs for every task"
     supports_domains = False
     Config = LUCIRConfig
     own_first_task = True

@@ -50,7 +50,7 @@ class Joint(Seq):
     online = False
     Config = ComponentConfig
     joint = True
-    refuses_regularizers = "joint training sees all data at once, so there is nothing to regularize"
+    why_no_regularizers = "joint training sees all data at once, so there is nothing to regularize"
 
     def columns(self, task: TaskInfo) -> slice:
         """All seen classes."""

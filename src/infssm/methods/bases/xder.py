@@ -172,7 +172,7 @@ class XDER(Replay):
     """
 
     name = "x-der"
-    needs_total = "it prepares the outputs of future classes"
+    why_needs_total = "it prepares the outputs of future classes"
     supports_domains = False
     Config = XDERConfig
     config: XDERConfig

@@ -124,8 +124,8 @@ def parse_name(name: str) -> Composition:
             raise ConfigError(
                 f"{name!r}: {one.name} and {other.name} hold the same states; choose one and set its weight"
             )
-    if regularizers and base.refuses_regularizers is not None:
-        raise ConfigError(f"{name!r}: {base.refuses_regularizers}")
+    if regularizers and base.why_no_regularizers is not None:
+        raise ConfigError(f"{name!r}: {base.why_no_regularizers}")
     if base.own_classifier and not head.fitted and head in classes:
         raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
     return Composition(base, regularizers, head)

@@ -92,7 +92,7 @@ class Component(Stateful):
     """Whether tasks may be new domains of the same classes."""
     online: ClassVar[bool] = False
     """Whether it works on a stream without task boundaries: nothing happens between tasks."""
-    needs_total: ClassVar[str | None] = None
+    why_needs_total: ClassVar[str | None] = None
     """Why it must know all classes before the first task; None if classes may be added at any time."""
 
     def __init__(self, config: Any, context: Context) -> None:
@@ -185,7 +185,7 @@ class Base(Component, ABC):
     """Whether the features stay as they are after the first task."""
     needs_old: ClassVar[bool] = False
     """Whether its loss compares with the model before the task; the method then keeps a frozen old model."""
-    refuses_regularizers: ClassVar[str | None] = None
+    why_no_regularizers: ClassVar[str | None] = None
     """Why no regularizer goes with it; None where they do."""
     own_classifier: ClassVar[bool] = False
     """Whether :meth:`prepare` replaces the classifier that is trained, so that no other trained head fits."""

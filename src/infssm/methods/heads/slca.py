@@ -144,7 +144,7 @@ class ETF(StatisticalHead):
     Config = ETFConfig
     config: ETFConfig
     Module = ETFClassifier
-    needs_total = "its class directions are fixed beforehand, all at the same angle"
+    why_needs_total = "its class directions are fixed beforehand, all at the same angle"
 
     def fit(self) -> ETFClassifier:
         """Train in coordinates in which samples are white noise around their class mean, and of length 1 on average."""

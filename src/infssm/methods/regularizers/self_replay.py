@@ -26,7 +26,9 @@ class SelfReplayConfig(ComponentConfig):
     """Options of :class:`SelfReplay`."""
 
     weight: float = Field(
-        2.0, ge=0, description="on KL(old ‖ new) per generated token; 0 leaves them to the other regularizers"
+        2.0,
+        ge=0,
+        description="on KL(old ‖ new), mean over generated tokens; 0: only the other regularizers act on them",
     )
     growing: bool = Field(
         False,
