@@ -27,7 +27,7 @@ LAUGHS = "[&a [x, x, x, x, x, x, x, x, x, x], " + ", ".join(
     [
         ("model.weights=/etc/passwd", 2, "/etc/passwd is not a checkpoint"),
         ("model.weights=no_such_weights", 2, "none named 'no_such_weights'"),
-        ("model.options.embed_dim=1000000", 2, "TiB or more for its weights alone, and this machine has"),
+        ("model.options.embed_dim=1000000", 2, "TiB or more for its weights, and this machine has"),
         ("model.options.depth=-1", 2, "depth=-1 must be a size"),
         ("model.options.depth=0", 2, "depth=0 must be a size"),
         ("model.options.depth=two", 2, "cannot be built with"),
@@ -94,7 +94,7 @@ def test_a_model_that_would_not_fit_is_not_built() -> None:
     code = (
         "import resource, infssm\n"
         "try: infssm.create_model('vim_nano', embed_dim=200000, depth=2)\n"
-        "except infssm.ConfigError as error: print('refused', 'weights alone' in str(error))\n"
+        "except infssm.ConfigError as error: print('refused', 'for its weights' in str(error))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**20)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

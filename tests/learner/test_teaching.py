@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from infssm.learner.teaching import as_dataset
 from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -24,6 +23,7 @@ from infssm.cli.app import app
 from infssm.errors import ConfigError, DataError
 from infssm.learner.config.fields import DataConfig
 from infssm.learner.learner import Learner
+from infssm.learner.lessons import as_dataset
 from infssm.learner.predict import load_classifier
 from tests.learner.frozen import SETTINGS, digits, frozen
 from tests.learner.sequences import TRAIN, series_file, sound_folder, text_folder

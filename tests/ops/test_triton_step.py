@@ -41,7 +41,7 @@ def test_a_training_step_is_that_of_the_cpu(name: str, monkeypatch: pytest.Monke
     if DEVICE == "cpu":
         for name_of in ("conv", "distance", "norm", "scan", "ssd", "states"):
             module = import_module(f"infssm.ops.{name_of}")
-            monkeypatch.setattr(module, "choose", lambda *_, by=name_of: served.append(by) or "triton")
+            monkeypatch.setattr(module, "choose", lambda *_, by=name_of, **__: served.append(by) or "triton")
         for model in ("mamba", "mamba2"):
             monkeypatch.setattr(f"infssm.models.{model}.can_fuse", lambda _: False)
     loss, actual = step(name, DEVICE)
