@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from infssm.data import ImageLoader, TaskStream, load_dataset, make_split
+from infssm.data import ImageFacts, ImageLoader, TaskStream, load_dataset, make_split
 from infssm.errors import ConfigError, DataError
 
 
@@ -50,6 +50,17 @@ def test_images_with_labels_and_domains(tmp_path):
     assert set(y.tolist()) == {0}
     assert load_dataset(name).fingerprint != dataset.fingerprint
     assert load_dataset(name, domain="year").fingerprint == dataset.fingerprint
+
+
+def test_images_of_a_table_take_the_size_that_a_learner_knows(tmp_path):
+    known = load_dataset(save(tmp_path / "pets", train=image_table(8)))
+    fitted = ImageFacts("grey", 1, 4, 4).fit(known, None)
+    assert fitted.facts == ImageFacts("pets", 1, 4, 4)
+    assert len(fitted) == len(known)
+    table = datasets.Dataset.from_dict({"text": ["a b c d e f g h i j"] * 3})
+    texts = load_dataset(save(tmp_path / "texts", train=table), length=8)
+    with pytest.raises(DataError, match="the learner knows images, and texts holds"):
+        ImageFacts("grey", 1, 4, 4).fit(texts, None)
 
 
 def test_a_single_table_has_no_test_part(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -114,3 +116,17 @@ def test_what_cannot_be_streamed_is_refused():
     images.learn(np.zeros((4, 8, 8), dtype=np.uint8), "black")
     with pytest.raises(ConfigError, match="use predict"):
         images.stream()
+
+
+def test_facts_of_sounds_without_a_rate_are_refused() -> None:
+    damaged = SoundFacts("sounds", "audio", 1)
+    with pytest.raises(DataError, match="have no rate"):
+        damaged.hertz  # noqa: B018
+    with pytest.raises(DataError, match="have no rate"):
+        damaged.read("sound.wav")
+
+
+def test_a_file_of_several_series_is_not_one_sample(tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", x=np.zeros((2, 4, 2)))
+    with pytest.raises(DataError, match=r"two\.npz holds 2 series: give one"):
+        SequenceFacts("waves", "series", 2).read(tmp_path / "two.npz")

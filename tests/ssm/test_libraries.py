@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from infssm.errors import ConfigError
 from infssm.ssm import StateSpace, record_states, state_parameters
+from infssm.ssm.probes.selective import every_row
 from tests.compare import assert_rounding
 from tests.ssm import vision
 
@@ -57,6 +59,16 @@ def check(model: nn.Module, x: Tensor, mixers: dict[str, Any]) -> None:
     used = {id(p) for p, g in zip(parameters, grads[0], strict=True) if g is not None}
     rows = [parameter for _, parameter, _ in state_parameters(model, "ABC-full")]
     assert {id(p) for p in rows} <= used
+
+
+def test_adapters_are_not_parameters_of_the_states() -> None:
+    """LoRA keeps a layer's weight and adds layers of its own to it."""
+    layer = nn.Linear(3, 2)
+    layer.lora_A = nn.Linear(3, 1)
+    mixer = SimpleNamespace(dt_proj=layer, low_rank=nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2, bias=False)))
+    found = [parameter for parameter, _ in every_row(mixer, "dt_proj", "low_rank", "missing")]
+    expected = [layer.weight, layer.bias, *mixer.low_rank.parameters()]
+    assert list(map(id, found)) == list(map(id, expected))
 
 
 def total(states: list[StateSpace]) -> Tensor:

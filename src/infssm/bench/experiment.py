@@ -1,9 +1,9 @@
 """`Experiment`: one run with every setting decided before it is hashed.
 
 Settings are taken, in order of precedence, from: 1. the command line, 2. a config file, 3. a preset (of a benchmark, or
-the one that fits the data), 4. the defaults of :class:`~infssm.learner.config.RunConfig`; what is still open is then
-decided for this machine (:func:`resolve`). The result is stored in ``config.yaml``, and nothing changes it afterwards:
-the same settings have the same hash and give the same weights, alone or in a grid, on one process or many.
+the one that fits the data), 4. the defaults of :class:`~infssm.learner.config.fields.RunConfig`. What is still open is
+then decided for this machine (:func:`resolve`). The result is stored in ``config.yaml``, and nothing changes it
+afterwards: the same settings have the same hash and give the same weights, alone or in a grid, on one process or many.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class ImageFacts(SampleFacts, kind="images"):
 
     def fit(self, dataset: Dataset, recipe: Recipe | None) -> Dataset:
         """With as many colours, and where the size differs in the recipe's raw size."""
-        if not isinstance(dataset.samples, (ArrayImages, FileImages)):
+        if not isinstance(dataset.facts, ImageFacts):
             raise DataError(f"the learner knows images, and {dataset.name} holds {dataset.facts.kind}")
         if dataset.facts == replace(self, name=dataset.name):
             return dataset

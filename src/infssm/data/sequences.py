@@ -65,7 +65,10 @@ class SequenceFacts(SampleFacts, kind="series"):
 
     def _values(self, sample: SampleLike) -> Tensor:
         if isinstance(sample, (str, os.PathLike)):
-            (sample,) = read_series(Path(sample)).values()
+            path, found = Path(sample), list(read_series(Path(sample)).values())
+            if len(found) != 1:
+                raise DataError(f"{path} holds {len(found)} series: give one")
+            sample = found[0]
         if not isinstance(sample, (np.ndarray, Tensor)):
             raise DataError(f"a series is an array, a tensor or a file; got {type(sample).__name__}")
         return torch.as_tensor(np.array(sample) if isinstance(sample, np.ndarray) else sample)
@@ -142,7 +145,8 @@ class SoundFacts(SequenceFacts, kind="audio"):
     @property
     def hertz(self) -> int:
         """Samples per second."""
-        assert self.rate is not None
+        if self.rate is None:
+            raise DataError(f"{self.name}: the facts of these sounds have no rate, so they are damaged")
         return self.rate
 
     def read(self, sample: SampleLike, recipe: Recipe | None = None) -> Tensor:

@@ -34,7 +34,7 @@ class ContinualTrainerMixin:
     """
 
     def __init__(self, *args: Any, method: Any, **kwargs: Any) -> None:
-        if not isinstance(method.base, Seq):
+        if not isinstance(method.base, Seq) or method.base.joint:
             raise ConfigError(
                 f"{method.base.name} forms the loss itself, and in transformers' Trainer the Trainer does: attach a "
                 "method without it, or train with method.loss(batch) in a loop of your own, or with infssm.run"

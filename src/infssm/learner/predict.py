@@ -213,7 +213,7 @@ class Stream(Generic[P]):
         """Read the next samples and return the prediction on the sequence so far.
 
         Args:
-            chunk: for sounds ``[samples]`` at the rate of the training data, of series ``[time, width]``, of tokens
+            chunk: of sounds ``[samples]`` at the rate of the training data, of series ``[time, width]``, of tokens
                 ``[time]``; any number of them, at least one.
         """
         if self._frames is None:

@@ -23,8 +23,6 @@ from infssm.errors import ConfigError
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model", group="infssm.models")
 
-describe_model = MODELS.describe
-
 
 def register_model(name: str) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
     """Register the decorated function, which builds a model from keyword options, under ``name``."""
@@ -34,6 +32,11 @@ def register_model(name: str) -> Callable[[Callable[..., nn.Module]], Callable[.
 def list_models(pattern: str = "*") -> list[str]:
     """Return the names of all registered models that match a shell pattern such as ``"vim*"``."""
     return [name for name in MODELS if fnmatch(name, pattern)]
+
+
+def describe_model(name: str) -> str:
+    """A one-line description of a registered model."""
+    return MODELS.describe(name)
 
 
 def build(name: str, options: dict[str, Any]) -> nn.Module:

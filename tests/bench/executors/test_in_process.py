@@ -86,6 +86,20 @@ def test_overwriting_trains_task_0_once_more(tmp_path: Path) -> None:
     assert seen[0] == seen[1] > before
 
 
+def test_a_task_0_that_cannot_be_removed_fails_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = make_plan(tiny_config(tmp_path, name, seed=seed) for name, seed in (("seq", 0), ("seq", 1)))
+
+    def refuse(experiment: Experiment) -> None:
+        if experiment == jobs[0]:
+            raise OSError("read-only folder")
+
+    monkeypatch.setattr("infssm.bench.executors.executor.forget_task0", refuse)
+    first, second = gather(InProcess(), jobs, quiet=True, overwrite=True)
+    assert str(first.error) == "read-only folder"
+    assert second.error is None
+    assert second.result is not None
+
+
 def test_other_data_make_another_task_0(tmp_path: Path) -> None:
     """A folder of data may change under its name."""
     rng = np.random.default_rng(0)

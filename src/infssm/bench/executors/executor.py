@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from infssm.bench.experiment import Experiment
@@ -62,8 +63,11 @@ class InProcess:
         watch: Watch | None = None,
     ) -> Iterator[Finished]:
         """See :class:`Executor`."""
-        for experiment in renewed(experiments) if overwrite else experiments:
+        renewed: set[Path] = set()
+        for experiment in experiments:
             try:
+                if overwrite:
+                    renew(experiment, renewed)
                 finished = Finished(experiment, self._run(experiment, watch, overwrite=overwrite, quiet=quiet))
             except Interrupted:
                 raise
@@ -90,14 +94,11 @@ class InProcess:
             raise
 
 
-def renewed(experiments: Iterable[Experiment]) -> Iterator[Experiment]:
-    """The experiments, each after the shared task-0 model that it starts from was removed, once for all of them."""
-    seen = set()
-    for experiment in experiments:
-        if experiment.task0_weights not in seen:
-            seen.add(experiment.task0_weights)
-            forget_task0(experiment)
-        yield experiment
+def renew(experiment: Experiment, renewed: set[Path]) -> None:
+    """Remove the shared task-0 model that an experiment starts from, once for all that do."""
+    if experiment.task0_weights is not None and experiment.task0_weights not in renewed:
+        renewed.add(experiment.task0_weights)
+        forget_task0(experiment)
 
 
 def gather(

@@ -6,9 +6,10 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from infssm.bench.executors.executor import Finished, Watch, renewed
+from infssm.bench.executors.executor import Finished, Watch, renew
 from infssm.bench.executors.worker import Died, Done, Failed, Message, Order
 from infssm.bench.experiment import Experiment
 from infssm.bench.reports.report import write_report
@@ -95,11 +96,11 @@ class Schedule:
         self._running: dict[int, _Job] = {}
         self._received: list[tuple[int, Message]] = []
         self._numbers = itertools.count()
+        self._renewed: set[Path] = set()
 
     def run(self, experiments: Iterable[Experiment]) -> Iterator[Finished]:
         """Start experiments while slots are free and yield those that are over."""
-        experiments = renewed(experiments) if self._overwrite else experiments
-        source = (_Job(experiment, self._screen.open(experiment.name)) for experiment in experiments)
+        source = (self._job(experiment) for experiment in experiments)
         control = Control()
         with stop_on_signals(control):
             try:
@@ -118,6 +119,11 @@ class Schedule:
                 self._leave()
                 self._pool.close()
                 self._screen.stop()
+
+    def _job(self, experiment: Experiment) -> _Job:
+        if self._overwrite:
+            renew(experiment, self._renewed)
+        return _Job(experiment, self._screen.open(experiment.name))
 
     def _fill(self, source: Iterator[_Job]) -> Iterator[Finished]:
         """Start what can be; yield what is complete already."""

@@ -89,7 +89,7 @@ def plan(
 
     Without a ``source`` and without a method among the ``overrides``, each of these stands for the main job's methods,
     or those of the benchmark ``job``. Data without a model get one that fits (see
-    :func:`~infssm.learner.config.fitting.fitted`).
+    :func:`~infssm.learner.config.resolve.fitted`).
     """
     options: dict[str, Any] = {} if out is None else {"out": out}
     if data_root is not None:

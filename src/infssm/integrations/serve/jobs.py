@@ -59,7 +59,7 @@ class Service:
     def refreshed(self) -> Learner:
         """The current learner, opened again where another process has changed the folder.
 
-        While it makes a change itself, it need not read the folder: while it runs, no other process can make one.
+        While it makes a change itself, no other process can, so the folder need not be read.
         """
         folder = self.learner.folder
         if folder is not None and not self.unfinished:

@@ -132,7 +132,7 @@ class Generative(Base):
         old = self.old[rows].to(replayed)
         return {
             "nll": _nll(own, values),
-            "replay": self.config.weight * kl_divergence(old, replayed, 1.0).mean(),
+            "replay": self.config.weight * kl_divergence(old, replayed, 1.0).sum() / max(old[..., 0].numel(), 1),
         }
 
     def end_task(self, task: TaskInfo, loader: Loader | None) -> None:  # noqa: ARG002

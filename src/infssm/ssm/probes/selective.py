@@ -124,10 +124,18 @@ def raw_states(
 
 
 def every_row(mixer: Any, *names: str) -> list[StateRows]:
-    """All rows of the parameters and of the layers' parameters of these names; those a mixer lacks are left out."""
-    found = (getattr(mixer, name, None) for name in names)
-    tensors = ([part] if isinstance(part, Tensor) else part.parameters() for part in found if part is not None)
-    return [(parameter, None) for several in tensors for parameter in several]
+    """All rows of the parameters and layers of these names; those a mixer lacks are left out.
+
+    Of a layer weight and bias are taken, so that the adapters that LoRA adds to it are not; of several layers in
+    sequence all parameters.
+    """
+    rows: list[StateRows] = []
+    for part in (getattr(mixer, name, None) for name in names):
+        if isinstance(part, Tensor):
+            rows.append((part, None))
+        elif part is not None:
+            rows += rows_of(part) if hasattr(part, "weight") else [(parameter, None) for parameter in part.parameters()]
+    return rows
 
 
 def rows_of(layer: Any, rows: slice | None = None) -> list[StateRows]:
