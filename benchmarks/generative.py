@@ -15,6 +15,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import infssm
 from benchmarks.pages import RESULTS, machine, markdown_table, read_json, remembered, spread, write_json, write_table
 from benchmarks.presets import SEEDS
 from infssm.bench.running import run
@@ -70,6 +75,16 @@ def measure(stream: str, arm: str, seed: int, out: Path, omniglot: Path | None, 
     return found | {"mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
+@torch.no_grad()
+def figure(folder: Path, path: Path) -> None:
+    """Draw four samples of each digit that a run's last model generates: what it would rehearse next."""
+    model = infssm.load(folder).model
+    drawn = model.head.generate(torch.arange(10).repeat_interleave(4), torch.Generator().manual_seed(0))
+    pixels = (drawn.view(10, 4, *model.grid) * (255 / (model.levels - 1))).to(torch.uint8)
+    sheet = F.pad(pixels, (0, 1, 0, 1), value=255).permute(1, 2, 0, 3).flatten(2).flatten(0, 1)
+    Image.fromarray(sheet.numpy()).resize((8 * sheet.shape[1], 8 * sheet.shape[0]), Image.Resampling.NEAREST).save(path)
+
+
 def table(stored: dict[str, Any]) -> list[str]:
     """One line per stream and arm, of test samples."""
     rows = []
@@ -93,10 +108,13 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--part", choices=("val", "test"), default="test")
     parser.add_argument("--omniglot", type=Path, help=".npz of the letters")
+    parser.add_argument("--figure", type=Path, help="folder of a run on digits: draw what its model generates")
     parser.add_argument("--out", type=Path, default=Path("runs/generative"), help="folder of the runs")
     chosen = parser.parse_args()
     path = RESULTS / "generative.json"
-    for stream in chosen.streams:
+    if chosen.figure:
+        figure(chosen.figure, path.with_suffix(".png"))
+    for stream in () if chosen.figure else chosen.streams:
         for arm in chosen.arms:
             for seed in chosen.seeds:
                 key = f"{stream}, {arm}, {chosen.part}, {seed}"
