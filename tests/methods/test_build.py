@@ -89,6 +89,15 @@ def test_impossible_names(name: str, message: str) -> None:
         build_method(toys.vim(), name)
 
 
+@pytest.mark.parametrize("name", ["frozen", "joint"])
+def test_a_base_without_a_reason_refuses_regularizers_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse_name.cache_clear()
+    monkeypatch.setattr(parse_name(name).base, "why_no_regularizers", None)
+    parse_name.cache_clear()
+    with pytest.raises(ConfigError, match=f"{name} leaves nothing to regularize"):
+        parse_name(f"{name}+ewc")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

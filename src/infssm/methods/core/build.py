@@ -124,8 +124,11 @@ def parse_name(name: str) -> Composition:
             raise ConfigError(
                 f"{name!r}: {one.name} and {other.name} hold the same states; choose one and set its weight"
             )
-    if regularizers and base.why_no_regularizers is not None:
-        raise ConfigError(f"{name!r}: {base.why_no_regularizers}")
+    refusal = base.why_no_regularizers
+    if refusal is None and (base.joint or base.freezes):  # a base of a plugin may give no reason
+        refusal = f"{base.name} leaves nothing to regularize"
+    if regularizers and refusal is not None:
+        raise ConfigError(f"{name!r}: {refusal}")
     if base.own_classifier and not head.fitted and head in classes:
         raise ConfigError(f"{name!r}: {base.name} trains a classifier of its own; leave {head.name} out")
     return Composition(base, regularizers, head)
